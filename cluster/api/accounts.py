@@ -13,6 +13,7 @@ from cluster.schemas import accounts as v
 from cluster.schemas import operations as ops
 from cluster.system import format_instant, parse_instant
 from cluster.system.eventloop import SlicedWork, iterate_paced
+from replica.decide import record_etag
 from replica.grammar import LimitTextError, format_limits, format_reserved, parse_limits, parse_reserved
 from replica.messages import commands as c
 from replica.model import (
@@ -74,7 +75,7 @@ async def set_account(call: ApiCall[v.AccountRequest]) -> Reply[v.AccountsAnswer
     )
     limits = _limits(body.limits, "limits")
     return await _settle_and_list(
-        call, c.SetAccount(Account(call.params["name"], body.parent, members, limits)), _accounts
+        call, c.SetAccount(Account(call.params["name"], body.parent, members, limits), body.if_match), _accounts
     )
 
 
@@ -86,6 +87,7 @@ async def _accounts(state: State, work: SlicedWork) -> v.AccountsAnswer:
             users=tuple(member.user for member in account.members),
             limits=format_limits(account.limits),
             user_limits={member.user: format_limits(member.limits) for member in account.members if member.limits},
+            etag=record_etag(account),
         )
         async for _, account in iterate_paced(sorted(state.accounts.items()), work)
     ]
@@ -100,12 +102,13 @@ delete_account = _delete_route(ops.DELETE_ACCOUNT, c.DeleteAccount, _accounts)
 async def set_qos(call: ApiCall[v.QosRequest]) -> Reply[v.QosAnswer]:
     body = call.body
     limits = _limits(body.limits, "limits")
-    return await _settle_and_list(call, c.SetQos(made_of(body, Qos, name=call.params["name"], limits=limits)), _qos)
+    qos = made_of(body, Qos, name=call.params["name"], limits=limits)
+    return await _settle_and_list(call, c.SetQos(qos, body.if_match), _qos)
 
 
 async def _qos(state: State, work: SlicedWork) -> v.QosAnswer:
     rows = [
-        made_of(record, v.QosView, limits=format_limits(record.limits))
+        made_of(record, v.QosView, limits=format_limits(record.limits), etag=record_etag(record))
         async for _, record in iterate_paced(sorted(state.qos.items()), work)
     ]
     return v.QosAnswer(revision=state.revision, qos=tuple(rows))
@@ -117,12 +120,18 @@ delete_qos = _delete_route(ops.DELETE_QOS, c.DeleteQos, _qos)
 
 @handles(ops.SET_LICENSE)
 async def set_license(call: ApiCall[v.LicenseRequest]) -> Reply[v.LicensesAnswer]:
-    return await _settle_and_list(call, c.SetLicense(License(call.params["name"], call.body.total)), _licenses)
+    license = License(call.params["name"], call.body.total)
+    return await _settle_and_list(call, c.SetLicense(license, call.body.if_match), _licenses)
 
 
 async def _licenses(state: State, work: SlicedWork) -> v.LicensesAnswer:
     rows = [
-        made_of(record, v.LicenseView, in_use=state.use.get(("licenses", "l", name, "", ""), 0))
+        made_of(
+            record,
+            v.LicenseView,
+            in_use=state.use.get(("licenses", "l", name, "", ""), 0),
+            etag=record_etag(record),
+        )
         async for name, record in iterate_paced(sorted(state.licenses.items()), work)
     ]
     return v.LicensesAnswer(revision=state.revision, licenses=tuple(rows))
@@ -144,7 +153,7 @@ async def set_reservation(call: ApiCall[v.ReservationRequest]) -> Reply[v.Reserv
     reservation = Reservation(
         call.params["name"], start_at, _instant(body.end, "end"), body.users, body.accounts, space
     )
-    return await _settle_and_list(call, c.SetReservation(reservation), _reservations)
+    return await _settle_and_list(call, c.SetReservation(reservation, body.if_match), _reservations)
 
 
 async def _reservations(state: State, work: SlicedWork) -> v.ReservationsAnswer:
@@ -157,6 +166,7 @@ async def _reservations(state: State, work: SlicedWork) -> v.ReservationsAnswer:
             end=format_instant(record.end_at) or "",
             burst_buffer=format_reserved(record.space),
             held_bytes=sum(state.use.get(("bb", "r", name, "", space.pool), 0) for space in record.space),
+            etag=record_etag(record),
         )
         async for name, record in iterate_paced(sorted(state.reservations.items()), work)
     ]
@@ -252,7 +262,7 @@ async def set_partition(call: ApiCall[v.PartitionRequest]) -> Reply[v.Partitions
         is_default=body.default,
         max_time_s=_max_time_s(body.max_time_s),
     )
-    return await _settle_and_list(call, c.SetPartition(record), _partitions)
+    return await _settle_and_list(call, c.SetPartition(record, body.if_match), _partitions)
 
 
 def _nodes(text: str) -> tuple[str, ...]:
@@ -296,6 +306,7 @@ def _view(state: State, partition: Partition) -> v.PartitionView:
         nodes_up=len(up),
         cpus=sum(node.cpus for node in up),
         max_time_s=partition.max_time_s or None,
+        etag=record_etag(partition),
     )
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from cluster.schemas.base import Answer, Command, Number, View
 from cluster.schemas.job_fields import Text
-from replica.values import ACCOUNT_USERS_MAX, LIMITS_PER_RECORD_MAX, PARTITION_NODES_CHARACTERS_MAX
+from replica.values import ACCOUNT_USERS_MAX, ETAG_BYTES, LIMITS_PER_RECORD_MAX, PARTITION_NODES_CHARACTERS_MAX
 
 TEXT_CHARACTERS_MAX = 128
 """Length of a name or of a limit written as text, characters; a name has at most 64."""
@@ -25,7 +25,16 @@ UserLimits: TypeAlias = Annotated[dict[_Text, Limits], msgspec.Meta(max_length=A
 # Requests
 
 
-class AccountRequest(Command, frozen=True, kw_only=True):
+class RecordRequest(Command, frozen=True, kw_only=True):
+    """Body that creates or replaces a record.
+
+    With `if_match`, the request is rejected unless the record has this `etag`; an empty text: unless it does not exist.
+    """
+
+    if_match: Annotated[str, msgspec.Meta(max_length=2 * ETAG_BYTES)] | None = None
+
+
+class AccountRequest(RecordRequest, frozen=True, kw_only=True):
     """Body of PUT /v1/accounts/{name}: the complete account."""
 
     parent: _Text = ""
@@ -35,7 +44,7 @@ class AccountRequest(Command, frozen=True, kw_only=True):
     """Limits by user within this account; each user must be listed in `users`."""
 
 
-class QosRequest(Command, frozen=True, kw_only=True):
+class QosRequest(RecordRequest, frozen=True, kw_only=True):
     """Body of PUT /v1/qos/{name}: the complete QOS."""
 
     priority: Number = 0
@@ -45,13 +54,13 @@ class QosRequest(Command, frozen=True, kw_only=True):
     deny_on_limit: bool = False
 
 
-class LicenseRequest(Command, frozen=True, kw_only=True):
+class LicenseRequest(RecordRequest, frozen=True, kw_only=True):
     """Body of PUT /v1/licenses/{name}."""
 
     total: Number
 
 
-class ReservationRequest(Command, frozen=True, kw_only=True):
+class ReservationRequest(RecordRequest, frozen=True, kw_only=True):
     """Body of PUT /v1/reservations/{name}. Times are ISO 8601 with a zone; the default start is now."""
 
     end: _Text
@@ -84,6 +93,8 @@ class AccountView(View, frozen=True, kw_only=True):
     users: tuple[str, ...]
     limits: dict[str, str]
     user_limits: dict[str, dict[str, str]]
+    etag: str = ""
+    """Version of the record, for `if_match` of a change."""
 
 
 class AccountsAnswer(Answer, frozen=True, kw_only=True):
@@ -101,6 +112,7 @@ class QosView(View, frozen=True, kw_only=True):
     users: tuple[str, ...]
     accounts: tuple[str, ...]
     deny_on_limit: bool
+    etag: str = ""
 
 
 class QosAnswer(Answer, frozen=True, kw_only=True):
@@ -115,6 +127,7 @@ class LicenseView(View, frozen=True, kw_only=True):
     name: str
     total: int
     in_use: int
+    etag: str = ""
 
 
 class LicensesAnswer(Answer, frozen=True, kw_only=True):
@@ -135,6 +148,7 @@ class ReservationView(View, frozen=True, kw_only=True):
     accounts: tuple[str, ...]
     burst_buffer: str
     held_bytes: int
+    etag: str = ""
 
 
 class ReservationsAnswer(Answer, frozen=True, kw_only=True):
@@ -201,7 +215,7 @@ PartitionWord: TypeAlias = Literal["UP", "DOWN", "DRAIN", "INACTIVE"]
 # Requests
 
 
-class PartitionRequest(Command, frozen=True, kw_only=True):
+class PartitionRequest(RecordRequest, frozen=True, kw_only=True):
     """Body of PUT /v1/partitions/{name}: the complete partition."""
 
     nodes: Annotated[str, msgspec.Meta(max_length=PARTITION_NODES_CHARACTERS_MAX)] = "ALL"
@@ -241,6 +255,7 @@ class PartitionView(View, frozen=True, kw_only=True):
     max_nodes: int | None
     users: tuple[str, ...]
     accounts: tuple[str, ...]
+    etag: str = ""
 
 
 class PartitionsAnswer(Answer, frozen=True, kw_only=True):

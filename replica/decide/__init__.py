@@ -1,5 +1,6 @@
 """Command handlers: decide each command, one module per resource. Submit is one pipeline."""
 
+from replica.decide.accounts import record_etag
 from replica.decide.arrays import job_of_task, jobs_of_tasks
 from replica.decide.cluster import loss_refusal
 from replica.decide.configuration import (

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from replica.decide.checks import RejectionError, names_remedy, require
@@ -31,6 +32,7 @@ from replica.model import (
 from replica.scheduler import limit_exceeded_alone, submit_limit_exceeded
 from replica.state import Facts
 from replica.values import (
+    ABSENT,
     ACCOUNTS_MAX,
     LICENSES_MAX,
     PARTITIONS_MAX,
@@ -39,6 +41,7 @@ from replica.values import (
     Instant,
     Refusal,
     RefusalCode,
+    etag_of,
     format_size,
 )
 
@@ -51,6 +54,23 @@ def _unknown_name_refusal(what: str, name: str, known: list[str]) -> Refusal:
     return Refusal(RefusalCode.INVALID_FIELD, f"{what} {name!r} does not exist", remedy, what)
 
 
+def record_etag(record: msgspec.Struct | None) -> str:
+    """Return the entity tag of an account, QOS, licence, reservation or partition; ABSENT for None.
+
+    A reservation keeps its tag when it becomes active: only time changes that.
+    """
+    return etag_of(replace(record, active=False) if isinstance(record, Reservation) else record)
+
+
+def _changed_refusal(what: str, name: str, known: msgspec.Struct | None, if_match: str | None) -> Refusal | None:
+    """Return the rejection of a change that was made from another version of the record, or None."""
+    if if_match is None or if_match == record_etag(known):
+        return None
+    happened = "was deleted" if known is None else "was created" if if_match == ABSENT else "was changed"
+    sentence = f"{what} {name} {happened} since this change was prepared"
+    return Refusal(RefusalCode.WRONG_STATE, sentence, "read the record again, and repeat the change", "if_match")
+
+
 def _limit_refusal(what: str, most: int) -> Refusal:
     return Refusal(
         RefusalCode.LIMIT_EXCEEDED, f"the limit of {most} {what} records is reached", "delete an unused one", what
@@ -58,13 +78,14 @@ def _limit_refusal(what: str, most: int) -> Refusal:
 
 
 def _set_account(state: Facts, command: c.SetAccount, at: Instant) -> EventsOrRefusal:
-    account = command.account
-    refusal = check_account(state.accounts, account)
+    account, known = command.account, state.accounts.get(command.account.name)
+    refusal = _changed_refusal("account", account.name, known, command.if_match) or check_account(
+        state.accounts, account
+    )
     if refusal is not None:
         return refusal
-    if account.name not in state.accounts and len(state.accounts) >= ACCOUNTS_MAX:
+    if known is None and len(state.accounts) >= ACCOUNTS_MAX:
         return _limit_refusal("account", ACCOUNTS_MAX)
-    known = state.accounts.get(account.name)
     return () if known == sort_members(account) else (e.AccountSet(account),)
 
 
@@ -83,13 +104,13 @@ def _delete_account(state: Facts, command: c.DeleteAccount, at: Instant) -> Even
 
 
 def _set_qos(state: Facts, command: c.SetQos, at: Instant) -> EventsOrRefusal:
-    qos = command.qos
-    refusal = check_qos(qos)
+    qos, known = command.qos, state.qos.get(command.qos.name)
+    refusal = _changed_refusal("QOS", qos.name, known, command.if_match) or check_qos(qos)
     if refusal is not None:
         return refusal
-    if qos.name not in state.qos and len(state.qos) >= QOS_MAX:
+    if known is None and len(state.qos) >= QOS_MAX:
         return _limit_refusal("qos", QOS_MAX)
-    return () if state.qos.get(qos.name) == qos else (e.QosSet(qos),)
+    return () if known == qos else (e.QosSet(qos),)
 
 
 def _delete_qos(state: Facts, command: c.DeleteQos, at: Instant) -> EventsOrRefusal:
@@ -99,13 +120,13 @@ def _delete_qos(state: Facts, command: c.DeleteQos, at: Instant) -> EventsOrRefu
 
 
 def _set_license(state: Facts, command: c.SetLicense, at: Instant) -> EventsOrRefusal:
-    license = command.license
-    refusal = check_license(license)
+    license, known = command.license, state.licenses.get(command.license.name)
+    refusal = _changed_refusal("licence", license.name, known, command.if_match) or check_license(license)
     if refusal is not None:
         return refusal
-    if license.name not in state.licenses and len(state.licenses) >= LICENSES_MAX:
+    if known is None and len(state.licenses) >= LICENSES_MAX:
         return _limit_refusal("license", LICENSES_MAX)
-    return () if state.licenses.get(license.name) == license else (e.LicenseSet(license),)
+    return () if known == license else (e.LicenseSet(license),)
 
 
 def _delete_license(state: Facts, command: c.DeleteLicense, at: Instant) -> EventsOrRefusal:
@@ -119,7 +140,11 @@ def _set_reservation(state: Facts, command: c.SetReservation, at: Instant) -> Ev
     # A reservation becomes active by an event only; a postponed one is no longer active.
     active = known is not None and known.active and command.reservation.start_at <= at
     reservation = replace(command.reservation, active=active)
-    refusal = check_reservation(reservation, state.pools, at) or _overbooking_refusal(state, reservation)
+    refusal = (
+        _changed_refusal("reservation", reservation.name, known, command.if_match)
+        or check_reservation(reservation, state.pools, at)
+        or _overbooking_refusal(state, reservation)
+    )
     if refusal is not None:
         return refusal
     if known is None and len(state.reservations) >= RESERVATIONS_MAX:
@@ -323,14 +348,14 @@ def check_own_limits(state: Facts, request: JobRequest, pool: str, granted_bytes
 
 
 def _set_partition(state: Facts, command: c.SetPartition) -> EventsOrRefusal:
-    partition = command.partition
-    refusal = check_partition(partition)
+    partition, known = command.partition, state.partitions.get(command.partition.name)
+    refusal = _changed_refusal("partition", partition.name, known, command.if_match) or check_partition(partition)
     if refusal is not None:
         return refusal
-    if partition.name not in state.partitions and len(state.partitions) >= PARTITIONS_MAX:
+    if known is None and len(state.partitions) >= PARTITIONS_MAX:
         sentence = f"the limit of {PARTITIONS_MAX} partitions is reached"
         return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "delete an unused one", "partition")
-    if state.partitions.get(partition.name) == partition:
+    if known == partition:
         return ()
     events: list[e.Event] = [e.PartitionSet(partition)]
     if partition.is_default:

@@ -384,6 +384,8 @@ class SetAccount(msgspec.Struct, frozen=True):
     """Create or replace an account (operator)."""
 
     account: Account
+    if_match: str | None = None
+    """Tag that the present record must have (`etag_of`); None: any."""
 
 
 class DeleteAccount(msgspec.Struct, frozen=True):
@@ -396,6 +398,8 @@ class SetQos(msgspec.Struct, frozen=True):
     """Create or replace a QOS (operator)."""
 
     qos: Qos
+    if_match: str | None = None
+    """Tag that the present record must have (`etag_of`); None: any."""
 
 
 class DeleteQos(msgspec.Struct, frozen=True):
@@ -408,6 +412,8 @@ class SetLicense(msgspec.Struct, frozen=True):
     """Set the total number of a licence (operator)."""
 
     license: License
+    if_match: str | None = None
+    """Tag that the present record must have (`etag_of`); None: any."""
 
 
 class DeleteLicense(msgspec.Struct, frozen=True):
@@ -436,6 +442,8 @@ class SetReservation(msgspec.Struct, frozen=True):
     """Create or replace a reservation of burst-buffer space (operator). Its field `active` is ignored."""
 
     reservation: Reservation
+    if_match: str | None = None
+    """Tag that the present record must have (`etag_of`); None: any."""
 
 
 class DeleteReservation(msgspec.Struct, frozen=True):
@@ -461,6 +469,8 @@ class SetPartition(msgspec.Struct, frozen=True):
     """Create or replace a partition (operator). A new default partition replaces the current one."""
 
     partition: Partition
+    if_match: str | None = None
+    """Tag that the present record must have (`etag_of`); None: any."""
 
 
 class UpdateJob(msgspec.Struct, frozen=True):
@@ -801,6 +811,8 @@ def command_digest(request: Request) -> bytes:
     elif type(command) is SubmitJob and (command.ignored or command.if_defined):
         # The ledger does not contain these fields; without them, a command rebuilt from its events has the same digest.
         command = msgspec.structs.replace(command, ignored=(), if_defined=())
+    elif isinstance(command, SetAccount | SetQos | SetLicense | SetReservation | SetPartition):
+        command = msgspec.structs.replace(command, if_match=None)
     encoded = _ENCODER.encode((request.actor, kind_of(command), command))
     return hashlib.blake2b(encoded, digest_size=DIGEST_BYTES).digest()
 

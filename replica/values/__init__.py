@@ -13,6 +13,7 @@ from replica.values.command_ids import (
     reply_key,
 )
 from replica.values.errors import LedgerViolation, Refusal, RefusalCode
+from replica.values.etags import ABSENT, ETAG_BYTES, etag_of
 from replica.values.limits import (
     ACCOUNT_DEPTH_MAX,
     ACCOUNT_USERS_MAX,

@@ -183,7 +183,7 @@ async def records(m: Maker) -> None:
         users=["cyd", "ben"],
         limits={"GrpBBMinutes:bb/fast": "4TiB", "MaxBBMinutesPerJob:bb/fast": "20TiB"},
     )
-    await m.operator("PUT /v1/accounts/gone", users=["ada", "cyd"])
+    await m.operator("PUT /v1/accounts/gone", if_match="", users=["ada", "cyd"])
     await m.operator("PUT /v1/accounts/optics", parent="optics")
     await m.operator("PUT /v1/accounts/bad", user_limits={"eve": {"GrpBB": "1"}})
     await m.operator("PUT /v1/accounts/bad", limits={"MaxNothing": "1"})
@@ -202,18 +202,18 @@ async def records(m: Maker) -> None:
         users=["ada", "ben"],
     )
     await m.operator("PUT /v1/qos/few", limits={"MaxJobsPerUser": "1"}, accounts=["physics", "biology"])
-    await m.operator("PUT /v1/qos/gone", priority=1)
+    await m.operator("PUT /v1/qos/gone", if_match="", priority=1)
     await m.operator("POST /v1/qos/nosuch/delete")
     await m.operator("PUT /v1/licenses/matlab", total=2)
     await m.operator("PUT /v1/licenses/ansys", total=1)
-    await m.operator("PUT /v1/licenses/gone", total=3)
+    await m.operator("PUT /v1/licenses/gone", if_match="", total=3)
     await m.operator("PUT /v1/licenses/bad", total=-1)
     await m.operator("POST /v1/licenses/nosuch/delete")
     await m.operator("PUT /v1/partitions/every", default=True)
     await m.operator("PUT /v1/partitions/small", nodes="n[2-3]", max_time_s=3600, max_nodes=1, min_nodes=0)
     await m.operator("PUT /v1/partitions/private", nodes="n1", users=["ada"], accounts=["physics"])
     await m.operator("PUT /v1/partitions/closed", nodes="", state="INACTIVE")
-    await m.operator("PUT /v1/partitions/gone")
+    await m.operator("PUT /v1/partitions/gone", if_match="")
     await m.operator("PUT /v1/partitions/bad", nodes="n[3-1]")
     await m.operator("PUT /v1/partitions/bad", state="ASLEEP")
     await m.operator("POST /v1/partitions/nosuch/delete")
@@ -245,7 +245,12 @@ async def records(m: Maker) -> None:
 async def taken_away(m: Maker) -> None:
     """Jobs whose account, QOS, licence, partition and reservation are taken away while they wait."""
     await m.operator(
-        "PUT /v1/reservations/gone", start=m.instant(500), end=m.instant(900), burst_buffer="fast:5GiB", users=["cyd"]
+        "PUT /v1/reservations/gone",
+        if_match="",
+        start=m.instant(500),
+        end=m.instant(900),
+        burst_buffer="fast:5GiB",
+        users=["cyd"],
     )
     waits = [
         await m.submit("cyd", account="gone", hold=True), await m.submit("cyd", qos="gone", hold=True),

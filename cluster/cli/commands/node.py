@@ -4,13 +4,12 @@ from typing import Any, Final
 
 import click
 
-from cluster.cli.commands.options import AT_OPTION, NAME, Kind, find_record, parse_names, print_records, record_group
+from cluster.cli.commands.options import AT_OPTION, NAME, Kind, find_record, parse_names, record_group, replace_record
 from cluster.cli.confirmation import YES_OPTION, confirm
 from cluster.cli.exits import bad_input, convert_input
 from cluster.cli.global_options import JSON_OPTION
 from cluster.cli.session import session
 from cluster.cli.text import Listing, format_duration, list_fields, nodes_table, note, parse_duration, present, table
-from cluster.client import Client
 from cluster.schemas import NodeLostAnswer, NodeView
 from cluster.schemas import accounts as v
 from cluster.schemas import operations as ops
@@ -82,15 +81,11 @@ def set_partition(
     if max_nodes is not None:
         changes["max_nodes"] = None if max_nodes.upper() == UNLIMITED else _count(max_nodes)
 
-    async def change(client: Client) -> v.PartitionsAnswer:
-        known = await client.call(ops.LIST_PARTITIONS)
-        present = next((row for row in known.partitions if row.name == name), None)
+    def fields_of(present: v.PartitionView | None) -> dict[str, Any]:
         fields = ("nodes", "state", "default", "max_time_s", "min_nodes", "max_nodes", "users", "accounts")
-        kept = {} if present is None else {field: getattr(present, field) for field in fields}
-        request = v.PartitionRequest(command_id=client.new_command_id(), **{**kept, **changes})
-        return await client.call(ops.SET_PARTITION, request, name=name)
+        return {**({} if present is None else {field: getattr(present, field) for field in fields}), **changes}
 
-    print_records(PARTITIONS, session().ask(change), as_json, name)
+    replace_record(PARTITIONS, name, as_json, fields_of)
 
 
 def _count(text: str) -> int:

@@ -110,6 +110,9 @@ def job_options(*, change: bool = False) -> Callable[[Function], Function]:
 NAME = click.argument("name")
 
 
+CHANGE_TRIES: Final = 10
+"""Times a record is read and changed before a change gives way to those of other operators, count."""
+
 NO_LIMIT: Final = "-1"
 """Value that removes a limit, as in sacctmgr."""
 
@@ -192,9 +195,7 @@ def set_record(
     only the limits it names; the value -1 removes a limit. `kept` returns the present record's fields for the request.
     """
 
-    async def change(client: Client) -> Any:
-        listed = await client.call(kind.listed)
-        present = next((row for row in getattr(listed, kind.field) if row.name == name), None)
+    def fields_of(present: Any) -> dict[str, Any]:
         fields = {} if present is None else kept(present)
         for field, value in changes.items():
             if value is not None:
@@ -202,8 +203,32 @@ def set_record(
         if missing := [field for field in kind.needed if field not in fields]:
             option = f"--{missing[0].replace('_', '-')}"
             raise bad_input(f"{kind.word} {name!r} does not exist yet", f"add {option} to create it", place=option)
-        request = kind.changed.request(command_id=client.new_command_id(), **fields)
-        return await client.call(kind.changed, request, name=name)
+        return fields
+
+    replace_record(kind, name, as_json, fields_of)
+
+
+def replace_record(kind: Kind, name: str, as_json: bool, fields_of: Callable[[Any], dict[str, Any]]) -> None:
+    """Put a record and print it; `fields_of` returns the request's fields, given the present record or None.
+
+    If another operator changes the record in between, it is read again, so that neither change is lost.
+    """
+
+    async def change(client: Client) -> Any:
+        from cluster.client import ApiError
+
+        tries_left = CHANGE_TRIES
+        while True:
+            listed = await client.call(kind.listed)
+            present = next((row for row in getattr(listed, kind.field) if row.name == name), None)
+            etag = "" if present is None else present.etag
+            request = kind.changed.request(command_id=client.new_command_id(), if_match=etag, **fields_of(present))
+            try:
+                return await client.call(kind.changed, request, name=name)
+            except ApiError as error:
+                tries_left -= 1
+                if error.place != "if_match" or not tries_left:
+                    raise
 
     print_records(kind, session().ask(change), as_json, name)
 

@@ -25,7 +25,7 @@ DEBUG = PartitionView(
 
 def sent_by(double: Double) -> dict[str, object]:
     body = dict(double.asked[-1].body)
-    del body["command_id"]
+    body = {field: value for field, value in body.items() if field not in ("command_id", "if_match")}
     return body
 
 

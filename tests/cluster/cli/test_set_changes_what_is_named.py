@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from cluster.cli.commands.options import CHANGE_TRIES
 from cluster.cli.exits import ExitCode
 from cluster.schemas import accounts as v
 from tests.cluster.cli.double import Double, forebay
@@ -16,9 +17,16 @@ ACCOUNT = v.AccountView(
     users=("alan", "ada"),
     limits={"GrpBB:bb/fast": "10GiB", "MaxJobsPerUser": "4"},
     user_limits={"ada": {"MaxJobsPerUser": "9"}},
+    etag="a1",
 )
 QOS = v.QosView(
-    name="high", priority=7, limits={"MaxBBPerUser:bb/native": "1GiB"}, users=("alan",), accounts=(), deny_on_limit=True
+    name="high",
+    priority=7,
+    limits={"MaxBBPerUser:bb/native": "1GiB"},
+    users=("alan",),
+    accounts=(),
+    deny_on_limit=True,
+    etag="b2",
 )
 RESERVATION = v.ReservationView(
     name="night",
@@ -29,6 +37,7 @@ RESERVATION = v.ReservationView(
     accounts=("physics",),
     burst_buffer="fast:256MiB",
     held_bytes=0,
+    etag="c3",
 )
 KINDS = {
     "account": ("/v1/accounts", v.AccountsAnswer(revision=1, accounts=(ACCOUNT,)), ACCOUNT),
@@ -67,12 +76,13 @@ def sent(double: Double, kind: str, *words: str) -> dict[str, Any]:
     double.answer("PUT", f"{path}/{record.name}", answer)
     result = forebay(double.config, "policy", kind, "set", record.name, *words)
     assert result.exit_code == 0, result.stderr
+    assert double.asked[-1].body["if_match"] == record.etag
     return fields_of(kind, msgspec.convert(double.asked[-1].body, ASKED[kind]))
 
 
 def fields_of(kind: str, record: msgspec.Struct) -> dict[str, Any]:
     """Return what a request says, or a record has by the names of the request, defaults too."""
-    names = [name for name in ASKED[kind].__struct_fields__ if name != "command_id"]
+    names = [name for name in ASKED[kind].__struct_fields__ if name not in ("command_id", "if_match")]
     values = ((name, getattr(record, name)) for name in names)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
 
@@ -109,6 +119,7 @@ def test_a_record_that_is_not_there_begins_with_nothing_but_what_is_named(double
     double.answer("PUT", "/v1/qos/new", v.QosAnswer(revision=2, qos=()))
     forebay(double.config, "policy", "qos", "set", "new", "--users", "ada", "--limit", "MaxJobsPerUser=1")
     body = double.asked[-1].body
+    assert body["if_match"] == "", "it must not exist"
     assert (body["users"], body["limits"], body.get("priority", 0)) == (["ada"], {"MaxJobsPerUser": "1"}, 0)
 
 
@@ -118,3 +129,12 @@ def test_a_new_reservation_says_until_when_and_what(double: Double, words: tuple
     result = forebay(double.config, "policy", "reservation", "set", "new", *words)
     assert result.exit_code == ExitCode.BAD_INPUT
     assert "reservation 'new' does not exist yet" in result.stderr and [one.method for one in double.asked] == ["GET"]
+
+
+@pytest.mark.parametrize(("place", "tries"), [("if_match", CHANGE_TRIES), ("limits", 1)])
+def test_a_record_that_is_changed_meanwhile_is_read_again_a_few_times(double: Double, place: str, tries: int) -> None:
+    double.answer("GET", "/v1/qos", KINDS["qos"][1])
+    double.refuse("PUT", "/v1/qos/high", 409, "wrong_state", "QOS high was changed", place=place)
+    result = forebay(double.config, "policy", "qos", "set", "high", "--priority", "9")
+    assert result.exit_code == ExitCode.REFUSED and "QOS high was changed" in result.stderr
+    assert [one.method for one in double.asked] == ["GET", "PUT"] * tries
