@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.repo import rules
-from tests.repo.lengths import BEHAVIOUR_LINES_MAX, CROWDED, MODULES_MAX, ROOMS_MAX, SMALL_LINES, SMALL_MAX
+from tests.repo.lengths import BEHAVIOUR_LINES_MAX, CROWDED, MODULES_MAX
 from tests.repo.tree import PACKAGES, code_of, is_standard, modules, python_files, repository_files, text_of
 
 
@@ -67,24 +67,9 @@ def test_no_folder_grows_past_its_bound() -> None:
     assert crowded == {}, f"a folder of more than {MODULES_MAX} modules wants rooms"
 
 
-def test_no_package_has_more_rooms_than_one_can_keep_in_mind() -> None:
-    for package, most in ROOMS_MAX.items():
-        rooms = {path.parts[1] for path in modules(package)} - {"__init__.py"}
-        assert len(rooms) <= most, f"{package}: give {sorted(rooms)} a room of one of them"
-
-
 def test_exceptions_from_the_bounds_only_tighten() -> None:
     loose = {folder: count for folder, count in CROWDED.items() if max(folders()[folder], MODULES_MAX) < count}
     assert loose == {}, "lower or remove these in tests/repo/lengths.py"
-
-
-def test_few_modules_are_doors_of_their_own_for_little() -> None:
-    small = [
-        str(path)
-        for path in modules()
-        if path.name not in ("__init__.py", "__main__.py") and len(text_of(path).splitlines()) < SMALL_LINES
-    ]
-    assert len(small) <= SMALL_MAX, f"merge into neighbours: {small}"
 
 
 def test_no_test_proves_nothing() -> None:
