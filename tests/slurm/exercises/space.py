@@ -22,6 +22,9 @@ _SPACE = re.compile(r"(?:PoolName\[0\]|DefaultPool)=fast .*TotalSpace=(\w+) Free
 DRAINED_GRAINS = 15
 """Of the pool, out of service for a while, again and again."""
 
+REJECTED_FOR_NOW = ("bridge not running", "no replica of Forebay has answered yet")
+"""What `sbatch` says while the bridge is away, and in the moment after its start."""
+
 SHARE_S = 20.0
 """Seconds that a job may take on average until all are over: a pool is asked for its space every 30 s."""
 
@@ -136,8 +139,9 @@ async def _accepted(site: Site, script: str, watched: _Watched) -> str:
         try:
             return await site.submit(script)
         except RunFailed as error:
-            # While no bridge runs, a buffer job is refused with the sentence that says so.
-            require("bridge not running" in str(error), str(error))
+            # While no bridge runs, or one that has just started knows nothing yet, a buffer job is rejected with the
+            # sentence that says so.
+            require(any(sentence in str(error) for sentence in REJECTED_FOR_NOW), str(error))
             watched.counts["refused without a bridge"] += 1
             await asyncio.sleep(0.5)
 
