@@ -86,11 +86,12 @@ def rebuilt(before: SpeculativeState, entry: Entry) -> Command | None:
 
 
 def _as_event(command: Any, event: type[Event]) -> Callable[[Led], Iterator[Command]]:
-    """Return the candidates of a command whose fields its event also has, by name."""
+    """Return the candidates of a command whose fields are those of its event, others at their defaults."""
 
     def candidates(led: Led) -> Iterator[Command]:
         for one in led.of(event):
-            yield command(*(getattr(one, field) for field in command.__struct_fields__))
+            known = one.__struct_fields__
+            yield command(**{field: getattr(one, field) for field in command.__struct_fields__ if field in known})
 
     return candidates
 

@@ -121,12 +121,12 @@ def _of_leaders(drill: DrillView, history: History) -> list[str]:
             found.append(f"{target} took over, and no term of it follows")
         if f"leads, not {target}" in said and took:
             found.append(f"{target} did not take over, and a term of it follows")
-    if "nobody else led" in said:
+    if "no other replica led while" in said:
         began = parse_instant(drill.began or "")
         figures = drill.figures
         undone = began + figures["fault_at_us"] + figures["begun_us"] + figures["held_us"]
         found += [
-            f"nobody else led, and {term.leader} led term {term.term} from {term.from_at} on"
+            f"no other replica led, and {term.leader} led term {term.term} from {term.from_at} on"
             for term in later
             if term.leader not in (None, target) and term.from_at and parse_instant(term.from_at) < undone - SLACK_US
         ]

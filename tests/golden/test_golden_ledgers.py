@@ -151,7 +151,7 @@ def test_a_release_that_is_too_old_for_a_directory_stops_by_name_and_leaves_all_
     before = held(previous, name)
     monkeypatch.setattr(features, "FEATURE_LEVEL_KNOWN", 0)
     for _ in range(2):
-        with pytest.raises(ReleaseNeeded, match="feature level 1, and this release knows levels up to 0"):
+        with pytest.raises(ReleaseNeeded, match="feature level 1, but this release supports levels up to 0"):
             open_storage(previous, name)
     monkeypatch.undo()
     assert held(previous, name) == before

@@ -36,7 +36,7 @@ class Answering(Terminal):
     def type(self, text: str) -> str:
         self.typed.append(text)
         if " plan " in text and self.typed.count(text) > 1:
-            return "plan 5f0c2a91: …\ncarry it out: forebay drill run switchover --target r1 --confirm 5f0c2a91\n"
+            return "plan 5f0c2a91: …\nto run it: forebay drill run switchover --target r1 --confirm 5f0c2a91\n"
         return "".join(f"{name:30} {value}\n" for name, value in self.report.items()) if " run " in text else ""
 
 
@@ -55,7 +55,7 @@ def test_a_first_drill_is_typed_as_its_plan_says_once_everything_holds() -> None
 
 def test_a_machine_that_is_slow_does_not_fail_a_first_drill() -> None:
     first_drill(
-        Answering({**REPORT, "Verdict": "failed", "Result": "writes stopped for 877.6 ms, and 500 ms is the goal"}),
+        Answering({**REPORT, "Verdict": "failed", "Result": "writes stopped for 877.6 ms, and the goal is 500 ms"}),
         Clock(),
     )
 

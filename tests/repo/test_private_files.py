@@ -14,6 +14,7 @@ MAKES_THEM: Final = "cluster/system/private_files.py"
 OTHER: Final = {
     "cluster/agent/files/images.py": "a file of /sys",
     "cluster/cli/drills/prober.py": "a file of /proc",
+    "cluster/cli/group.py": "a formatter of help, no file",
     "cluster/system/job_process.py": "a file of /proc",
 }
 """Modules that write files in another way, and which."""

@@ -82,10 +82,17 @@ class JobBars(msgspec.Struct, frozen=True):
     @property
     def main_reason(self) -> str:
         """Return the first reason of the longest wait, or NO_WAIT."""
-        waits = [bar for bar in self.bars if bar.reasons]
-        if not waits:
-            return NO_WAIT
-        return max(waits, key=lambda bar: sys.maxsize if bar.to_us is None else bar.to_us - bar.from_us).reasons[0]
+        return self.longest_wait[1]
+
+    @property
+    def longest_wait(self) -> tuple[int, str]:
+        """Return the length in microseconds and the first reason of the longest wait; (-1, NO_WAIT) without one."""
+        waits = [
+            (sys.maxsize if bar.to_us is None else bar.to_us - bar.from_us, bar.reasons[0])
+            for bar in self.bars
+            if bar.reasons
+        ]
+        return max(waits, key=lambda wait: wait[0], default=(-1, NO_WAIT))
 
 
 class Term(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from cluster.api.render import job_words
 from cluster.audit.replay import Progress, ReplayFold, ReplayRefused, fold, from_image, from_nothing
 from cluster.audit.report.figures import (
     COLUMNS,
+    NO_WAIT,
     UNFINISHED,
     JobBars,
     PendingJobs,
@@ -226,21 +227,22 @@ class _JobTotals:
     """Headline figures of the jobs of a window; a job that finished and was requeued counts once."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[str, int, str]] = {}
+        self._seen: dict[int, tuple[str, int, tuple[int, str]]] = {}
         self.moved_bytes: Counter[Stage] = Counter()
         self.interruptions = 0
 
     def add(self, job: JobBars) -> None:
         """Add a job, or the next part of its life."""
-        before = self._seen.get(job.job, ("", 0, ""))
-        self._seen[job.job] = (job.result or UNFINISHED, before[1] + job.waited_us, job.main_reason)
+        _, waited_us, longest = self._seen.get(job.job, ("", 0, (-1, NO_WAIT)))
+        longest = max(longest, job.longest_wait, key=lambda wait: wait[0])
+        self._seen[job.job] = (job.result or UNFINISHED, waited_us + job.waited_us, longest)
 
     def totals(self, failovers: int) -> WindowTotals:
         """Return the figures."""
         waits = sorted(waited_us for _, waited_us, _ in self._seen.values())
         outcomes = Counter(outcome for outcome, _, _ in self._seen.values())
         reasons: dict[str, ReasonFigures] = {}
-        for _, waited_us, reason in self._seen.values():
+        for _, waited_us, (_, reason) in self._seen.values():
             before = reasons.get(reason, ReasonFigures(0, 0))
             reasons[reason] = ReasonFigures(before.jobs + 1, before.waited_us + waited_us)
         return WindowTotals(

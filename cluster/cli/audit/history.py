@@ -180,7 +180,7 @@ class _JsonPrinter:
 )
 @JSON_OPTION
 def leaders(limit: int | None, as_json: bool) -> None:
-    """List the leaders' terms and the time without a leader before each."""
+    """List the terms of leaders and the time without one before each."""
     answer = session().read(ops.LIST_LEADERS, limit=limit)
     present(answer, as_json, lambda: terms_table(answer))
 

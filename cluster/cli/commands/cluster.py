@@ -93,7 +93,7 @@ def raise_feature_level(level: int | None, as_json: bool) -> None:
 @click.command("clock")
 @JSON_OPTION
 def show_clock(as_json: bool) -> None:
-    """Show the cluster's time, and replicas whose clock is off."""
+    """Show the cluster's time and wrong clocks of replicas."""
     _show_clock(session().read(ops.SHOW_CLOCK), as_json)
 
 

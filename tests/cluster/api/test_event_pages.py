@@ -43,7 +43,7 @@ async def test_who_changed_a_pool_and_what_was_refused_is_told_by_name(config: C
         assert refused.status == 404
         (row,) = await told(harness, "of=pool&name=slow")
         assert (row["actor"], row["event"], row["job_id"]) == ("operator", "pool_set", None)
-        rows = await told(harness, "kind=refused")
+        rows = await told(harness, "kind=rejected")
         assert [(row["actor"], row["command"]) for row in rows][-2:] == [
             ("operator", "change_pool"),
             ("user alice", "hold_job"),
@@ -82,7 +82,7 @@ async def test_a_history_in_stretches_of_one_command_is_the_one_in_one_go(config
         await jobs_over(harness, 2)
         whole = await told(harness, "from=3")
         assert whole[0]["revision"] == 3
-        for query in ("", "job=1&", "kind=refused&", "of=node&"):
+        for query in ("", "job=1&", "kind=rejected&", "of=node&"):
             found, read = [], 2
             while True:
                 answer = (await harness.ask("GET", f"/v1/history?{query}limit=1&after={read}")).body
@@ -111,8 +111,8 @@ async def test_what_is_private_is_not_told_to_others_nor_what_they_were_refused(
             return {row["job_id"] for row in await told(harness, "", who)}
 
         assert 1 in await jobs("bob"), "it is open to all"
-        assert await told(harness, "kind=refused", "bob") == []
-        assert len(await told(harness, "kind=refused", "alice")) == 1
+        assert await told(harness, "kind=rejected", "bob") == []
+        assert len(await told(harness, "kind=rejected", "alice")) == 1
         await configure(harness, "PrivateData")
         await harness.submit(script=PLAIN, hold=True)
         assert 1 in await jobs("alice") and 1 in await jobs("operator")

@@ -203,13 +203,13 @@ class Indexed(WholeHistories):
                         replica.restarted()
                     case 4 if replica.state.revision:
                         replica.save()
-            replica.find_violations()
+            replica.check()
             self._check_moments(replica, chance)
             check_stories(replica, chance)
             check_differences(replica, chance)
             replica.kill()
             replica.restarted()
-            replica.find_violations()
+            replica.check()
             replica.close()
 
     def _check_moments(self, replica: Replica, chance: random.Random) -> None:
@@ -386,7 +386,7 @@ def test_an_index_goes_on_where_it_was_and_reads_nothing_twice(replica: Replica)
         replica.settle([batch])
     replica.restarted()
     assert replica.jobs.position.index == 10
-    replica.find_violations()
+    replica.check()
 
 
 def test_an_index_that_was_killed_before_it_wrote_lacks_nothing_afterwards(replica: Replica) -> None:
@@ -396,13 +396,13 @@ def test_an_index_that_was_killed_before_it_wrote_lacks_nothing_afterwards(repli
     replica.kill()
     replica.restarted()
     assert replica.jobs.position == NOTHING
-    replica.find_violations()
+    replica.check()
 
 
 def test_an_index_that_is_ahead_of_its_ledger_or_of_another_one_is_made_anew(replica: Replica, tmp_path: Path) -> None:
     for batch in lived():
         replica.settle([batch])
-    replica.find_violations()
+    replica.check()
     last = replica.journal.last_index
     for position in (
         IndexPosition(last + 1, int(replica.state.revision), replica.journal.applied_digest),
@@ -412,7 +412,7 @@ def test_an_index_that_is_ahead_of_its_ledger_or_of_another_one_is_made_anew(rep
         replica.kill()
         replica.restarted()
         assert replica.jobs.position == NOTHING
-        replica.find_violations()
+        replica.check()
         replica.follower.write()
 
 
@@ -436,7 +436,7 @@ def emptied(content: bytearray) -> None:
 def test_an_index_whose_file_is_damaged_is_made_anew(replica: Replica, damage: Callable[[bytearray], None]) -> None:
     for batch in lived():
         replica.settle([batch])
-    replica.find_violations()
+    replica.check()
     replica.follower.write()
     replica.kill()
     file = replica.directory / "index" / "data.mdb"
@@ -445,16 +445,16 @@ def test_an_index_whose_file_is_damaged_is_made_anew(replica: Replica, damage: C
     file.write_bytes(content)
     replica.restarted()
     try:
-        replica.find_violations()
+        replica.check()
     except JobIndexBroken:  # as its process finds out, which then does this
         replica.follower.begin_anew()
-        replica.find_violations()
+        replica.check()
 
 
 def test_a_row_whose_checksum_does_not_hold_is_never_answered(replica: Replica) -> None:
     for batch in lived():
         replica.settle([batch])
-    replica.find_violations()
+    replica.check()
     replica.follower.write()
     replica.kill()
     file = replica.directory / "index" / "data.mdb"
@@ -487,7 +487,7 @@ def test_why_jobs_wait_that_were_submitted_at_once_is_asked_once_for_all(
     follow(replica.follower)
     asked.clear()
     replica.settle(world.ledger[before:])
-    replica.find_violations()
+    replica.check()
     assert asked == [40]
 
 
@@ -501,7 +501,7 @@ def test_states_are_kept_on_the_disk_for_questions_after_a_restart(
     replica.restarted()
     for batch in lived():
         replica.settle([batch])
-    replica.find_violations()
+    replica.check()
     replica.follower.write()
     states = replica.directory / "index" / "states"
     kept = sorted(name.index for one in states.iterdir() if (name := SnapshotName.parse(one.name)))
@@ -524,7 +524,7 @@ def test_states_are_kept_on_the_disk_for_questions_after_a_restart(
     monkeypatch.undo()
     replica.kill()
     replica.restarted()
-    replica.find_violations()
+    replica.check()
 
 
 def test_states_are_thinned_out_where_they_take_room_that_the_journal_needs(
@@ -547,7 +547,7 @@ def test_states_are_thinned_out_where_they_take_room_that_the_journal_needs(
     monkeypatch.setattr("cluster.system.descriptors.os.statvfs", room)
     for batch in lived():
         replica.settle([batch])
-    replica.find_violations()
+    replica.check()
     assert 0 < kept_bytes() <= disk_bytes / 4
     monkeypatch.undo()
 
@@ -621,7 +621,7 @@ def test_history_that_a_snapshot_replaced_is_a_hole_until_it_is_held_again(tmp_p
     ledger = Ledger(source.environment)
     (gap,) = Ledger(replica.environment).gaps()
     assert fill(replica.environment, gap, export_history(ledger, gap.last_index, entries_max=15)) is None
-    replica.find_violations()
+    replica.check()
     assert replica.follower.holes == ()
     for one in (source, replica):
         one.close()

@@ -232,5 +232,5 @@ def test_people_are_told_where_a_pruned_history_is() -> None:
         {"revision": 99, "job_id": 3, "rows": [], "complete": False, "archived": archived}, HistoryAnswer
     )
     words = str(timeline(answer, now=0))  # type: ignore[arg-type]
-    assert "4 commands, of revisions 10 to 14, were pruned" in words and "segment-1-2.fbl" in words
+    assert "4 commands of revisions 10 to 14 were pruned" in words and "segment-1-2.fbl" in words
     assert "forebay audit dump --job 3 --archive DIR" in words

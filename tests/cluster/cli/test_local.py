@@ -239,7 +239,7 @@ def test_a_cluster_runs_until_it_is_asked_to_end_and_agents_end_before_replicas(
     said = [line for line in lines if line.endswith("ended")]
     assert [line.split(" |")[0].strip() for line in said][0] == "node1"
     assert sorted(said) == ["node1 | ended", "r1    | ended", "r2    | ended"]
-    assert not any("start it again" in line for line in lines)
+    assert not any("to restart it" in line for line in lines)
 
 
 def test_what_ends_by_itself_is_reported_and_the_rest_goes_on() -> None:
@@ -248,7 +248,7 @@ def test_what_ends_by_itself_is_reported_and_the_rest_goes_on() -> None:
 
     def say(line: str) -> None:
         lines.append(line)
-        if "start it again" in line:
+        if "to restart it" in line:
             reported.set()
 
     async def announce() -> None:

@@ -40,6 +40,7 @@ UNKNOWN_YET = {
     "cluster replace NAME": "a table of conditions, for any replica",
     "pool create NAME --unit count --quantity N": "the pool does not exist yet",
     "run replica --name NAME --first-start": "a table of conditions, for any replica",
+    "slurm release NAME": "the reader knows which scheduler is unused",
     "submit SCRIPT && forebay queue": "an example",
     "transfer receipt JOB": "how the command is used",
 }

@@ -144,7 +144,7 @@ async def test_sighup_applies_what_is_new_reports_what_is_wrong_and_ends_nothing
 async def test_sighup_at_every_process_of_a_replica_ends_none_of_them(tmp_path: Path) -> None:
     """`systemctl kill -s HUP` sends it to all of a unit: door, history service and replica."""
     config = make(tmp_path, 1)
-    changed(config, (f'api = "{config.replica("r1").api}"', f'api = "{config.replica("r1").api}"\ndoors = 1'))
+    changed(config, (f'api = "{config.replica("r1").api}"', f'api = "{config.replica("r1").api}"\napi_workers = 1'))
     async with running(config, "r1") as processes, Client.from_config(config, "alice") as alice:
         await ready(alice)
         replica = processes["r1"].pid

@@ -409,7 +409,7 @@ class Simulated:
 
     # ---- who carries it out
 
-    halted = ""
+    halt_file = ""
 
     def site(self) -> Site:
         return Site()

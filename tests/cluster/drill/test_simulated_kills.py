@@ -64,7 +64,7 @@ def test_whoever_is_killed_at_any_step_the_fault_is_gone_within_its_lease_and_th
 ) -> None:
     clean = simulated(world, monkeypatch, scenario).run(WHOLE_S)
     assert not clean.faults and not clean.said, (clean.faults, clean.said)
-    assert clean.answer().verdict == "passed" and not [*clean.left], clean.answer()
+    assert clean.answer().verdict == "passed" and not [*clean.left], clean.answer().sentence
     verdicts = Counter[str]()
     for victim in VICTIMS:
         for at in range(len(clean.steps)):

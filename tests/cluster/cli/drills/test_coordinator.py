@@ -267,7 +267,7 @@ def carried_out_by(cluster: ClusterDouble, machines: MachinesDouble | None = Non
 
     def tell(sentence: str) -> None:
         cluster.told.append(sentence)
-        cluster.is_done |= sentence.startswith("every acknowledged write is asked for again")
+        cluster.is_done |= sentence.startswith("checking every acknowledged write")
 
     return Coordinator(cast(Client, cluster), SystemClock(), REPLICAS, cast(Machines, machines), writer, tell, **more)
 
@@ -928,7 +928,7 @@ OUTCOMES: dict[str, tuple[Outcome | Exception, str, str, int]] = {
     "no snapshot": (
         Failure(ExitCode.NOT_FOUND, "r2 gave 0 bytes of 9"),
         "aborted",
-        "the copy could not be made: r2 sent 0 of 9 bytes",
+        "the copy could not be made: r2 gave 0 bytes of 9",
         0,
     ),
     "no room": (OSError(28, "No space left"), "aborted", "the copy could not be made: [Errno 28] No space left", 0),

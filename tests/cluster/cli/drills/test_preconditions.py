@@ -136,7 +136,7 @@ UNMET: dict[str, tuple[ClusterFacts, str | None, str]] = {
     ),
 }
 OF_MACHINES: dict[str, tuple[str, ClusterFacts, str | None, str]] = {
-    "it follows": ("leader-hang", WELL, "r2", "target: r2 does not lead, r1 does"),
+    "it follows": ("leader-hang", WELL, "r2", "target: r2 is not the leader"),
     "it leads": ("follower-stop", WELL, "r1", "target: r1 is the leader"),
     "no agent": ("agent-kill", WELL, "n9", "target: n9 is not a node"),
     "a replica for an agent": ("agent-kill", WELL, "r1", "target: r1 is not a node"),
@@ -341,7 +341,7 @@ def test_a_plan_says_how_long_a_fault_is_held_and_has_no_placeholder(scenario: s
         return
     held = f"{made.hold_s} s"
     ends = {"leader-kill", "agent-kill"}
-    said = f"runs again after {held} at the latest" if scenario in ends else f"for {held}"
+    said = f"restarted after at most {held}" if scenario in ends else f"for {held}"
     assert said in made.will_happen and made.will_happen.count(held) == 1
 
 
@@ -370,7 +370,7 @@ def test_who_wants_to_spare_jobs_is_refused_while_one_is_staged_out() -> None:
     moving = replace(WELL, stage_outs=(4, 5))
     assert plan(moving, "r2").refused == ()
     (refused,) = plan(moving, "r2", spare_jobs=True).refused
-    assert f"{refused.name}: {refused.figure}" == "jobs: 2 are being staged out"
+    assert f"{refused.name}: {refused.figure}" == "jobs: 2 jobs are being staged out"
     assert plan(WELL, "r2", spare_jobs=True).refused == ()
 
 

@@ -186,7 +186,7 @@ def test_a_witness_is_made_run_killed_and_run_again_and_shows_what_it_saw(tmp_pa
     public = parse_key(made.stdout.strip())
     assert made.returncode == 0 and public.name == "witness.example/w1"
     again = real("audit", "witness", "key", "--key", tmp_path / "w", "--name", "witness.example/w1")
-    assert again.returncode == 2 and "is there already" in again.stderr
+    assert again.returncode == 2 and "exists already" in again.stderr
     (tmp_path / "keys").write_text("".join(f"# a replica\n{key}\n" for key in keys_of(3)))
     address = Address("127.0.0.1", free_port())
     words = ("--key", tmp_path / "w", "--listen", address, "--keys", tmp_path / "keys")
@@ -209,7 +209,7 @@ def test_a_witness_is_made_run_killed_and_run_again_and_shows_what_it_saw(tmp_pa
         MemoryLog(300, forked_from=40).note(size).decode() for size in (100, 200)
     ]
     listed = real("audit", "witness", "list", "--key", tmp_path / "w")
-    assert "REFUSED at" in listed.stderr and f"{ORIGIN}      200" in listed.stdout
+    assert "REJECTED at" in listed.stderr and f"{ORIGIN}      200" in listed.stdout
 
 
 def test_a_witness_that_gets_sighup_reads_its_keys_again_and_keeps_those_it_has_where_they_are_wrong(
@@ -237,7 +237,7 @@ def test_a_witness_that_cannot_be_one_says_why_and_does_not_begin(tmp_path: Path
     mine, log = ("--key", tmp_path / "w"), ("--log", f"{ORIGIN}={','.join(map(str, keys_of(3)))}")
     here = ("--listen", f"127.0.0.1:{free_port()}")
     for words, code, said in (
-        ((*mine, *here), 2, "no ledger to cosign"),
+        ((*mine, *here), 2, "no ledger is given"),
         ((*mine, "--listen", "192.0.2.1:7600", *log), 78, "listen on loopback, behind a proxy"),
         ((*mine, *here, "--log", ORIGIN), 78, "write ORIGIN=KEY"),
         ((*mine, *here, "--log", f"other={keys_of(1)[0]}"), 78, "is no key of a replica of other"),
