@@ -137,10 +137,14 @@ class Browser:
 
     async def until(self, script: str) -> Any:
         """Wait until an expression is true in the page, and return it."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not (found := await self.run(script)):
-                await asyncio.sleep(0.05)
-            return found
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not (found := await self.run(script)):
+                    await asyncio.sleep(0.05)
+                return found
+        except TimeoutError:
+            shown = await self.run("location.href + '\\n' + document.body.innerText")
+            raise AssertionError(f"{script} is not true of {shown}") from None
 
     async def press(self, key: str) -> None:
         """Press a key."""

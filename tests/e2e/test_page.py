@@ -133,7 +133,7 @@ async def is_opened_by_a_command(cluster: LocalCluster, page: Browser) -> None:
         assert place.startswith("1–") and "arrays collapsed" in place
         await page.run("document.querySelector('input[name=name]').value = 'WAIT'")
         await page.run("document.querySelector('form button').click()")
-        await page.until("location.search === '?state=PENDING&name=WAIT' && document.querySelector('.place')")
+        await page.until("new URLSearchParams(location.search).get('name') === 'WAIT' && document.querySelector('.place') !== null")
         assert await page.run(f"({CELLS})('queue').map(row => row[1])") == ["waits"]
     finally:
         process.send_signal(signal.SIGINT)
