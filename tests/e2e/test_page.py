@@ -133,7 +133,9 @@ async def is_opened_by_a_command(cluster: LocalCluster, page: Browser) -> None:
         assert place.startswith("1–") and "arrays collapsed" in place
         await page.run("document.querySelector('input[name=name]').value = 'WAIT'")
         await page.run("document.querySelector('form button').click()")
-        await page.until("new URLSearchParams(location.search).get('name') === 'WAIT' && document.querySelector('.place') !== null")
+        await page.until(
+            "new URLSearchParams(location.search).get('name') === 'WAIT' && document.querySelector('.place') !== null"
+        )
         assert await page.run(f"({CELLS})('queue').map(row => row[1])") == ["waits"]
     finally:
         process.send_signal(signal.SIGINT)

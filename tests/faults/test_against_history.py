@@ -88,7 +88,11 @@ DISAGREE = {
         "r2 did not take over, and a term of it follows",
     ),
     "a switchover that did not come": (said("passed", "r2 took over", **SWITCHOVER), ALONE, "no term of it follows"),
-    "somebody led": (said("failed", "no other replica led while r1 could not"), HISTORY, "no other replica led, and r2 led"),
+    "somebody led": (
+        said("failed", "no other replica led while r1 could not"),
+        HISTORY,
+        "no other replica led, and r2 led",
+    ),
     "nobody led": (DRILL, ALONE, "no other replica has a term"),
     "a longer silence": (
         figures(write_stop_us=300_000),

@@ -60,7 +60,9 @@ def lived(replica: Path) -> Lived:
 @pytest.fixture(scope="module")
 def events(replica: Path) -> list[Event]:
     with Environment.open_readonly(replica / "wal") as environment:
-        batches = [one.data for one in Ledger(environment).read(1, limit=10_000) if kind_of(one.data) is EntryKind.BATCH]
+        batches = [
+            one.data for one in Ledger(environment).read(1, limit=10_000) if kind_of(one.data) is EntryKind.BATCH
+        ]
     return [event for data in batches for entry in decode_batch(data).entries for event in entry.events]
 
 

@@ -29,7 +29,10 @@ def test_what_the_cluster_does_not_know_is_listed_as_unknown_and_kept(double: Do
         (7, "UNKNOWN"), (42, "PENDING"), ("old", "UNKNOWN"), ("shared", "allocated"),
     ]  # fmt: skip
     result = forebay(double.config, *words)
-    assert f"{agent.directory}/buffers/7" in result.stdout and "2 of these buffers are unknown to the cluster" in result.stderr
+    assert (
+        f"{agent.directory}/buffers/7" in result.stdout
+        and "2 of these buffers are unknown to the cluster" in result.stderr
+    )
     assert (agent.directory / "buffers" / "7").is_dir()
 
 

@@ -9,14 +9,20 @@ from cluster.cli.drills.machines import Alarm
 from tests.cluster.harness import story
 from tests.ports import free_port
 
+RESULTS, SILENCE = "the Prometheus query {} has results", "Prometheus did not answer the query {}"
+
 ANSWERS = (
     ('{"status":"success","data":{"resultType":"vector","result":[]}}', 200, ""),
-    ('{"status":"success","data":{"resultType":"vector","result":[{"metric":{},"value":[1,"1"]}]}}', 200, "the Prometheus query {} has results"),
-    ('{"status":"error","errorType":"bad_data","error":"parse error"}', 400, "Prometheus did not answer the query {}"),
-    ('{"status":"success","data":{"resultType":"vector","result":[]}}', 503, "Prometheus did not answer the query {}"),
-    ('{"status":"success","data":[]}', 200, "Prometheus did not answer the query {}"),
-    ("[1]", 200, "Prometheus did not answer the query {}"),
-    ("it works", 200, "Prometheus did not answer the query {}"),
+    (
+        '{"status":"success","data":{"resultType":"vector","result":[{"metric":{},"value":[1,"1"]}]}}',
+        200,
+        "the Prometheus query {} has results",
+    ),
+    ('{"status":"error","errorType":"bad_data","error":"parse error"}', 400, SILENCE),
+    ('{"status":"success","data":{"resultType":"vector","result":[]}}', 503, SILENCE),
+    ('{"status":"success","data":[]}', 200, SILENCE),
+    ("[1]", 200, SILENCE),
+    ("it works", 200, SILENCE),
 )
 
 
