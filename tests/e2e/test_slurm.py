@@ -25,4 +25,3 @@ def test_an_unmodified_slurm_has_forebay_as_its_buffer_and_reports_errors_as_doc
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
     assert (summary["failed"], set(summary["rows"])) == (0, set(QUICK_ROWS.split(",")))
-    assert "staged-in" in summary["states"]

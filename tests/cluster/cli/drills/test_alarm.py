@@ -16,7 +16,7 @@ ANSWERS = (
     (
         '{"status":"success","data":{"resultType":"vector","result":[{"metric":{},"value":[1,"1"]}]}}',
         200,
-        "the Prometheus query {} has results",
+        RESULTS,
     ),
     ('{"status":"error","errorType":"bad_data","error":"parse error"}', 400, SILENCE),
     ('{"status":"success","data":{"resultType":"vector","result":[]}}', 503, SILENCE),
