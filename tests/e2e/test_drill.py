@@ -40,7 +40,7 @@ async def killed_early(directory: Path) -> JobView:
     drilled.cluster.found(drill.POOLS, drill.COPY_RATE)
     drilled.cluster.start_all()
     try:
-        async with drilled.cluster.client(drill.USER, deadline_s=30) as client:
+        async with drilled.cluster.client(drill.USER) as client:
             request = SubmitRequest(
                 command_id=client.new_command_id(),
                 script=KILLED_EARLY,

@@ -60,7 +60,7 @@ def test_a_switchover_is_planned_confirmed_measured_and_told_and_no_job_notices_
     cluster: LocalCluster,
 ) -> None:
     async def ready() -> None:
-        async with cluster.client(deadline_s=60) as client:
+        async with cluster.client() as client:
             await client.call(ops.LIST_MEMBERS)
 
     asyncio.run(ready())
@@ -198,7 +198,7 @@ def until(holds: Callable[[], bool]) -> None:
 @pytest.mark.campaign(4)
 def test_leaders_that_hang_and_are_killed_are_drilled_and_whoever_vanishes_nothing_of_it_is_left(up: Up) -> None:
     async def ready() -> None:
-        async with up.cluster.client(deadline_s=60) as client:
+        async with up.cluster.client() as client:
             await client.call(ops.LIST_MEMBERS)
 
     asyncio.run(ready())
@@ -222,7 +222,7 @@ def test_leaders_that_hang_and_are_killed_are_drilled_and_whoever_vanishes_nothi
     until(lambda: state_of(up.pid(made["target"])) != "T")
 
     async def end() -> None:
-        async with up.cluster.client(deadline_s=60) as client:
+        async with up.cluster.client() as client:
             (last, *_) = (await client.call(ops.LIST_DRILLS)).drills
             assert last.verdict == "under way", "nobody has said how it ended"
             request = EndDrillRequest(command_id=client.new_command_id(), verdict="aborted", sentence="it was killed")

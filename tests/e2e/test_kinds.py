@@ -64,7 +64,7 @@ async def story(cluster: LocalCluster) -> None:
         (inputs / name).write_text(name)
     (inputs / "list").write_text(f"# what to stage\n{inputs}/a\n{inputs}/b b\n")
     (inputs / "back").write_text("$DW_JOB_STRIPED/result\n")
-    async with cluster.client(deadline_s=30) as client:
+    async with cluster.client() as client:
         async with asyncio.timeout(DEADLINE_S):
             # A new cluster is raised by its leader, a moment after it was founded.
             while (await client.call(ops.SHOW_FEATURE_LEVEL)).feature_level < FEATURE_LEVEL_KNOWN:

@@ -129,7 +129,7 @@ async def is_opened_by_a_command(cluster: LocalCluster, page: Browser) -> None:
         # The other replicas' pages want a certificate, which this browser has not.
         assert await page.run("document.querySelectorAll('#replicas a[href]').length") == 0
         await page.open(link.rpartition("/")[0] + "/page/jobs?state=PENDING")
-        place = await page.run("document.querySelector('.place').innerText")
+        place = await page.until("document.querySelector('.place')?.innerText")
         assert place.startswith("1–") and "arrays collapsed" in place
         await page.run("document.querySelector('input[name=name]').value = 'WAIT'")
         await page.run("document.querySelector('form button').click()")
@@ -143,7 +143,7 @@ async def is_opened_by_a_command(cluster: LocalCluster, page: Browser) -> None:
 
 
 async def leader_of(cluster: LocalCluster) -> str:
-    async with cluster.client(deadline_s=30) as client:
+    async with cluster.client() as client:
         leader = (await client.call(ops.LIST_MEMBERS)).leader
     assert leader is not None
     return leader
@@ -169,7 +169,7 @@ async def as_led(cluster: LocalCluster, page: Browser, url: str, directory: Path
 
 async def busy(cluster: LocalCluster) -> tuple[int, int]:
     """Have something of everything; return the job whose results are not exported, and the one that is staged in."""
-    async with cluster.client(deadline_s=30) as client:
+    async with cluster.client() as client:
         async with asyncio.timeout(STARTS_S):
             while sum(node.state == "UP" for node in (await _nodes(client))) < 2:
                 await asyncio.sleep(0.1)

@@ -15,7 +15,7 @@ from tests.faults.powercut import may_end_so
 CUTS = {"ext4": 3, "xfs": 2}
 """Power cuts in CI, count: issue 3's hundreds are run by hand with --count."""
 
-ATTEMPTS = 3
+ATTEMPTS = 10
 """A replica may notice a lying disk before any client does: then it is tried again, as often as this."""
 
 LOST = ("are lost", "; acknowledged: ", "exited 66", "is not linearizable")

@@ -70,7 +70,7 @@ class Demo:
     async def run(self) -> None:
         """Do everything; RunFailed or TimeoutError if something does not hold."""
         self.found()
-        async with self.cluster.client(deadline_s=20) as client:
+        async with self.cluster.client() as client:
             started = time.monotonic()
             leader = (await client.call(ops.LIST_MEMBERS)).leader
             self.console.print(f"   {leader} leads after {time.monotonic() - started:.1f} s")

@@ -22,7 +22,7 @@ PACKAGES = {
 }  # fmt: skip
 TOOLS = {"mount": "mount", "umount": "mount", "losetup": "mount"}
 
-BUSY_S = 5.0
+BUSY_S = 60.0
 """How long a file system may stay busy after its last user was killed, seconds."""
 
 

@@ -64,8 +64,8 @@ class Drill:
         self.cluster.found(POOLS, COPY_RATE)
         self.workload = Workload(self.cluster.work, numbers=NUMBERS, seed=self.seed)
         self.cluster.start_all()
-        async with self.cluster.client(USER, deadline_s=30) as client:
-            await client.call(ops.LIST_MEMBERS, deadline_s=30)
+        async with self.cluster.client(USER) as client:
+            await client.call(ops.LIST_MEMBERS)
             while self.victims.total() < rounds:
                 started = time.monotonic()
                 victim = await self.round(client)

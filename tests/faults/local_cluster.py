@@ -23,6 +23,10 @@ PORTS = 13
 """What `forebay cluster init` uses from a base port on: peers from the first, API ten above."""
 
 
+START_S = 180.0
+"""How long a client repeats a call by default, seconds: replicas of a slow machine take half a minute to start."""
+
+
 class RunFailed(Exception):
     """Something did not hold; the message says what, and where to look."""
 
@@ -62,10 +66,10 @@ class LocalCluster:
         self.file.write_text(text.replace(f"cpus = {cpus}\n", f'cpus = {cpus}\ncopy_rate = "{copy_rate}"\n'))
         self.config = Config.load(self.file)
 
-    def client(self, identity: str = "operator", **options: float) -> Client:
-        """Return a client of the cluster."""
+    def client(self, identity: str = "operator", *, deadline_s: float = START_S) -> Client:
+        """Return a client of the cluster; `deadline_s`: how long a call is repeated, seconds."""
         assert self.config is not None
-        return Client.from_config(self.config, identity, **options)
+        return Client.from_config(self.config, identity, deadline_s=deadline_s)
 
     def command(self, *words: str, identity: str = "operator") -> list[str]:
         """Return the command line of `forebay` for this cluster."""
