@@ -15,8 +15,10 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, NoReturn
 
 from cluster.api.ledger import handed_view
-from cluster.consensus import KeyReplaced, Seals, Timing
+from cluster.consensus import HistoryElsewhere, KeyReplaced, Seals, Timing
 from cluster.consensus.engine import Engine
+from cluster.consensus.frames import Heartbeat
+from cluster.consensus.leader_election import is_heeded_by_new
 from cluster.schemas.ledger import HandedView
 from cluster.security.proofs import (
     ProofError,
@@ -73,6 +75,7 @@ class Finder(StrEnum):
     SCRUB = "scrub"
     TILES = "tiles"
     SIGNING = "signing"
+    HISTORY = "history"
     KEYS = "keys"
     LEADER = "leader"
     NOTE = "note"
@@ -106,8 +109,8 @@ class _Stopped(Exception):
 class Member:
     """One replica of the three, opened."""
 
-    def __init__(self, case: Case, name: str, storage: Storage, seals: Seals) -> None:
-        self.case, self.name, self.storage, self.seals = case, name, storage, seals
+    def __init__(self, case: Case, name: str, storage: Storage, engine: Engine) -> None:
+        self.case, self.name, self.storage, self.engine = case, name, storage, engine
         self.home = case.directory / name
         self.clock = SystemClock()
         self.error: BaseException | None = None
@@ -150,6 +153,17 @@ class Member:
             await checkpoints._compare_ledgers(self.peers, index, theirs)
 
     # History that is missing or damaged
+
+    def meet_peers(self) -> None:
+        """Receive a heartbeat from each peer, as the first message after a start."""
+        for other in self.others.values():
+            journal = other.storage.journal
+            try:
+                if self.engine.raft.is_new:
+                    heartbeat = Heartbeat(journal.term, 1, journal.commit_index, ready=True)
+                    is_heeded_by_new(self.engine.raft, other.storage.identity, heartbeat)
+            except HistoryElsewhere as error:
+                self.error = self.error or error
 
     async def handed(self, peer: str, last: int) -> Iterable[HandedView]:
         found = export_history(self.others[peer].storage.ledger, last)
@@ -200,7 +214,8 @@ class Member:
         founded = next((one for one in following if is_configuration(one.data)), None)
         if founded is not None:
             try:
-                self.seals.check_own_key(decode_configuration(founded.data))
+                assert self.engine.raft.seals is not None
+                self.engine.raft.seals.check_own_key(decode_configuration(founded.data))
             except KeyReplaced as error:
                 self.error = error
 
@@ -304,6 +319,7 @@ async def _live(case: Case, found: dict[Finder, str]) -> Outcome:
         for name, member in members.items():
             member.others = {other: one for other, one in members.items() if other != name}
         stopped: set[str] = set()
+        _meet(members, found, stopped)
         await _compare(members, found, stopped)
         await _mend(case, members, found, stopped)
         with suppress(LedgerBroken):
@@ -318,14 +334,14 @@ async def _live(case: Case, found: dict[Finder, str]) -> Outcome:
     return Outcome(found, Then.MENDED if is_mended else Then.GOES_ON)
 
 
-def take_part(case: Case, name: str, storage: Storage) -> Seals:
-    """Begin with consensus, as a replica that starts; return what it signs with. StorageRefused, BrokenInvariant."""
+def start_engine(case: Case, name: str, storage: Storage) -> Engine:
+    """Start the consensus engine of a replica that starts. StorageRefused, BrokenInvariant."""
     placed = storage.configuration
     member = None if placed is None else placed.configuration.by_id(storage.identity)
     private = private_key(case.directory / name / SIGNING_DIRECTORY, member)
     seals = Seals(case.config.cluster.id, storage.identity, private)
     nobody: Any = SimpleNamespace(send=lambda peer, message: None, flush=lambda: None)
-    Engine(
+    return Engine(
         me=storage.identity,
         journal=storage.journal,
         machine=nobody,
@@ -337,16 +353,24 @@ def take_part(case: Case, name: str, storage: Storage) -> Seals:
         configuration=placed,
         seals=seals,
     )
-    return seals
 
 
 @contextmanager
 def _opened(case: Case, name: str):  # type: ignore[no-untyped-def]
     storage = open_storage(case.config, name)
     try:
-        yield Member(case, name, storage, take_part(case, name, storage))
+        yield Member(case, name, storage, start_engine(case, name, storage))
     finally:
         storage.close()
+
+
+def _meet(members: dict[str, Member], found: dict[Finder, str], stopped: set[str]) -> None:
+    for member in members.values():
+        member.meet_peers()
+        if member.error is not None:
+            stopped.add(member.name)
+            found[Finder.HISTORY] = str(member.error)
+            member.error = None
 
 
 async def _compare(members: dict[str, Member], found: dict[Finder, str], stopped: set[str]) -> None:

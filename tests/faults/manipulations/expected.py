@@ -30,6 +30,11 @@ class Known(NamedTuple):
 
 FINDERS: Final = {
     Finder.START: Known("the replica, at its start", "before it acknowledges anything", 0),
+    Finder.HISTORY: Known(
+        "the replica: its empty journal against the journals of its peers",
+        "with the first request from a peer after its start",
+        1,
+    ),
     Finder.KEYS: Known(
         "the replica: its key against the one in the configuration",
         "at its start, and with each configuration",
@@ -244,8 +249,8 @@ EXPECTED: Final = {
     "I12": Expected("verify deep backfill", Then.MENDED),
     "I13": Expected("verify deep", Then.GOES_ON, "no replica has the entries any more; `verify --complete` names them"),
     "I14": Expected("deep tiles signing", Then.STOPS),
-    "J1": Expected("verify deep keys", Then.STOPS),
-    "J2": Expected("keys leader", Then.STOPS),
+    "J1": Expected("verify deep history keys", Then.STOPS),
+    "J2": Expected("history", Then.STOPS),
     "J3": Expected("start", Then.REFUSED),
     "J4": Expected("start", Then.REFUSED),
     "K1": Expected("start", Then.REFUSED),

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from cluster.api.history_service import tree
 from cluster.client import ApiError, Client
-from cluster.consensus import KeyReplaced, LostDurableState
+from cluster.consensus import HistoryElsewhere, KeyReplaced, LostDurableState
 from cluster.schemas import operations as ops
 from cluster.schemas.requests import PoolRequest
 from cluster.serve import Refused, Replica
@@ -114,6 +114,8 @@ def _finder_of(error: BaseException) -> Finder:
             return Finder.LEDGERS if "the ledger of" in str(error) else Finder.STATES
         case LedgerAltered():
             return Finder.SIGNING
+        case HistoryElsewhere():
+            return Finder.HISTORY
         case KeyReplaced():
             return Finder.KEYS
         case LostDurableState():

@@ -28,7 +28,7 @@ COUNTS: Final = {"A": 16, "B": 11, "C": 20, "D": 7, "E": 8, "F": 3, "G": 17, "H"
 NOT_FOUND_BY_REPLICAS: Final = {"E7", "E11", "I4", "I5", "I7", "I8", "I9", "I13", "K4"}
 """What replicas that were all stopped cannot find, as docs/audit/detected.md says, without what is no damage."""
 
-LIVE: Final = ("A1", "B2", "C8", "D6", "E1", "E4", "E12", "F1", "G1", "H1", "I2", "I14", "J3", "K2")
+LIVE: Final = ("A1", "B2", "C8", "D6", "E1", "E4", "E12", "F1", "G1", "H1", "I2", "I14", "J1", "J3", "K2")
 """What is shown to replicas that run: at least one of each kind. The others: `python -m tests.faults.manipulations`."""
 
 _MEMORY: Final = Path("/dev/shm")
