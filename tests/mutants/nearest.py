@@ -1,13 +1,13 @@
 """Nearest tests of a module: which test files should notice a fault in it, the likeliest first.
 
-By rank, and in a rank by name:
+A test file is near a module if few imports lie between them. The distance is the length of the shortest chain of
+imports from the test file, or a helper of `tests` that it uses, to the module. A name that a package exports counts as
+an import of the module that defines it, so a package's `__init__.py` adds no distance and connects no strangers.
 
-1. `test_MODULE.py` in the folder of `tests` that mirrors the module's package (`replica/scheduler/preemption.py`:
-   `tests/replica/scheduler`), or in the closest folder above it that exists;
-2. test files that import the module by its own name;
-3. test files in the mirror, or lying directly in a folder above it, that import the package the module belongs to;
-4. those that import the module through a helper of `tests`;
-5. the rest of the mirror, then the rest of the folders above it.
+`test_MODULE.py` in the folder that mirrors the module's package, or above it, is the first, whatever it imports. Files
+of the same distance are ordered by their folder: first the mirror (`replica/scheduler`: `tests/replica/scheduler`, or
+the closest folder above it that exists), then the folders that have the most of its path in common, then by name. Files
+of the mirror, or directly above it, without such a chain are the last: they may start the module in another process.
 
 Tests that start whole clusters, virtual machines or browsers are left out: each of them would take longer than all of
 the others, and a fault that only they notice lacks a test of its own.
@@ -16,38 +16,70 @@ the others, and a fault that only they notice lacks a test of its own.
 from __future__ import annotations
 
 import ast
+from collections import deque
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 LEFT_OUT: Final = ("e2e", "faults", "scenarios", "benchmarks", "packages", "slurm", "simulation", "mutants", "contract")
 """Folders of `tests` whose tests are never the nearest."""
 
+DISTANCE_MAX: Final = 4
+"""Longest chain of imports that counts: a longer one connects almost every test with every module."""
+
+
+class _Imports(NamedTuple):
+    """Who imports whom, by dotted names."""
+
+    importers: dict[str, frozenset[str]]
+    """Module -> the modules that import it, test files and their helpers among them."""
+    tests: dict[str, Path]
+    """Dotted name of each test file -> its path."""
+
 
 def nearest_tests(tree: Path, module: Path) -> list[Path]:
     """Return the test files near a module, both relative to `tree`, the nearest first."""
-    dotted = ".".join(module.with_suffix("").parts).removesuffix(".__init__")
-    package = ".".join(module.parent.parts)
+    imports = _imports(tree)
+    distances = _distances(imports.importers, _dotted(module))
     mirror = _mirror(tree, module.parent)
-    ranked: list[tuple[int, Path]] = []
-    for file, (own, helped) in _imports(tree).items():
+    ranked: list[tuple[int, int, Path]] = []
+    for name, file in imports.tests.items():
         beneath = mirror is not None and mirror in file.parents
         above = mirror is not None and len(file.parent.parts) > 1 and file.parent in mirror.parents
-        if beneath and file.name == f"test_{module.stem}.py":
-            rank = 1
-        elif dotted in own:
-            rank = 2
-        elif not beneath and not above:
+        distance = distances.get(name)
+        if (beneath or above) and file.name == f"test_{module.stem}.py":
+            distance = 0
+        elif distance is None:
+            if not (beneath or above):
+                continue
+            distance = DISTANCE_MAX + 1
+        ranked.append((distance, -_in_common(file, mirror), file))
+    return [file for *_, file in sorted(ranked)]
+
+
+def _distances(importers: dict[str, frozenset[str]], module: str) -> dict[str, int]:
+    """Return the length of the shortest chain of imports from each module to this one, up to `DISTANCE_MAX`."""
+    found, waiting = {module: 0}, deque([module])
+    while waiting:
+        here = waiting.popleft()
+        if found[here] == DISTANCE_MAX:
             continue
-        elif package in own:
-            rank = 3
-        elif dotted in helped:
-            rank = 4
-        else:
-            rank = 5 if beneath else 6
-        ranked.append((rank, file))
-    return [file for _, file in sorted(ranked)]
+        for importer in importers.get(here, ()):
+            if importer not in found:
+                found[importer] = found[here] + 1
+                waiting.append(importer)
+    return found
+
+
+def _in_common(file: Path, mirror: Path | None) -> int:
+    """Return how many folders a test file's path shares with the mirror, from the top."""
+    count = 0
+    for mine, theirs in zip(file.parent.parts, () if mirror is None else mirror.parts, strict=False):
+        if mine != theirs:
+            break
+        count += 1
+    return count
 
 
 def _mirror(tree: Path, package: Path) -> Path | None:
@@ -58,32 +90,61 @@ def _mirror(tree: Path, package: Path) -> Path | None:
     return None
 
 
+def _dotted(file: Path) -> str:
+    return ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+
+
 @cache
-def _imports(tree: Path) -> dict[Path, tuple[frozenset[str], frozenset[str]]]:
-    """Return what each test file imports by itself, and what the helpers that it imports do."""
-    found: dict[Path, tuple[frozenset[str], frozenset[str]]] = {}
-    known: dict[Path, frozenset[str]] = {}
+def _imports(tree: Path) -> _Imports:
+    sources = {file: ast.parse((tree / file).read_bytes()) for file in _files(tree)}
+    modules = {_dotted(file) for file in sources}
+    exports = {
+        _dotted(file): {local: imported for local, imported in _imported(source, file) if local}
+        for file, source in sources.items()
+        if file.name == "__init__.py"
+    }
 
-    def names(path: Path) -> frozenset[str]:
-        if path not in known:
-            known[path] = frozenset(_imported((tree / path).read_bytes())) if (tree / path).is_file() else frozenset()
-        return known[path]
+    def defining(name: str) -> str | None:
+        """Return the module that defines an imported name, which may be a module itself; None if it is foreign."""
+        seen = set[str]()
+        while name not in modules - exports.keys() and name not in seen:
+            seen.add(name)
+            package, _, local = name.rpartition(".")
+            if name in exports and local not in exports.get(package, {}):
+                return name
+            if package in exports and local in exports[package]:
+                name = exports[package][local]
+            elif package in modules:
+                return package
+            else:
+                return None
+        return name if name in modules else None
 
-    for path in sorted((tree / "tests").rglob("test_*.py")):
-        file = path.relative_to(tree)
-        if file.parts[1] in LEFT_OUT:
+    importers: dict[str, set[str]] = {}
+    for file, source in sources.items():
+        importer = _dotted(file)
+        if importer in exports:
             continue
-        helped: set[str] = set()
-        waiting, seen = [file, *_conftests(tree, file)], set[Path]()
-        while waiting:
-            here = waiting.pop()
-            if here in seen:
-                continue
-            seen.add(here)
-            helped |= names(here)
-            waiting += [Path(*name.split(".")).with_suffix(".py") for name in names(here) if name.startswith("tests.")]
-        found[file] = names(file), frozenset(helped)
-    return found
+        names = [imported for _, imported in _imported(source, file)]
+        if file.parts[0] == "tests" and file.name.startswith("test_"):
+            names += [_dotted(conftest) for conftest in _conftests(tree, file)]
+        for name in names:
+            found = defining(name)
+            if found is not None and found != importer:
+                importers.setdefault(found, set()).add(importer)
+    tests = {
+        _dotted(file): file
+        for file in sources
+        if file.parts[0] == "tests" and file.name.startswith("test_") and file.parts[1] not in LEFT_OUT
+    }
+    return _Imports({module: frozenset(found) for module, found in importers.items()}, tests)
+
+
+def _files(tree: Path) -> Iterator[Path]:
+    """Yield the Python files of the packages of a tree, relative to it, tests among them."""
+    for folder in sorted(tree.iterdir()):
+        if folder.name == "tests" or (folder / "__init__.py").is_file():
+            yield from (path.relative_to(tree) for path in sorted(folder.rglob("*.py")))
 
 
 def _conftests(tree: Path, file: Path) -> Iterator[Path]:
@@ -92,11 +153,13 @@ def _conftests(tree: Path, file: Path) -> Iterator[Path]:
             yield folder / "conftest.py"
 
 
-def _imported(source: bytes) -> Iterator[str]:
-    """Yield the dotted names that a source imports: modules, and what is taken from them."""
-    for node in ast.walk(ast.parse(source)):
+def _imported(source: ast.Module, file: Path) -> Iterator[tuple[str, str]]:
+    """Yield what a source imports: its local name, empty for a whole module, and its dotted name."""
+    package = file.parent.parts
+    for node in ast.walk(source):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (("", alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            origin = ".".join((*above, *(node.module or "").split(".")))
+            yield from ((alias.asname or alias.name, f"{origin}.{alias.name}") for alias in node.names)

@@ -77,6 +77,40 @@ def test_the_nearest_tests_of_a_module_begin_with_its_own() -> None:
     assert Path("tests/replica/test_filesystems.py") in nearest_tests(TREE, Path("replica/operations/movers.py"))
 
 
+FAR: dict[str, str] = {
+    "toy/__init__.py": "from toy.sums import last\nfrom toy.alone import f\n",
+    "toy/sums.py": "",
+    "toy/alone.py": "",
+    "toy/parts/deep.py": "",
+    "other/__init__.py": "",
+    "other/user.py": "from toy import last as final\n",
+    "tests/helper.py": "from other.user import final\n",
+    "tests/e2e/test_whole.py": "import toy.sums\n",
+    "tests/other/test_by_helper.py": "from tests import helper\n",
+    "tests/other/test_by_package.py": "from toy import last\n",
+    "tests/other/test_by_user.py": "from other.user import final\n",
+    "tests/other/test_stranger.py": "from toy import f\n",
+    "tests/toy/test_alone.py": "from toy import f\n",
+    "tests/toy/test_by_relative.py": "from ..toy import sums\n",
+    "tests/toy/test_sums.py": "import subprocess\n",
+}
+
+
+def test_the_nearest_tests_are_those_with_the_fewest_imports_between_in_whatever_folder(tmp_path: Path) -> None:
+    for name, text in FAR.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    own, by_package, by_user, by_helper, *rest = nearest_tests(tmp_path, Path("toy/sums.py"))
+    assert own == Path("tests/toy/test_sums.py")  # by its name: it starts the module in another process
+    assert by_package == Path("tests/other/test_by_package.py")
+    assert by_user == Path("tests/other/test_by_user.py")
+    assert by_helper == Path("tests/other/test_by_helper.py")
+    assert rest == [Path("tests/toy/test_alone.py"), Path("tests/toy/test_by_relative.py")]
+    assert Path("tests/other/test_stranger.py") not in rest
+    below = nearest_tests(tmp_path, Path("toy/parts/deep.py"))
+    assert below == [Path("tests/toy/test_alone.py"), Path("tests/toy/test_by_relative.py"), own]
+
+
 def test_the_equivalent_faults_are_faults_that_the_tree_can_have() -> None:
     for file, old, new in equivalents(EQUIVALENT):
         source = (TREE / file).read_bytes()
