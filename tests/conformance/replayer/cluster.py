@@ -32,6 +32,10 @@ class Answer(NamedTuple):
     err: str
 
 
+END_S = 10.0
+"""Time that a process has to end when it is asked to, seconds."""
+
+
 class Pool(NamedTuple):
     """A pool as the transcript's first listing has it; without bytes it counts units."""
 
@@ -86,9 +90,19 @@ class Typist:
         """End the helper."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
-            await self._process.wait()
+            await _ended(self._process)
         if self._reader is not None:
             await self._reader
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Wait until a process that was asked to end has ended; kill one that takes too long."""
+    try:
+        await asyncio.wait_for(process.wait(), END_S)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 class Cluster:
@@ -221,13 +235,9 @@ class Cluster:
             process = self.processes.get(name)
             if process is None:
                 continue
-            if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
                 process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), 10)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+            await _ended(process)
         for pid in self._left():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
