@@ -95,10 +95,10 @@ class Typist:
             await self._reader
 
 
-async def _ended(process: asyncio.subprocess.Process) -> None:
+async def _ended(process: asyncio.subprocess.Process, within_s: float = END_S) -> None:
     """Wait until a process that was asked to end has ended; kill one that takes too long."""
     try:
-        await asyncio.wait_for(process.wait(), END_S)
+        await asyncio.wait_for(process.wait(), within_s)
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -187,11 +187,7 @@ class Cluster:
             if process.returncode is None:
                 process.send_signal(signal_number)
         for process in ended:
-            try:
-                await asyncio.wait_for(process.wait(), START_S)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+            await _ended(process, START_S)
 
     async def start_replicas(self) -> None:
         """Start the replicas again, those that run first being ended, and wait until one leads."""
