@@ -243,7 +243,7 @@ def obstacles(layout: Layout, slurm: SlurmSettings) -> list[str]:
     read = (layout.conf / "slurm.conf", layout.conf / SITE_SCRIPT, conf, layout.config, *layout.forebay, layout.run)
     found += trust_faults((*made, *read), slurm.uid)
     found += claim_faults(layout.run)
-    found += [f"{path}: is not there; name an existing directory" for path in (layout.units,) if not path.is_dir()]
+    found += [f"{path}: does not exist; name an existing directory" for path in (layout.units,) if not path.is_dir()]
     known = _manifest(layout.conf)
     if known.files and known.plugin != layout.plugin:
         found.append(f"{layout.conf / MANIFEST}: was written for --plugin {known.plugin}; --remove that first")
@@ -259,9 +259,9 @@ def obstacles(layout: Layout, slurm: SlurmSettings) -> list[str]:
                 f"to use both, rename it to {SITE_SCRIPT} "
                 '(see "Keep a second script" in docs/slurm/install.md), or move it away'
             )
-            found.append(f"{path}: is there and not Forebay's; {remedy}")
+            found.append(f"{path}: exists and was not written by Forebay; {remedy}")
         else:
-            found.append(f"{path}: is there and not Forebay's; move it away")
+            found.append(f"{path}: exists and was not written by Forebay; move it away")
     found += plugin_faults(slurm, layout.plugin)
     return found
 
@@ -272,7 +272,7 @@ def remaining(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[s
     for path, content in contents(layout, slurm).items():
         digest = _digest(path)
         if digest is None:
-            found.append(f"{path}: is not there; run `forebay slurm install`, without --check")
+            found.append(f"{path}: missing; run `forebay slurm install`, without --check")
         elif digest != content.sha256:
             found.append(f"{path}: is not what this release writes; run `forebay slurm install`, without --check")
         elif stat.S_IMODE(path.stat().st_mode) != content.mode:

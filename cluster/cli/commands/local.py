@@ -289,7 +289,8 @@ def _closed_to_others(directory: Path) -> Path | None:
 
 
 def _count(config: Config) -> str:
-    return f"{len(config.replicas)} replicas and {len(config.agents)} agents"
+    counts = (("replica", len(config.replicas)), ("agent", len(config.agents)))
+    return " and ".join(f"{count} {noun}" + ("" if count == 1 else "s") for noun, count in counts)
 
 
 @click.command("up")

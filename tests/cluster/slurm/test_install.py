@@ -278,8 +278,8 @@ def _damaged_manifest(host: SlurmHost) -> None:
 
 WRONG: dict[str, tuple[Callable[[SlurmHost], None], str]] = {
     "plugin": (_no_plugin, "is in none of"),
-    "foreign file": (_foreign_unit, "is there and not Forebay's; move it away"),
-    "symbolic link": (_link_in_the_way, "is there and not Forebay's; move it away"),
+    "foreign file": (_foreign_unit, "exists and was not written by Forebay; move it away"),
+    "symbolic link": (_link_in_the_way, "exists and was not written by Forebay; move it away"),
     "path": (_odd_run, "choose another path"),
     "run directory of others": (_foreign_run, "others could change what slurmctld runs"),
     "run directory of whoever comes first": (_claimable_run, "others could make it in .*; choose another path"),
