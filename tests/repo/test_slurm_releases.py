@@ -112,6 +112,12 @@ def test_the_table_tells_passed_from_failed_and_from_not_run() -> None:
     )
 
 
+def test_the_table_shows_which_plugin_an_exercise_is_not_for() -> None:
+    shown = table([_result("datawarp-scripts", plugin="datawarp")])
+    row = next(line for line in shown.splitlines() if line.startswith("| datawarp-scripts "))
+    assert [cell.strip() for cell in row.strip("|").split("|")][1::2] == ["n/a", "n/a", "n/a"]
+
+
 def test_the_results_that_are_kept_are_of_rows_that_exist() -> None:
     results = load(FILE)
     assert results and all(one.row in FEATURES and one.release in RELEASES for one in results)

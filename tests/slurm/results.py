@@ -76,7 +76,11 @@ def table(results: Iterable[Result] | None = None) -> str:
     for feature in FEATURES:
         keys = [(FEATURES.index(feature), list(RELEASES).index(r), PLUGINS.index(p)) for r, p in columns]
         if any(key in known for key in keys):
-            cells = [_cell(known.get(key)) for key in keys]
+            only = EXERCISES[feature].only if feature in EXERCISES else ""
+            cells = [
+                "n/a" if only not in ("", plugin) else _cell(known.get(key))
+                for (_, plugin), key in zip(columns, keys, strict=True)
+            ]
             lines.append(f"| {feature} | " + " | ".join(cells) + " |")
     versions = []
     for release in RELEASES:

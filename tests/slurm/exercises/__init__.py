@@ -35,6 +35,8 @@ class Exercise(NamedTuple):
     size: int = 1
     site: Callable[[int], dict[str, Any]] = lambda size: {}
     """Options of `Site` by the size."""
+    only: str = ""
+    """The plugin that it is for; empty: both."""
 
 
 def _interrupted(size: int) -> dict[str, Any]:
@@ -56,7 +58,7 @@ EXERCISES: Final = {
     "node-failure": Exercise(node_failure, 1, _interrupted),
     "time-limit": Exercise(time_limit, 1, _interrupted),
     "heterogeneous": Exercise(heterogeneous, 1, _interrupted),
-    "datawarp-scripts": Exercise(datawarp_scripts, 1, lambda size: {"grains": 4 * POOL_GRAINS}),
+    "datawarp-scripts": Exercise(datawarp_scripts, 1, lambda size: {"grains": 4 * POOL_GRAINS}, only="datawarp"),
     "overcommit": Exercise(overcommit, 200, lambda size: {"grains": 2 * POOL_GRAINS}),
     "refusals": Exercise(refusals),
     "unexported": Exercise(unexported),
