@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-_CREDENTIALS: Final = struct.Struct("3i")
+_CREDENTIALS: Final = struct.Struct("iII")
 """struct ucred of unix(7)."""
 
 OVERFLOW_UID: Final = 65534
@@ -74,8 +74,7 @@ class PeerAccount(NamedTuple):
 def peer_account(connection: socket.socket) -> PeerAccount:
     """Return the credentials of a local connection's peer (SO_PEERCRED); OSError."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, gid = _CREDENTIALS.unpack(data)
-    return PeerAccount(pid, uid & 0xFFFFFFFF, gid & 0xFFFFFFFF)
+    return PeerAccount(*_CREDENTIALS.unpack(data))
 
 
 @contextlib.contextmanager
