@@ -107,7 +107,6 @@ class Progress:
     def snapshot(self) -> None:
         """Send no entries while a snapshot is under way."""
         self.phase = Phase.SNAPSHOT
-        self.probe_seq = 0
         self._land_all()
 
     @property
