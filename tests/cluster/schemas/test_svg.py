@@ -1,0 +1,43 @@
+"""Charts: each figure has its shape, at the place of its time on the axis."""
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.schemas.page import BAR_WIDTH_MIN, ChartBar, ChartFrame, Layer, areas, bar_strip
+from cluster.schemas.page.svg import HEIGHT, STRIP
+
+FRAME = ChartFrame(0, 1_000_000)
+times = st.integers(-100_000, 1_100_000)
+drawn_bars = st.lists(
+    st.builds(
+        lambda at, length, title: ChartBar(0, at, at + length, "c1", title),
+        times,
+        st.integers(0, 500_000),
+        st.text(alphabet='a<&"', max_size=4),
+    ),
+    max_size=5,
+)
+layers = st.lists(
+    st.lists(st.tuples(times, st.integers(0, 9)), max_size=5).map(lambda steps: Layer("use", "c2", sorted(steps))),
+    max_size=4,
+)
+
+
+@given(drawn_bars)
+def test_each_bar_is_drawn_from_its_begin_to_its_end(found: list[ChartBar]) -> None:
+    drawn = re.findall(r'<rect x="([0-9.]+)" y="0" width="([0-9.]+)"', bar_strip(FRAME, found, "jobs"))
+    for (x, width), bar in zip(drawn, found, strict=True):
+        left, right = (min(max(at, 0), 1_000_000) / 1_000_000 * STRIP for at in (bar.from_us, bar.to_us))
+        assert abs(float(x) - left) < 0.01
+        assert abs(float(width) - max(right - left, BAR_WIDTH_MIN)) < 0.02
+
+
+@given(layers)
+def test_each_layer_with_steps_is_an_area_within_the_strip(found: list[Layer]) -> None:
+    drawn = re.findall(r'<polygon points="([^"]*)"', areas(FRAME, found, 9, "use", ("9", "0")))
+    assert len(drawn) == sum(bool(layer.steps) for layer in found)
+    for points in drawn:
+        corners = [tuple(map(float, point.split(","))) for point in points.split()]
+        assert all(0 <= x <= STRIP and 0 <= y <= HEIGHT for x, y in corners)

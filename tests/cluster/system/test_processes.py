@@ -1,0 +1,72 @@
+"""What /proc says of a process."""
+
+from pathlib import Path
+
+import pytest
+
+from cluster.system import cgroup_of, processes
+
+
+def mount(root: str = "/", directory: str = "/sys/fs/cgroup", kind: str = "cgroup2") -> str:
+    """Return a line of /proc/self/mountinfo."""
+    return f"30 1 0:26 {root} {directory} rw shared:4 - {kind} none rw\n"
+
+
+def show(monkeypatch: pytest.MonkeyPatch, own: str, mounts: str) -> None:
+    """Have process 7 be in a cgroup, with these mounts."""
+    texts = {"/proc/7/cgroup": own, "/proc/self/mountinfo": mounts}
+
+    class Shown:
+        def __init__(self, path: str) -> None:
+            self._path = path
+
+        def read_text(self) -> str:
+            return texts[self._path]
+
+    monkeypatch.setattr(processes, "Path", Shown)
+
+
+@pytest.mark.parametrize(
+    ("own", "mounts", "directory"),
+    [
+        ("0::/", mount(), "/sys/fs/cgroup"),
+        ("0::/system.slice/a.service", mount(), "/sys/fs/cgroup/system.slice/a.service"),
+        ("1:cpu:/old\n0::/a..b/c", mount(kind="tmpfs") + mount(), "/sys/fs/cgroup/a..b/c"),
+        ("0::/pod/a", mount("/pod"), "/sys/fs/cgroup/a"),
+        ("0::/pod", mount("/pod"), "/sys/fs/cgroup"),
+        ("0::/pods/a", mount("/pod") + mount(directory="/two"), "/two/pods/a"),
+        ("0::/a", mount(directory="/c\\040d"), "/c d/a"),
+    ],
+)
+def test_a_cgroup_is_found_below_the_mount_that_shows_it(
+    own: str, mounts: str, directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show(monkeypatch, own, mounts)
+    assert cgroup_of(7) == directory
+
+
+@pytest.mark.parametrize(
+    ("own", "mounts", "why"),
+    [
+        ("", mount(), "no cgroup v2 for it"),
+        ("1:cpu:/a", mount(), "no cgroup v2 for it"),
+        ("0::/../other", mount(), "no cgroup v2 for it"),
+        ("0::/..", mount(), "no cgroup v2 for it"),
+        ("0::/a", mount(kind="tmpfs"), "is mounted"),
+        ("0::/pods/a", mount("/pod"), "is mounted"),
+    ],
+)
+def test_a_cgroup_that_no_mount_shows_is_refused_with_the_cause(
+    own: str, mounts: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show(monkeypatch, own, mounts)
+    with pytest.raises(LookupError, match=why):
+        cgroup_of(7)
+
+
+def test_a_process_is_in_the_list_of_its_cgroup() -> None:
+    try:
+        directory = Path(cgroup_of(1))
+    except LookupError:
+        pytest.skip("this machine has no cgroup v2")
+    assert "1" in (directory / "cgroup.procs").read_text().split()
