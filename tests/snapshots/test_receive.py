@@ -371,3 +371,30 @@ def finish_in_pieces(receiver: Receiver, content: bytes) -> Path:
     for offset in range(0, len(content), 300):
         receiver.write(offset, content[offset : offset + 300])
     return finish(receiver)
+
+
+def test_what_was_verified_takes_no_more_and_stays_what_it_is(tmp_path: Path, content: bytes) -> None:
+    store = SnapshotStore(tmp_path, cluster_id="c1")
+    receiver = store.receive(7, 2)
+    receiver.write(0, content)
+    receiver.verify()
+    for offset, data in ((0, content[:100]), (len(content), b"more"), (0, b"")):
+        with pytest.raises(SnapshotRefused, match="takes no more"):
+            receiver.write(offset, data)
+    path = receiver.finalize()
+    assert path.read_bytes() == content and store.newest_usable() == (path, small_image())
+
+
+def test_what_is_being_verified_takes_no_more(tmp_path: Path, content: bytes) -> None:
+    disk = GatedSync()
+    store = SnapshotStore(tmp_path, disk=disk)
+    receiver = store.receive(7, 2)
+    receiver.write(0, content)
+    verified = store.verify(receiver)
+    assert disk.reached.wait(30)
+    with pytest.raises(SnapshotRefused, match="takes no more"):
+        receiver.write(len(content), b"more")
+    disk.go.set()
+    verified.result(30)
+    assert receiver.finalize().read_bytes() == content
+    store.close()

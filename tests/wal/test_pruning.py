@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from tests.wal.support import apply, entry, fill, open_env, opened
 from wal import BrokenInvariant, Environment, Journal, records
+from wal.journal import Entry
 from wal.ledger import Ledger, LedgerBroken, export_history
 from wal.ledger import fill as fill_gap
-from wal.pruning import authorise, prune_some, read_pruned
+from wal.pruning import authorise, insert_beginning, prune_some, read_pruned
 from wal.records import CHAIN, ENTRIES, KEPT_ENTRIES, REVISIONS, Gap, PrunedRange, PrunedSegment
 
 LAST = 300
@@ -265,3 +266,42 @@ def test_a_record_of_what_was_pruned_has_a_whole_number_of_segments_or_is_damage
         else:
             with pytest.raises(records.DamagedValue, match=f"has {length} bytes"):
                 records.unpack_pruned(value)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_a_beginning_is_inserted_as_it_was_or_not_at_all(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    directory = tmp_path_factory.mktemp("beginning")
+    donor, env = whole(directory / "r2"), open_env(directory / "r1")
+    *_, end = Ledger(donor).read(1, limit=100)
+    journal = Journal(env)
+    journal.reset_to(100, 1, end.digest, end.revision)
+    journal.sync()
+    (gap,) = Ledger(env).gaps()
+    assert gap == Gap(1, 100, 0, 200)
+    count = data.draw(st.integers(0, 100), label="count")
+    held = list(Ledger(donor).read(1, limit=count)) if count else []
+    first = [(Entry(one.index, one.term, one.data), one.digest, one.revision) for one in held]
+    if first:
+        place = data.draw(st.integers(0, count - 1), label="place")
+        entry, digest, revision = first[place]
+        for wrong in (
+            (entry._replace(index=entry.index + 1), digest, revision),
+            (entry._replace(data=entry.data + b"!"), digest, revision),
+            (entry, bytes(32), revision),
+            (entry, digest, 201),
+            (entry, digest, revision - 3),
+        ):
+            with pytest.raises(BrokenInvariant, match="does not lead on"):
+                insert_beginning(env, gap, [*first[:place], wrong, *first[place + 1 :]])
+            assert Ledger(env).gaps() == (gap,) and rows(env)[0] == 0
+    insert_beginning(env, gap, first)
+    inserted = count if count < 100 else 0  # the caller fills a gap as a whole in another way
+    assert list(Ledger(env).read(1, limit=LAST)) == held[:inserted]
+    assert Ledger(env).gaps() == (Gap(inserted + 1, 100, 2 * inserted, 200),)
+    assert Ledger(env).verify().digest == end.digest
+    assert [Ledger(env).index_of_revision(2 * index) for index in range(1, inserted + 1)] == [*range(1, inserted + 1)]
+    env.close()
+    donor.close()
