@@ -136,3 +136,22 @@ def test_a_fault_lasts_for_its_lease_and_its_time_from_when_it_is_done_and_no_lo
         assert lasted_s(said, 3_600, 3_600) < 60
     for said in (b"", far, b"lea"):
         assert lasted_s(said, 3_600, 3_600, gone=True) < 60, "the helper is gone"
+
+
+@story
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (ConnectionResetError("reset by peer"), "reset by peer"),
+        (TimeoutError(), "TimeoutError"),
+        (asyncio.LimitOverrunError("too long", 9), "too long"),
+    ],
+)
+async def test_an_answer_that_does_not_come_is_said_with_its_cause(failure: Exception, said: str) -> None:
+    class Writer:
+        def write(self, data: bytes) -> None:
+            raise failure
+
+    channel = HelperChannel("h1", "1f", asyncio.StreamReader(), Writer())  # type: ignore[arg-type]
+    with pytest.raises(HelperRefused, match=f"helper h1 does not answer .{said}."):
+        await channel.ask(LookRequest("leader-hang", "r1"))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import given, settings
@@ -24,6 +25,7 @@ from cluster.drill.faults import (
     ThisMachine,
     Throttle,
     Undo,
+    _locks,
     do,
     of_target,
     undo_fault,
@@ -295,3 +297,31 @@ def test_a_file_takes_what_is_free_up_to_its_bound_and_is_gone_afterwards(
     machine.empty(file)
     machine.empty(file)
     assert os.listdir(tmp_path) == []
+
+
+FORKS: Final = """
+import fcntl, os, sys, threading
+directory = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(directory, fcntl.LOCK_EX)
+child = os.fork()
+if child:
+    print(child, flush=True)
+threading.Event().wait()
+"""
+
+
+def test_a_child_that_inherited_the_lock_does_not_hold_it(tmp_path: Path) -> None:
+    """The kernel shows the lock of the parent among the child's descriptors, too."""
+    (tmp_path / "file").touch()
+    command = [sys.executable, "-c", FORKS, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        try:
+            of_directory, of_file = (os.stat(path) for path in (tmp_path, tmp_path / "file"))
+            assert _locks(parent.pid, (of_directory.st_dev, of_directory.st_ino))
+            assert not _locks(child, (of_directory.st_dev, of_directory.st_ino))
+            assert not _locks(parent.pid, (of_file.st_dev, of_file.st_ino))
+        finally:
+            os.kill(child, signal.SIGKILL)
+            parent.kill()

@@ -28,7 +28,7 @@ from cluster.drill import helper as module
 from cluster.drill.helper import Helper
 from cluster.drill.record import UndoRecord
 from cluster.schemas.drills import DrillAnswer
-from cluster.security import Credentials, TlsFiles
+from cluster.security import Credentials, TlsFiles, server_context
 from cluster.system import Address, SystemClock
 from tests.cluster.drill.held import holding, state_of
 from tests.cluster.harness import story
@@ -394,3 +394,18 @@ def test_a_mistake_in_the_tables_is_refused_with_its_place(founded: Config, tmp_
     with pytest.raises(ConfigError) as error:
         Config.load(file)
     assert BAD_TABLES[table] in str(error.value) and error.value.line > 0
+
+
+@story
+async def test_who_shows_no_certificate_of_a_helper_is_not_believed_and_the_remedy_issues_one(machine: Config) -> None:
+    helper = machine.helpers[0]
+
+    async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    context = server_context(machine.tls_files("r1"))
+    async with await asyncio.start_server(close, helper.address.host, helper.address.port, ssl=context):
+        with pytest.raises(HelperRefused, match="helper h1 is not believed") as refused:
+            await HelperChannel.open("h1", helper.address, machine.tls_files("operator"), machine.cluster.id)
+    assert str(helper.address) in refused.value.remedy
+    assert "forebay cert issue h1 --role helper --replace" in refused.value.remedy
