@@ -1,8 +1,14 @@
 """`forebay transfer …`: the words of each command, what it asks, and what it says where there is nothing."""
 
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from cluster.cli.commands import transfer as module
 from cluster.cli.exits import ExitCode
 from cluster.cli.text.transfer import bar, state_words
-from cluster.schemas.transfers import ReceiptsAnswer, TransfersAnswer, TransferView
+from cluster.schemas.transfers import ReceiptsAnswer, TransfersAnswer, TransferState, TransferView
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.transfer_views import COPYING, OF_A_JOB, RECEIPT, TRANSFERS
 
@@ -61,3 +67,20 @@ def test_a_bar_is_full_at_the_end_only_and_counts_files_where_bytes_are_not_know
 def test_what_an_agent_calls_its_phase_cannot_take_over_a_terminal() -> None:
     hostile = TransferView(job_id=1, attempt=1, node="n", stage="stage_in", phase="\x1b[2J")
     assert "\x1b" not in state_words(hostile) and state_words(COPYING) == "copying"
+
+
+def test_drawing_goes_on_while_anything_moves_and_ends_with_what_an_operator_must_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "WATCH_PERIOD_S", 0.0)
+    failed = TransferView(job_id=1, attempt=1, node="n1", stage="stage_in", state="failed")
+    states: tuple[TransferState, ...] = ("queued", "moving", "retrying")
+    for last in ([], [failed]):
+        answers = [[failed, replace(failed, job_id=2, state=state)] for state in states]
+        answers += [*([replace(failed, state=state)] for state in states), last, [replace(failed, state="moving")]]
+
+        async def ask(waiting: list[list[TransferView]] = answers) -> list[TransferView]:
+            return waiting.pop(0)
+
+        asyncio.run(module._draw(ask))
+        assert len(answers) == 1

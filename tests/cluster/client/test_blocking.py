@@ -132,3 +132,30 @@ def test_a_name_service_without_an_answer_costs_the_wait_and_does_not_keep_the_p
     finally:
         over.set()
     assert names == [(b"r1.example", True)]
+
+
+def test_headers_of_exactly_the_bound_are_read_and_none_above_it() -> None:
+    def answer(size_bytes: int) -> HttpResponse:
+        lines = ["Content-Length: 0", *["X: " + "x" * 497] * (size_bytes // 500 - 1)]
+        lines.append("Y: " + "y" * (size_bytes - sum(map(len, lines)) - 3))
+        assert sum(map(len, lines)) == size_bytes
+        return answered("\n".join(("HTTP/1.1 200 OK", *lines)))[0]
+
+    for size_bytes in (HEAD_BYTES_MAX - 1, HEAD_BYTES_MAX):
+        assert answer(size_bytes).status == 200
+    with pytest.raises(http_responses.MalformedResponse, match="too many headers"):
+        answer(HEAD_BYTES_MAX + 1)
+
+
+def test_a_name_has_the_addresses_or_the_failure_of_the_name_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[object, ...]] = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 7402))]
+
+    def look(host: bytes, *_: object, **options: int) -> list[tuple[object, ...]]:
+        if options.get("flags", 0) & socket.AI_NUMERICHOST or host == b"unknown.example":
+            raise socket.gaierror(socket.EAI_NONAME, "unknown name")
+        return found
+
+    monkeypatch.setattr(socket, "getaddrinfo", look)
+    assert blocking._addresses(b"r1.example", 7402, 60.0) == found
+    with pytest.raises(socket.gaierror, match="unknown name"):
+        blocking._addresses(b"unknown.example", 7402, 60.0)

@@ -15,7 +15,7 @@ from cluster.client import sse as sse_module
 from cluster.client.attempt import AttemptError, HttpResponse
 from cluster.client.calls import FIRST_WAIT_S, LONGEST_WAIT_S, Endpoints
 from cluster.client.errors import UNREACHABLE, UNTRUSTED
-from cluster.client.events import GIVE_UP_S, EventStream
+from cluster.client.events import GIVE_UP_S, EventStream, StreamPosition
 from cluster.client.exchange import Exchange
 from cluster.client.sse import ServerSentEvent, SseParser, StreamBroken
 from cluster.schemas.ledger import EventView
@@ -383,3 +383,22 @@ def test_an_endless_line_and_an_endless_event_are_bounded(monkeypatch: pytest.Mo
     with pytest.raises(StreamBroken, match="an event of the stream has more than 300 bytes"):
         for _ in range(10):
             parser.feed(b"data: " + b"x" * 80 + b"\n")
+
+
+@given(st.integers(0, 6), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), max_size=12))
+def test_an_event_is_taken_once_in_order_and_after_what_is_complete(
+    complete: int, offered: list[tuple[int, int]]
+) -> None:
+    position, taken = StreamPosition(complete), list[tuple[int, int]]()
+    for revision, sequence in offered:
+        last = taken[-1] if taken else (complete, 9)
+        is_new = (revision, sequence) > last
+        view = EventView(
+            revision=revision, sequence=sequence, at="", actor="", command="", event="JobSubmitted", detail={}
+        )
+        if is_new and sequence != (last[1] + 1 if revision == last[0] else 0):
+            with pytest.raises(ApiError, match="left something out"):
+                position.accept(view)
+        else:
+            assert position.accept(view) is is_new
+            taken += [(revision, sequence)] if is_new else []
