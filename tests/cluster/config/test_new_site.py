@@ -318,3 +318,19 @@ def test_a_pool_that_is_none_is_refused(text: str, sentence: str) -> None:
     with pytest.raises(FoundingRefused) as caught:
         PoolSpec.parse(text)
     assert sentence in str(caught.value)
+
+
+def test_the_names_of_a_new_cluster_are_durable_wherever_its_data_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named: dict[Path, set[str]] = {}
+    sync = founding_module.sync_directory
+
+    def synced(directory: Path) -> None:
+        named[directory] = {path.name for path in directory.iterdir()}
+        sync(directory)
+
+    monkeypatch.setattr(founding_module, "sync_directory", synced)
+    site, data = tmp_path / "site", tmp_path / "data"
+    create_site(site, Founding(data=data), clock=CLOCK)
+    assert named[site] >= {"forebay.toml", "tls"} and named[data] >= {"r1", "r2", "r3"}

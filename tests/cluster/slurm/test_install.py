@@ -443,6 +443,20 @@ def test_a_disk_that_is_full_at_any_write_leaves_everything_as_it_was(
     assert writes >= 6, "each file, and the manifest twice"
 
 
+def test_what_was_removed_is_removed_on_the_disk(host: SlurmHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = {path.parent for path in host.install()} | {host.conf}
+    left: dict[Path, set[str]] = {}
+
+    def synced(directory: Path) -> None:
+        left[directory] = {path.name for path in directory.iterdir()}
+
+    monkeypatch.setattr(installing, "sync_directory", synced)
+    host.remove()
+    assert left.keys() == changed
+    # What a directory had when it was last synced is what it has now.
+    assert all(names == {path.name for path in one.iterdir()} for one, names in left.items() if one.exists())
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

@@ -152,3 +152,13 @@ def test_a_proof_from_an_empty_tree_is_empty() -> None:
     verify_consistency(0, 7, EMPTY_ROOT, root, [])
     with pytest.raises(ProofError, match="begins"):
         verify_consistency(0, 7, root, root, [])
+
+
+@given(st.integers(-3, 12), st.integers(-3, 12))
+def test_there_is_a_proof_exactly_for_what_is_in_the_tree(first: int, size: int) -> None:
+    for prove, is_there in ((inclusion_proof, 0 <= first < size), (consistency_proof, 0 <= first <= size)):
+        if is_there:
+            prove(first, size, naive_node)
+        else:
+            with pytest.raises(ValueError, match=str(size)):
+                prove(first, size, naive_node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -270,6 +271,17 @@ def test_a_key_file_is_of_its_owner_alone_never_overwritten_and_read_as_it_was_w
     for other in (bytes([key[0] + 1]) + key[1:], key + b"x", key[:-1]):
         with pytest.raises(NoteError, match="not the key of a cosigner"):
             parse_signer("+".join((*before, base64.b64encode(other).decode())) + "\n")
+
+
+def test_a_key_is_on_the_disk_before_its_public_key_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = list[bytes]()
+
+    def sync(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").read_bytes())
+
+    monkeypatch.setattr(os, "fsync", sync)
+    make_key(tmp_path / "key", "witness.example/w1")
+    assert synced == [(tmp_path / "key").read_bytes()]
 
 
 def test_the_keys_of_a_log_are_read_as_the_cluster_prints_them_and_others_are_refused() -> None:
