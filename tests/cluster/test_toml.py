@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cluster.config import config as config_module
 from cluster.config.config import Config
 from cluster.config.new_site import quote
-from cluster.config.toml import TEXT_CHARACTERS_MAX, ConfigError, Document, KeyPath, key_text
+from cluster.config.toml import TEXT_CHARACTERS_MAX, ConfigError, Document, KeyPath, key_text, redact
 from cluster.config.toml import _find as find
 from cluster.config.toml import _keys as keys_in
 from replica.model.configuration import DEFAULT_SITE, FOUNDING_FIELDS
@@ -450,3 +450,20 @@ def test_a_path_reads_as_in_toml_with_positions_from_one() -> None:
     assert key_text(("replica", 1, "peer")) == "replica[2].peer"
     assert key_text(("provider", "environment", "a\x1b[31m")) == "provider.environment.'a\\x1b[31m'"
     assert len(key_text(("k" * 1000 + " ",))) < 100
+
+
+@given(st.text(alphabet="ab.=[]{},#\"'\n ", max_size=40))
+@example("[a]\nb =")
+@example("a = {b = 'x', c.d = 1}")
+@example("[a]\n[a.b]\nc = 'x'\nd = 'y'")
+@example("[a]\nb = ['x']\nc = []")
+def test_of_any_text_all_values_of_a_table_are_redacted_or_it_is_refused(text: str) -> None:
+    try:
+        redacted = redact(f"{text}\n", ("a",), "SECRET")
+    except ValueError:
+        return
+    except AttributeError:
+        assert not isinstance(tomllib.loads(text)["a"], dict)
+        return
+    found = tomllib.loads(redacted).get("a", {})
+    assert set(found.values()) <= {"SECRET"} and found.keys() == tomllib.loads(text).get("a", {}).keys()

@@ -8,13 +8,14 @@ import resource
 import shlex
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from cluster.config.config import Config
-from cluster.system import CAPABILITIES, LIMITS, UNLIMITED, JobProcess
+from cluster.system import CAPABILITIES, LIMITS, UNLIMITED, JobProcess, job_process
 from replica.messages.commands import OperationDone, ScriptEnded
 from replica.model.job_states import JobState
 from replica.model.orders import SpecialTransfers
@@ -226,3 +227,19 @@ def test_a_script_has_a_session_keyring_of_its_own(site: Site) -> None:
         pytest.skip("this machine lets nobody have keyrings")
     theirs = int(through_a_script(site).text("keyring"))
     assert theirs > 0 and theirs != mine
+
+
+@pytest.mark.parametrize("root", [True, False])
+@pytest.mark.parametrize("no_new_privs", [True, False])
+def test_root_starts_no_process_whose_rights_it_cannot_drop_unless_programs_gain_none(
+    root: bool, no_new_privs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(job_process, "_prctl", denied)
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
+    if not own("CapBnd"):
+        pytest.skip("there are no rights to drop")
+    with pytest.raises(PermissionError) if root and not no_new_privs else nullcontext():
+        job_process.prepare(JobProcess(no_new_privs=no_new_privs))

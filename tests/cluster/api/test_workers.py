@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -251,3 +252,21 @@ async def test_a_killed_core_takes_its_workers_along(tmp_path: Path) -> None:
         assert len(workers) >= 2
         processes["r1"].kill()
         await until(lambda: all(start_time(worker) is None for worker in workers))
+
+
+@story
+@pytest.mark.parametrize("closing", [True, False])
+async def test_what_arrives_from_a_worker_that_was_closed_is_not_read(
+    closing: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    elsewhere, aborted = list[None](), list[None]()
+    core: Any = SimpleNamespace(service=None, elsewhere=lambda: elsewhere.append(None))
+    link = WorkerLink(SimpleNamespace(core=core))  # type: ignore[arg-type]
+    no_frame = LENGTH.pack(2) + b"no"
+    link.data_received(no_frame)
+    assert elsewhere == []
+    transport: Any = SimpleNamespace(is_closing=lambda: closing, abort=lambda: aborted.append(None))
+    link._transport = transport
+    link.data_received(no_frame)
+    assert len(elsewhere) == len(aborted) == (not closing)
+    assert bool(caplog.records) is not closing

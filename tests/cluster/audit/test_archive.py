@@ -523,6 +523,11 @@ def test_an_archive_that_nobody_known_has_signed_is_said_to_be(site: Site, archi
     site.keys.write_text("".join(line + "\n" for line in site.keys.read_text().splitlines()[-4:]))
     result = typed("audit", "verify", "--archive", archives[0], "--keys", site.keys)
     assert result.exit_code == ExitCode.VERIFICATION_FAILED and "is signed by a majority of the keys" in result.stderr
+    own = site.keys.read_text()
+    site.write_keys(3, "forebay/" + "f" * 32)
+    site.keys.write_text(own + site.keys.read_text())
+    result = typed("audit", "verify", "--archive", archives[0], "--keys", site.keys)
+    assert result.exit_code == ExitCode.BAD_INPUT and "it has a key of forebay/ffff" in result.stderr
     site.keys.write_text("nobody\n")
     result = typed("audit", "verify", "--archive", archives[0], "--keys", site.keys)
     assert result.exit_code == ExitCode.BAD_INPUT and "does not have the replicas' keys" in result.stderr

@@ -557,6 +557,9 @@ def test_the_page_has_the_figures_of_json_and_shows_hostile_names_as_they_are_wr
     again = re.search(r"forebay audit whatif [^<]*", text)
     assert again is not None and "--set=Pool=fast:+1" in again[0].replace("&#x27;", "'")
     assert f"--from={found.source.first_revision - 1}" in again[0]
+    # Each job that moves has two bars: without the change, and with it.
+    for job in (*found.gaining, *found.losing):
+        assert len(re.findall(f"<title>{job.job} [^<]*: (?:starts|does not start)", text)) == 2
     # It loads nothing and runs nothing.
     assert "default-src 'none'" in text.replace("&#x27;", "'")
     assert not re.search(r"(src|href)=", text)

@@ -115,7 +115,11 @@ async def test_the_gap_that_a_snapshot_left_is_filled_by_whoever_holds_it(
         assert [ledger.index_of_revision(at) for at in range(1, ledger.applied_revision + 1)] == [
             case.leader.storage.ledger.index_of_revision(at) for at in range(1, ledger.applied_revision + 1)
         ]
-        assert f"entries {gap.first_index} to {gap.last_index}, missed by a snapshot, are here" in caplog.text
+        said = [line.getMessage() for line in caplog.records if "missed by a snapshot" in line.getMessage()]
+        assert said == [
+            f"entries {gap.first_index} to {gap.last_index}, missed by a snapshot, are fetched from r1",
+            f"entries {gap.first_index} to {gap.last_index}, missed by a snapshot, are here",
+        ]
 
 
 @story

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.consensus import MemberChange
+from cluster.consensus import ChangeRefused, MemberChange
 from cluster.consensus.configurations import next_configuration
 from cluster.server.membership import Membership
 from tests.cluster.test_serve import make
@@ -60,3 +60,13 @@ def test_a_replacement_that_is_asked_for_again_after_a_promotion_is_carried_out_
         assert known.holds("r3#3")
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("name", ["r1", "r2", "r3", "r4"])
+def test_a_name_of_a_member_is_not_added_again_whatever_its_addresses(name: str) -> None:
+    learner = MemberChange(action=ChangeKind.ADD, name="r4", peer="h:1", api="h:2")
+    members = next_configuration(initial(tuple(map(Member, ("r1", "r2", "r3")))), learner, at=0)
+    again = MemberChange(action=ChangeKind.ADD, name=name, peer="elsewhere:1", api="elsewhere:2")
+    with pytest.raises(ChangeRefused, match=f"{name} is a member already") as refused:
+        next_configuration(members, again, at=0)
+    assert refused.value.code == "member_exists"

@@ -552,3 +552,14 @@ async def test_an_epoch_that_was_heard_of_just_now_is_not_asked_for(
         await asyncio.sleep(0.02)
         assert await host.call("pre_run", "42", str(host.script)) == (0, "")
         assert asked == ["42"] * 3
+
+
+@story
+async def test_the_epoch_of_an_external_job_that_was_noted_is_that_of_the_next_command(host: Host) -> None:
+    async with host.bridge() as bridge:
+        assert await host.set_up() == (0, "")
+        host.leader.external_jobs["42"] |= {"phase": "staged-in", "epoch": 7}
+        known = ExternalJobView(scheduler="slurm", job="42", epoch=7, phase="staged-in")
+        bridge._calls.note_external_job(known)
+        assert await host.call("pre_run", "42", str(host.script)) == (0, "")
+        assert host.leader.external_jobs["42"]["epoch"] == 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 
@@ -20,6 +21,7 @@ from cluster.agent.transfer.status_table import (
     ChunkState,
     CopiedFile,
     Flag,
+    RecordsFailed,
     RecordsHeader,
     RecordState,
     StatusRow,
@@ -153,3 +155,13 @@ def test_records_of_another_format_are_not_read(file: int) -> None:
 def _flip(file: int, bit: int) -> None:
     (byte,) = os.pread(file, 1, bit // 8)
     os.pwrite(file, bytes((byte ^ 1 << bit % 8,)), bit // 8)
+
+
+def test_a_record_that_a_full_disk_does_not_take_is_an_error() -> None:
+    full = os.open("/dev/full", os.O_RDWR)
+    try:
+        with pytest.raises(RecordsFailed) as failed:
+            Chunks(full, 0, 4, 1 << 20).mark_copied(1, b"")
+        assert failed.value.errno == errno.ENOSPC
+    finally:
+        os.close(full)
