@@ -18,14 +18,17 @@ from typing import Final
 from cluster.slurm.checks import POLL_DEFAULT_S
 from cluster.slurm.files import uptime_s
 
-NEXT_S: Final = 2.0
-"""Seconds within which Slurm makes the next call of a stage-in: a fork and some locks."""
+NEXT_S: Final = 10.0
+"""Seconds within which Slurm makes the next call of a stage-in: a fork and some locks.
+
+A busy host takes seconds for that. Only the teardown of a job whose next call was killed waits so long.
+"""
 
 POLLED_AGAIN_S: Final = POLL_DEFAULT_S + NEXT_S
 """The same after a reply that the stage-in continues: PollInterval, which is at most Slurm's default."""
 
-READ_S: Final = 0.5
-"""Seconds within which the reply to a running call is read, unless the caller was killed.
+READ_S: Final = 1.0
+"""Seconds within which a reply is read after it was made, unless the caller was killed.
 
 Short, since the same kill may hit a waiting teardown.
 """
@@ -41,11 +44,11 @@ class StageIns:
         """Create it; `now_s` is a monotonic clock, seconds."""
         self._now_s = now_s
         self._due_s: dict[str, float] = {}
-        """Jobs whose next call is expected -> deadline."""
+        """Jobs whose next call, or the reading of a reply, is expected -> deadline."""
         self._calls: Counter[str] = Counter()
         """Jobs -> running calls."""
         self._leaving: dict[str, asyncio.Event] = {}
-        """Jobs being torn down -> event set when a call of the stage-in was answered."""
+        """Jobs being torn down -> event set when a call of the stage-in was answered, and when the reply was read."""
         self._succeeded: set[str] = set()
         """Those of them whose stage-in was answered with success."""
 
@@ -64,6 +67,9 @@ class StageIns:
             self._calls[job] -= 1
             if not self._calls[job]:
                 del self._calls[job]
+                self._due_s[job] = self._now_s() + READ_S
+                if job in self._leaving:
+                    self._leaving[job].set()
 
     def note_reply(self, job: str, next_s: float) -> None:
         """Note that Slurm has read a reply; its next call comes within `next_s` seconds, 0 if there is none."""
@@ -79,19 +85,16 @@ class StageIns:
     @contextlib.asynccontextmanager
     async def leaving(self, job: str) -> AsyncIterator[None]:
         """Tear a job down within this context; it ends once Slurm's stage-in of the job has ended."""
-        until_s = self._due_s.pop(job, -math.inf)
-        if self._calls[job]:
-            until_s = max(until_s, self._now_s() + READ_S)
         changed = self._leaving[job] = asyncio.Event()
         try:
             yield
-            while (left_s := max(until_s, self._due_s.get(job, -math.inf)) - self._now_s()) > 0:
+            # A running call gets its answer from the leader, which may come after that of the teardown.
+            while job in self._calls or self._due_s.get(job, -math.inf) > self._now_s():
+                left_s = None if job in self._calls else self._due_s[job] - self._now_s()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(left_s):
                         await changed.wait()
-                if changed.is_set():
-                    changed.clear()
-                    until_s = -math.inf
+                changed.clear()
             if job in self._succeeded:
                 await asyncio.sleep(SETTLE_S)
         finally:

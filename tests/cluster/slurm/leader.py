@@ -42,6 +42,8 @@ class LeaderDouble:
         self.setups: dict[str, g.SetUpExternalJobRequest] = {}
         """Jobs -> what their last setup asked for."""
         self.hold: set[str] = set()
+        self.late_s = 0.0
+        """Seconds by which answers to questions come late."""
         self.failing: dict[str, str] = {}
         self.away = False
         self.unanswered: set[str] = set()
@@ -196,6 +198,8 @@ class LeaderDouble:
                     await self.changed.wait()
         except TimeoutError:
             pass
+        if awaited != [""]:
+            await asyncio.sleep(self.late_s)
         return self._view(job)
 
     def _view(self, job: str) -> g.ExternalJobAnswer:

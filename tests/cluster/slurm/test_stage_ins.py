@@ -100,6 +100,52 @@ async def test_a_question_that_runs_during_the_cancel_is_killed_or_has_not_faile
 
 
 @story
+async def test_a_question_that_a_busy_leader_answers_after_the_teardown_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "HOLD_S", 60)
+    monkeypatch.setattr(stage_ins, "SETTLE_S", 0)
+    host = Host(tmp_path, RELEASES["24.11"])
+    host.leader.hold.add("staging-in")
+    async with host.bridge():
+        assert await host.perform("setup") == (0, "")
+        assert await host.perform("data_in") == (0, "")
+        host.leader.late_s = 2 * stage_ins.READ_S
+        question = await host.begin("test_data_in")
+        await until(lambda: len(host.waiting()) == 1)
+        ending = Ending(host)
+        teardown = asyncio.create_task(ending.call("job_teardown"))
+        assert await host.end_of(question) == (0, "")
+        assert not ending.order
+        assert await teardown == (0, "")
+
+
+@story
+async def test_a_teardown_waits_for_the_reading_of_a_reply_and_for_the_next_call() -> None:
+    now_s = 100.0
+    found = stage_ins.StageIns(lambda: now_s)
+    with found.running_call("42"):
+        pass
+    over = asyncio.Event()
+
+    async def tear_down() -> None:
+        async with found.leaving("42"):
+            pass
+        over.set()
+
+    teardown = asyncio.create_task(tear_down())
+    await asyncio.sleep(0)
+    found.note_reply("42", stage_ins.NEXT_S)
+    await asyncio.sleep(0.01)
+    assert not over.is_set() and found.is_leaving("42")
+    with found.running_call("42"):
+        await asyncio.sleep(0.01)
+        assert not over.is_set()
+    now_s += 2 * stage_ins.READ_S  # the caller was killed
+    await teardown
+
+
+@story
 async def test_a_stage_in_that_slurm_has_given_up_does_not_hold_its_teardown_for_ever(
     polled: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

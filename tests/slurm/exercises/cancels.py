@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import signal
 
 from cluster.client import Client
-from tests.slurm.exercises.common import SETTLED, Figures, nothing_left, require
+from tests.slurm.exercises.common import SETTLED, Figures, no_alarms, nothing_left, require
 from tests.slurm.site import MOVERS, Seen, Site
 
 AT_ONCE = 20
@@ -17,8 +16,6 @@ SPREAD_S = 12.0
 
 STAGING_S = 90.0
 """Seconds for stage-ins to begin: Slurm's passes are up to half a minute apart."""
-
-_ALARM = re.compile(r"slurm_bb_\w+ for JobId=\S+ failed|unable to find bb_alloc")
 
 
 async def cancels(site: Site, client: Client, count: int, seed: int) -> Figures:
@@ -53,9 +50,7 @@ async def cancels(site: Site, client: Client, count: int, seed: int) -> Figures:
             left += await _ended(site, client, job)
         jobs += batch
     await nothing_left(site, client)
-    said = (site.directory / "slurm" / "slurmctld.output").read_text(errors="replace")
-    alarms = [line for line in said.splitlines() if _ALARM.search(line)]
-    require(not alarms, f"slurmctld reports {len(alarms)} failures of cancelled jobs, for example {alarms[:1]}")
+    no_alarms(site)
     return {"cancelled": len(jobs), "left_in_teardown": left}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -24,6 +25,9 @@ GONE_S: Final = 420.0
 """Seconds for buffers that never ran to be gone: they linger (ExternalJobLinger, 300 s), as after a restart of
 slurmctld.
 """
+
+ALARM: Final = re.compile(r"slurm_bb_\w+ for JobId=\S+ failed|unable to find bb_alloc")
+"""Lines with which slurmctld reports that a call has failed, or that a buffer came back after its teardown."""
 
 REGISTERS_S: Final = 60.0
 """Seconds within which an agent that was started registers."""
@@ -48,6 +52,13 @@ async def nothing_left(site: Site, client: Client, patience_s: float = PATIENCE_
         )
 
     await site.until("all buffers are gone", gone, patience_s)
+
+
+def no_alarms(site: Submitted) -> None:
+    """Raise RunFailed if slurmctld has reported failures of the buffer, as for jobs that were only cancelled."""
+    said = (site.directory / "slurm" / "slurmctld.output").read_text(errors="replace")
+    alarms = [line for line in said.splitlines() if ALARM.search(line)]
+    require(not alarms, f"slurmctld reports {len(alarms)} failures of cancelled jobs, for example {alarms[:1]}")
 
 
 async def node_starts(site: Site, client: Client, name: str) -> None:

@@ -17,7 +17,18 @@ from typing import Final
 from cluster.client import Client
 from tests.benchmarks.processes import tree, tree_cpu_s
 from tests.faults.local_cluster import REPLICAS, RunFailed
-from tests.slurm.exercises.common import GONE_S, Figures, Jobs, all_well, exported, many, nothing_left, refusal, require
+from tests.slurm.exercises.common import (
+    GONE_S,
+    Figures,
+    Jobs,
+    all_well,
+    exported,
+    many,
+    no_alarms,
+    nothing_left,
+    refusal,
+    require,
+)
 from tests.slurm.plain import PlainSite
 from tests.slurm.site import MOVERS, Site
 from tests.slurm.slurm import Submitted
@@ -291,6 +302,7 @@ async def _cancelled(site: Site, client: Client, processes: dict[str, int]) -> i
 
     await site.until("no process of the cancelled jobs is left", ended, 60)
     require(not list((site.run / "calls").iterdir()), "no call waits for its answer")
+    no_alarms(site)
     return len(jobs)
 
 
