@@ -69,7 +69,7 @@ async def quota(slurm: Slurm) -> None:
     await slurm.cli("config", "set", "DefaultAccount=people")
     data = slurm.site.make_input("quota")
     job = await slurm.site.submit(slurm.site.script("quota", grains=3))
-    reason = await slurm.held(job, "setup", "AssocGrpBB: account people never allows it")
+    reason = await slurm.held(job, "setup", "AssocGrpBB: account people never permits the job")
     require("no space" not in reason, reason)
     other = await slurm.site.submit(slurm.site.script("quota", "sleep 15", *COPY, grains=2))
     await slurm.phase(other, "running")
