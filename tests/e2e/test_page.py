@@ -15,6 +15,7 @@ from cluster.api.page.labels import format_after, format_moment, format_size
 from cluster.client import ApiError
 from cluster.schemas import operations as ops
 from tests.browser import CHROMIUM, ENTER, SCREENS, TAB, Browser, browser, relayed
+from tests.cluster.harness import PATIENCE_S
 from tests.faults.local_cluster import USER, LocalCluster
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: scripts/install-backends --browser")
@@ -110,7 +111,11 @@ async def story(cluster: LocalCluster, directory: Path) -> None:
         other = next(name for name in ("r1", "r2", "r3") if name != leader)
         # Chromium itself would go where a follower sends it, and have no certificate there.
         async with relayed(cluster.config, USER, other) as url:
-            await page.open(f"{url}/page?stale=ok")
+            async with asyncio.timeout(PATIENCE_S):
+                # A replica that is too busy to answer in time shows an error instead.
+                await page.open(f"{url}/page?stale=ok")
+                while not await page.run("document.getElementById('as-of') !== null"):
+                    await page.open(f"{url}/page?stale=ok")
             assert f"From {other} (follower; leader:" in await page.run("document.getElementById('as-of').innerText")
             assert "may be out of date" in await page.run("document.getElementById('banner').innerText")
             await says_that_its_replica_has_gone(cluster, page, url, other)
