@@ -317,7 +317,7 @@ def test_a_record_too_large_to_be_read_is_not_written() -> None:
         ConfigurationAt(1, _replace(MEMBERS, voters=())),
         ConfigurationAt(1, _replace(MEMBERS, version=5)),
     ],
-    ids=["of a later entry", "of no entry", "nobody votes", "a member of the future"],
+    ids=["of a later entry", "of no entry", "it has no voters", "a member of the future"],
 )
 def test_members_that_cannot_be_are_refused(placed: ConfigurationAt) -> None:
     with pytest.raises(ImageRejected, match="members are not sound"):

@@ -140,7 +140,7 @@ def test_a_replica_that_is_killed_at_any_step_goes_on_from_there(tmp_path: Path,
 
 def test_what_consensus_needs_is_never_pruned(tmp_path: Path) -> None:
     env = whole(tmp_path / "r1", base=200)
-    with pytest.raises(BrokenInvariant, match="below entry 202, but consensus sees 201 and later"):
+    with pytest.raises(BrokenInvariant, match="below entry 202, but consensus needs 201 and later"):
         authorise(env, PrunedRange(202, SEGMENTS))
     authorise(env, PrunedRange(201, SEGMENTS))
     with pytest.raises(BrokenInvariant, match="the ledger is pruned below 201"):

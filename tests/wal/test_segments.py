@@ -182,7 +182,7 @@ def test_an_entry_that_is_rewritten_with_its_sums_is_not_the_one_that_the_chain_
     names = sorted(os.listdir(tmp_path / "a"))
     # Sound in itself: its neighbours do not lead to it.
     (tmp_path / "a" / names[2]).write_bytes((tmp_path / "b" / names[2]).read_bytes())
-    with pytest.raises(SegmentBroken, match="does not follow on the digest"):
+    with pytest.raises(SegmentBroken, match="does not continue the digest"):
         Archive(tmp_path / "a")
     env.close()
     other.close()
@@ -200,7 +200,7 @@ def test_a_segment_that_is_missing_or_of_another_cluster_is_named(tmp_path: Path
         Archive(tmp_path / "a")
     wrong = tmp_path / "a" / str(gone._replace(last_index=gone.last_index + 1))
     wrong.write_bytes(held)
-    with pytest.raises(SegmentBroken, match="by its manifest"):
+    with pytest.raises(SegmentBroken, match="its manifest lists"):
         Segment(wrong)
     env.close()
 
@@ -210,7 +210,7 @@ def test_an_archive_of_another_history_or_cluster_is_not_gone_on_with(tmp_path: 
     archive(other, tmp_path / "a", 40)
     with pytest.raises(SegmentBroken, match="entry 41 of the ledger does not follow"):
         archive(env, tmp_path / "a")
-    with pytest.raises(SegmentBroken, match="not of one history"):
+    with pytest.raises(SegmentBroken, match="their histories differ"):
         ArchivedLedger(env, Archive(tmp_path / "a"))
     env.close()
     other.close()
