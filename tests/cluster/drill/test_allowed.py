@@ -84,11 +84,11 @@ def test_a_machine_without_nft_or_root_is_refused_by_name(three: Config, monkeyp
 def test_only_a_file_system_that_others_do_not_need_is_filled(
     three: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert disk_fault(Path("/")) == "/ is on the file system of /, which others need"
+    assert disk_fault(Path("/")) == "/ is on the root filesystem, which other programs need"
     config = replace(three, storage=replace(three.storage, directory=tmp_path))
     (tmp_path / "r1").mkdir()
-    monkeypatch.setattr(module, "disk_fault", lambda directory: "it is on the file system of /")
-    with pytest.raises(HelperRefused, match="it is on the file system of /; give the replica a file system of its own"):
+    monkeypatch.setattr(module, "disk_fault", lambda directory: "it is on the root filesystem")
+    with pytest.raises(HelperRefused, match="it is on the root filesystem; give the replica a file system of its own"):
         fault_of(config, config.helpers[0], "disk-full", "r1", 7)
     monkeypatch.setattr(module, "disk_fault", lambda directory: "")
     found = fault_of(config, config.helpers[0], "disk-full", "r1", 7)

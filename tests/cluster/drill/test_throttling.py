@@ -67,11 +67,11 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no such file": (
         lambda group: (group / "cgroup.procs").unlink(),
-        "nobody can say who is in the cgroup .*; start each replica as a service of its own",
+        "the processes of the cgroup .* cannot be listed: .*; start each replica as a service of its own",
     ),
     "no controller": (
         lambda group: (group / IO_MAX).unlink(),
-        "disks are not bounded for the cgroup .*; write IOAccounting=yes into the unit",
+        "disk limits are not enabled for the cgroup .*; write IOAccounting=yes into the unit",
     ),
 }
 
@@ -88,10 +88,10 @@ def test_what_cannot_be_slowed_down_for_it_alone_is_refused_by_name_and_remedy(
 
 def test_a_process_without_a_cgroup_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(pid: int) -> str:
-        raise LookupError("this machine has no cgroup v2 for it")
+        raise LookupError("this machine does not use cgroup v2")
 
     monkeypatch.setattr(module, "cgroup_of", none)
-    with pytest.raises(HelperRefused, match="no cgroup v2 for it; start each replica"):
+    with pytest.raises(HelperRefused, match="does not use cgroup v2; start each replica"):
         throttle_of(ME, tmp_path)
 
 
