@@ -193,7 +193,7 @@ def test_nothing_is_cosigned_that_is_not_on_the_disk(kept: Kept, monkeypatch: py
     for lock in ("IMMEDIATE", "EXCLUSIVE"):
         connection = sqlite3.connect(kept.db, isolation_level=None)
         connection.execute(f"BEGIN {lock}")
-        assert kept.asked(SOUND, 0, 5) == WitnessResponse(500, "this witness cannot note what it cosigns\n"), lock
+        assert kept.asked(SOUND, 0, 5) == WitnessResponse(500, "this witness cannot record its cosignatures\n"), lock
         connection.close()
     assert kept.asked(SOUND, 0, 5).status == 200
 
@@ -219,11 +219,11 @@ def test_of_two_processes_with_one_database_only_one_goes_on_from_a_size(kept: K
 
 def test_a_witness_that_has_lost_what_it_cosigned_does_not_go_on_with_the_same_key(kept: Kept, tmp_path: Path) -> None:
     kept.db.rename(tmp_path / "away")
-    with pytest.raises(WitnessError, match="must not go on with the same key"):
+    with pytest.raises(WitnessError, match="must not continue with the same key"):
         kept.opened()
     other = make_key(tmp_path / "other", "witness.example/w2")
     CheckpointStore.create(kept.db, str(other))
-    with pytest.raises(WitnessError, match="of another key"):
+    with pytest.raises(WitnessError, match="belongs to another key"):
         kept.opened()
     kept.db.write_bytes(b"nothing of SQLite" * 100)
     with pytest.raises(WitnessError):
