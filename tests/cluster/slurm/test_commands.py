@@ -63,7 +63,7 @@ def test_a_bridge_with_a_certificate_for_something_else_ends_with_78(
     path = certify(double, "tall", role)
     code, said = bridge(double.config.file, tmp_path)
     assert code == 78
-    assert f"{path}: is for role {role}, and a bridge needs one for role scheduler" in said
+    assert f"{path}: has the role {role}, but a bridge needs the role scheduler" in said
     assert "forebay cert issue NAME --role scheduler" in said
     assert double.asked == []
 

@@ -37,7 +37,7 @@ async def requests(slurm: Slurm) -> None:
     site, fine = slurm.site, slurm.site.script("none")
     for wrong, right, *sentences in (
         ("capacity=1.5MiB", "capacity=1MiB", "line 3, column", "whole number"),
-        ("capacity=99TiB", "capacity=1MiB", "line 3, column", "ask for less"),
+        ("capacity=99TiB", "capacity=1MiB", "line 3, column", "request less"),
         ("stage_in type=fiel", "stage_in type=file", "line 4, column"),
         ("pool=fsat", "pool=fast"),
     ):
