@@ -222,10 +222,10 @@ class CommitWatch:
         self._note()
         now_term, _, now_commit, now_applied = self._seen
         if now_commit < last and now_commit == commit and now_term == term and self._controller.leads:
-            LOGGER.error("entry %d was not committed since the last look of the watchdog", commit + 1)
+            LOGGER.error("entry %d was not committed since the watchdog's last check", commit + 1)
             return False
         if now_applied < commit and now_applied == applied:
-            LOGGER.error("entry %d was not applied since the last look of the watchdog", applied + 1)
+            LOGGER.error("entry %d was not applied since the watchdog's last check", applied + 1)
             return False
         return True
 
@@ -275,7 +275,7 @@ class Replica:
         self.peers.checks.append(credentials.refresh)
         credentials.on_authorities.append(self.peers.close_all)
         no_founder = Refused(
-            f"replica {name} is no founder; `forebay cluster add` it and start it", EXIT_STORAGE_REFUSED
+            f"replica {name} is not a founder; add it with `forebay cluster add`, then start it", EXIT_STORAGE_REFUSED
         )
         if me.joins and first_start:
             raise no_founder
@@ -525,7 +525,7 @@ class Replica:
     def _api_of(self, peer: str) -> Address:
         api = self.controller.membership.api_of(peer)
         if api is None:
-            raise LookupError(f"nobody says where the API of {peer} is")
+            raise LookupError(f"the API address of {peer} is unknown")
         return Address.parse(api)
 
 
@@ -555,7 +555,7 @@ async def run(
     stopped = asyncio.Event()
     stop_on_signals(stopped)
     clock = SystemClock()
-    tell_manager(status="waits until its certificate is valid and the others say how they stand")
+    tell_manager(status="waits for a valid certificate and for the status of the other replicas")
     try:
         if not await until_valid(config.tls_files(name).certificate, clock, stopped):
             return
@@ -590,7 +590,7 @@ async def run(
     watchdog.start()
     await stopped.wait()
     LOGGER.info("stopping on request")
-    tell_manager(STOPPING, status="hands over what it leads, and stops")
+    tell_manager(STOPPING, status="transfers leadership, and stops")
     await watchdog.stop()
     await replica.stop()
 
@@ -632,18 +632,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     leave_when_terminated()
     parser = argparse.ArgumentParser(prog="forebay run replica", description="Run one replica in the foreground.")
     parser.add_argument("--config", type=Path, required=True, help="the cluster's forebay.toml")
-    parser.add_argument("--name", required=True, help="which replica of it this is")
+    parser.add_argument("--name", required=True, help="name of the replica")
     empty = parser.add_mutually_exclusive_group()
     empty.add_argument(
-        "--first-start", action="store_true", help="the replica has never run: let it start without data"
+        "--first-start",
+        action="store_true",
+        help="declare that the replica has never run, so that it may start without data",
     )
     empty.add_argument(
         "--join",
         action="store_true",
-        help="join as a new member that was added or replaced; no effect on one with data",
+        help="join as a member that was added or replaced; no effect on a replica with data",
     )
     parser.add_argument(
-        "--found-without", action="append", default=[], metavar="NAME", help="found the cluster without this founder"
+        "--found-without", action="append", default=[], metavar="NAME", help="found the cluster without this replica"
     )
     parser.add_argument("--log-level", choices=LEVELS)
     try:

@@ -357,9 +357,11 @@ class Controller:
         """
         last = note.below - 1
         if note.cluster_id != self.config.cluster.id or self.journal.digest_at(last) != bytes.fromhex(note.digest):
-            raise BrokenInvariant(f"entry {last} of this ledger is not the one that the note speaks of")
+            raise BrokenInvariant(f"entry {last} of this ledger differs from the entry in the pruning request")
         if self._snapshot_index < last:
-            raise BrokenInvariant(f"the newest snapshot is of entry {self._snapshot_index}, and {last} is to go")
+            raise BrokenInvariant(
+                f"the newest snapshot is of entry {self._snapshot_index}, before entry {last}, which would be pruned"
+            )
         authorise(self._storage.environment, note.pruned)
 
     def prune_some(self) -> bool:
@@ -375,7 +377,7 @@ class Controller:
         until then.
         """
         if index != self._index + 1:
-            raise BrokenInvariant(f"entry {index} came to be applied after entry {self._index}")
+            raise BrokenInvariant(f"entry {index} was to be applied out of order, after entry {self._index}")
         before, void = self._state, False
         batch: Batch | None
         precomputed = self.proposer.precomputed(before, data)
@@ -429,7 +431,7 @@ class Controller:
         try:
             said = read_news(news)
         except ValueError as error:
-            LOGGER.warning("replica %s tells of its agents what cannot be read: %s", peer, error)
+            LOGGER.warning("replica %s sent an unreadable report on its agents: %s", peer, error)
             return
         for one in said:
             self._heard(one, peer)
@@ -452,7 +454,7 @@ class Controller:
         """
         newest = self.snapshots.newest()
         if (newest is None or newest.index < self.journal.base_index) and not self.snapshots.saving:
-            LOGGER.warning("a peer needs a snapshot and there is none that will do: one is made")
+            LOGGER.warning("a peer needs a newer snapshot than this replica has: writing one")
             self.save_snapshot()
         if newest is None:
             return None

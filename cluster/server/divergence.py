@@ -231,7 +231,7 @@ class Checkpoints(Background):
             StateDiverged(
                 f"the state of {self._name} after revision {revision} has digest {self._digests[index][:16]}; the "
                 f"majority had another, which entry {recorded.entry_index} records ({recorded.digest[:16]}); keep its "
-                "directory for an inquiry, and bring the replica back with `forebay cluster replace`"
+                "directory for an examination, and bring the replica back with `forebay cluster replace`"
             )
         )
 
@@ -302,8 +302,8 @@ class Checkpoints(Background):
                 self._fail(
                     StateDiverged(
                         f"the ledger of {self._name} up to entry {index} has digest {mine[:16]}; the majority has "
-                        f"another ({others}): its history was altered; keep its directory for an inquiry, and bring "
-                        "the replica back with `forebay cluster replace`"
+                        f"another ({others}): its history was altered; keep its directory for an examination, and "
+                        "bring the replica back with `forebay cluster replace`"
                     )
                 )
             if found is Verdict.DISPUTED:
@@ -359,8 +359,8 @@ class Checkpoints(Background):
             self._fail(
                 StateDiverged(
                     f"the state of {self._name} after entry {index} has digest {mine[:16]}; the majority has another "
-                    f"({others}); keep its directory for an inquiry, and bring the replica back with "
-                    "`forebay cluster replace`"
+                    f"({others}); keep its directory for an examination, and bring the replica back with `forebay "
+                    "cluster replace`"
                 )
             )
         return verdict

@@ -177,7 +177,7 @@ class Proposer:
         weight = weight_bytes(request)
         if len(self._queue) >= QUEUE_COMMANDS_MAX or self._queue_bytes + weight > QUEUE_BYTES_MAX:
             self.counts.queue_full += 1
-            raise QueueFull(f"{len(self._queue)} commands are waiting")
+            raise QueueFull(f"the queue has {len(self._queue)} commands already")
         self._queue.append(Waiting(request, asker, weight))
         self._queue_bytes += weight
         self._wake()
@@ -539,7 +539,7 @@ class Proposer:
             for waiter in flight.waiters:
                 if not waiter.answer.done():
                     self.counts.outcomes_unknown += 1
-                    reject(waiter.answer, OutcomeUnknown("leadership was lost while the command was under way"))
+                    reject(waiter.answer, OutcomeUnknown("leadership was lost before the command was committed"))
         draft, self._draft = self._draft, None
         for waiter in [] if draft is None else draft.waiters:  # never proposed
             if not waiter.answer.done():

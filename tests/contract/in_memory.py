@@ -256,7 +256,7 @@ class InMemory(World):
             if not events:
                 return
             self.commit_pass(events)
-        raise AssertionError(f"the scheduler has not settled after {PASSES_MAX} passes")
+        raise AssertionError(f"the scheduler still finds changes after {PASSES_MAX} cycles")
 
     def _indexed(self) -> SchedulingIndex:
         if self._index is None or self._index.state is not self.state:

@@ -279,7 +279,7 @@ async def test_a_leader_that_is_asked_to_stop_hands_over_first_and_an_operator_m
             site.processes[heir].send_signal(signal.SIGTERM)
             code, _ = await site.ends(heir)
             assert code == 0
-            assert any("the leadership goes to" in line for line in site.said[heir])
+            assert any("leadership was transferred to" in line for line in site.said[heir])
             await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))
             after = await members(operator, lambda found: found.leader not in (None, heir))
             assert after.term == before.term + 2, "one election, by the heir, and none by a timeout"
@@ -328,7 +328,7 @@ async def test_one_replica_is_renumbered_by_a_command_and_all_at_once_by_their_f
             found = await members(operator, lambda found: all(member.reachable for member in found.members))
             shown = next(member for member in found.members if member.name == moves)
             assert (shown.peer, shown.api) == (str(row.peer), str(row.api))
-            assert "write the former there, and send this replica SIGHUP" in shown.addresses_differ
+            assert "correct the file, and send this replica SIGHUP" in shown.addresses_differ
             assert await handed_over(operator, moves) == moves
             # Whoever is asked at an old address is led to the new one.
             last = old.replica(leader or "").api

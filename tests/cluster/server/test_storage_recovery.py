@@ -230,7 +230,7 @@ REFUSED: dict[Condition, list[Damage]] = {
         instead(lambda config: member_note(config, "r1").with_name(FORGOTTEN_NAME)),
     ],
     Condition.INCARNATION_OVER: [
-        lambda config: note_superseded(config, "r1", "r2 is of incarnation 2"),
+        lambda config: note_superseded(config, "r1", "r2 has incarnation 2"),
         lambda config: member_note(config, "r1").with_name(SUPERSEDED_NAME).touch(),
         instead(lambda config: member_note(config, "r1").with_name(SUPERSEDED_NAME)),
     ],
@@ -377,7 +377,7 @@ def test_a_snapshot_that_the_ledger_cannot_replace_is_asked_for(
             open_storage(config, "r2")
         assert refused.value.condition is Condition.SNAPSHOT_NEEDED
         sentence = str(refused.value)
-        assert f"entries 1 to {GAP_TO.index} came with a snapshot that is gone or damaged" in sentence
+        assert f"entries 1 to {GAP_TO.index} were installed from a snapshot that is missing or damaged" in sentence
         assert row.reason in sentence and row.remedy.replace("NAME", "r2") in sentence
     path.write_bytes(kept)
     storage = open_storage(config, "r2")
