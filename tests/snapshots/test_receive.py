@@ -99,9 +99,9 @@ def test_a_gap_is_refused_by_the_offset_that_must_come_and_the_receiver_still_co
 ) -> None:
     receiver = SnapshotStore(tmp_path).receive(7, 2)
     receiver.write(0, content[:50])
-    with pytest.raises(SnapshotRefused, match="a chunk starts at byte 60, but byte 50 must come next"):
+    with pytest.raises(SnapshotRefused, match="a chunk starts at byte 60, but byte 50 was expected next"):
         receiver.write(60, content[60:70])
-    with pytest.raises(SnapshotRefused, match="not what came there before"):
+    with pytest.raises(SnapshotRefused, match="differs from the one received before"):
         receiver.write(40, b"x" * 20)
     with pytest.raises(SnapshotRefused, match="starts at byte -1"):
         receiver.write(-1, b"x")
@@ -153,7 +153,7 @@ def test_a_new_receiver_ends_the_one_before(tmp_path: Path, content: bytes) -> N
     first = store.receive(7, 2)
     first.write(0, content[:10])
     second = store.receive(7, 2)
-    with pytest.raises(SnapshotFailed, match="is over; begin again"):
+    with pytest.raises(SnapshotFailed, match="has ended; start again"):
         first.write(10, content[10:])
     second.write(0, content)
     assert finish(second).read_bytes() == content
@@ -311,7 +311,7 @@ def test_a_snapshot_is_given_up_while_it_is_verified_and_then_another_is_receive
     assert os.listdir(tmp_path) == []
     disk.go.set()
     verified.result(30)
-    with pytest.raises(SnapshotFailed, match="is over; begin again"):
+    with pytest.raises(SnapshotFailed, match="has ended; start again"):
         receiver.finalize()
     assert finish_whole(store.receive(7, 2), content).read_bytes() == content
     store.close()

@@ -48,7 +48,7 @@ def test_the_newest_valid_snapshot_wins_and_the_damaged_ones_are_said(tmp_path: 
     assert store.newest_usable() == (paths[1], small_image(6))
     assert [skipped.path for skipped in store.skipped_snapshots] == [paths[3], paths[2]]
     assert "checksum" in store.skipped_snapshots[0].sentence and store.skipped_snapshots[1].sentence.endswith(
-        "it is cut short"
+        "it is truncated"
     )
 
 

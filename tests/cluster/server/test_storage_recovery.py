@@ -328,7 +328,7 @@ def test_what_is_no_loss_is_passed_over_and_the_state_is_what_it_was(
         assert (storage.identity, storage.journal.last_index) == (IDENTITY, LAST)
         if condition in (Condition.SNAPSHOT_DAMAGED, Condition.SNAPSHOT_NOT_OF_THIS_LEDGER):
             bad = storage.snapshots.skipped_snapshots[0]
-            assert f"{bad.path} is passed over" in caplog.text and bad.sentence in caplog.text
+            assert f"{bad.path} is ignored" in caplog.text and bad.sentence in caplog.text
             newest = storage.snapshots.newest()
             assert newest is None or newest.path != bad.path, "it is not sent to peers"
         if condition is Condition.SNAPSHOT_LOST:
@@ -352,7 +352,7 @@ def test_h08_a_corrupt_snapshot_at_the_start_is_reported_and_the_older_one_serve
     assert (storage.state, storage.replayed) == (site.state, 30)
     assert [skipped.path for skipped in storage.snapshots.skipped_snapshots] == [snapshot(config, NEWER)]
     storage.close()
-    assert f"{snapshot(config, NEWER)} is passed over" in caplog.text
+    assert f"{snapshot(config, NEWER)} is ignored" in caplog.text
     flip(snapshot(config, OLDER))
     storage = open_storage(config, "r1")
     assert (storage.state, storage.replayed) == (site.state, 40)
