@@ -386,7 +386,7 @@ def _common_name(name: x509.Name) -> str:
     from cryptography.x509.oid import NameOID
 
     values = name.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(values[0].value) if values else "nobody"
+    return str(values[0].value) if values else "(no name)"
 
 
 def _fingerprint(certificate: x509.Certificate) -> str:

@@ -193,7 +193,7 @@ def test_with_progress_timeouts_a_transfer_may_take_as_long_as_it_advances_up_to
     assert world.order(job) == order  # its agent keeps the time, and says which limit it was
     world.advance(60)
     assert world.state.jobs[job].message == (
-        "burst_buffer/native: slurm_bb_data_in: it took longer than TransferTimeMax allows, 1000 s"
+        "burst_buffer/native: slurm_bb_data_in: the operation took longer than TransferTimeMax, 1000 s"
     )
 
 

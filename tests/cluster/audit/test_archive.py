@@ -764,7 +764,7 @@ def test_retention_is_off_unless_it_is_configured_and_its_keys_are_checked(site:
     assert off.exit_code == ExitCode.BAD_INPUT and "does not say what is kept" in off.stderr
     for wrong, said in (
         ({"archives": ["a"], "keys": "keys"}, "archives"),
-        ({"archives": ["a", "a"], "keys": "keys"}, "one directory is named twice"),
+        ({"archives": ["a", "a"], "keys": "keys"}, "a directory is listed twice"),
         ({"archives": ["a", "b"]}, "keys"),
         ({"archives": ["a", "b"], "keys": "keys", "keep": "12KiB"}, "at least 1MiB"),
         ({"archives": ["a", "b"], "keys": "keys", "keep_years": 1}, "keep_years"),

@@ -685,7 +685,7 @@ def test_what_other_users_wrote_cannot_take_over_the_terminal(double: Double) ->
     ("words", "expected"),
     [
         (["job", "show", "0"], "job IDs begin at 1"),
-        (["job", "show", "x"], "names no job"),
+        (["job", "show", "x"], "is not a job ID"),
         (["cancel", "12_[3-1]"], "names no tasks"),
         (["job", "shw"], "job show"),
         (["submit"], ""),

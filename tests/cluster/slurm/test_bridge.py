@@ -300,7 +300,7 @@ async def test_a_site_may_accept_jobs_while_no_bridge_runs(host: Host) -> None:
     (host.run / "site.json").write_text(json.dumps({**found, "until": 0}))
     assert await host.call("job_process", str(host.script)) == (0, "")
     host.script.write_text(SCRIPT.replace("fast", "fsat"))
-    assert "there is no pool 'fsat'" in (await host.call("job_process", str(host.script)))[1]
+    assert "pool 'fsat' does not exist" in (await host.call("job_process", str(host.script)))[1]
 
 
 @story
@@ -401,7 +401,7 @@ async def test_dw_wlm_cli_refuses_what_no_setup_could_have_whatever_word_lua_sit
             ("#DW jobdw pool=fast capacity=8MiB access_mode=striped type=scratch", ""),
             (
                 "#DW jobdw pool=fsat capacity=8MiB access_mode=striped type=scratch",
-                "there is no pool 'fsat'; use one of",
+                "pool 'fsat' does not exist; use one of",
             ),
             (
                 "#DW jobdw pool=fast capacity=99TiB access_mode=striped type=scratch",
