@@ -136,7 +136,7 @@ def test_another_snapshot_than_the_announced_one_is_refused(tmp_path: Path, cont
 def test_a_snapshot_of_another_cluster_is_refused(tmp_path: Path, content: bytes) -> None:
     receiver = SnapshotStore(tmp_path, cluster_id="c9").receive(7, 2)
     receiver.write(0, content)
-    with pytest.raises(SnapshotRefused, match="it is of cluster 'c1'; this replica belongs to 'c9'"):
+    with pytest.raises(SnapshotRefused, match="it belongs to cluster 'c1'; this replica belongs to 'c9'"):
         finish(receiver)
     assert os.listdir(tmp_path) == []
 

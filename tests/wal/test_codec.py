@@ -121,7 +121,7 @@ def _raw(*values: object) -> bytes:
         (b"\x7f", "begins with 7f"),
         (b"\xff\x01", "begins with ff"),
         (NO_OP, "not a batch"),
-        (NO_OP + b"r" * 129, "whose id has 129 bytes"),
+        (NO_OP + b"r" * 129, "whose ID has 129 bytes"),
         (b"\x01", "format none"),
         (b"\x01\x02\x93", "format 02"),
         (_raw(1, 2), "cannot be decoded"),

@@ -208,7 +208,7 @@ def test_a_segment_that_is_missing_or_of_another_cluster_is_named(tmp_path: Path
 def test_an_archive_of_another_history_or_cluster_is_not_gone_on_with(tmp_path: Path) -> None:
     env, other = whole(tmp_path / "r1"), whole(tmp_path / "r2", kind=16)
     archive(other, tmp_path / "a", 40)
-    with pytest.raises(SegmentBroken, match="entry 41 of the ledger does not follow"):
+    with pytest.raises(SegmentBroken, match="entry 41 of the ledger does not continue"):
         archive(env, tmp_path / "a")
     with pytest.raises(SegmentBroken, match="their histories differ"):
         ArchivedLedger(env, Archive(tmp_path / "a"))
@@ -242,7 +242,7 @@ def test_what_is_pruned_beyond_the_archive_cannot_be_archived_any_more(tmp_path:
     authorise(env, PrunedRange(80, SEGMENTS))
     while prune_some(env):
         pass
-    with pytest.raises(SegmentBroken, match="goes on with entry 65, which this ledger does not hold"):
+    with pytest.raises(SegmentBroken, match="continues with entry 65, which this ledger does not have"):
         archive(env, tmp_path / "a")
     env.close()
 

@@ -387,7 +387,7 @@ def test_hours_that_are_none_are_refused(text: str) -> None:
 
 
 BAD_TABLES = {
-    '[[helper]]\nname = "h1"\naddress = "127.0.0.1:7431"\ntargets = ["r9"]\n': "there is no replica or agent 'r9'",
+    '[[helper]]\nname = "h1"\naddress = "127.0.0.1:7431"\ntargets = ["r9"]\n': "replica or agent 'r9' does not exist",
     '[[helper]]\nname = "r1"\naddress = "127.0.0.1:7431"\ntargets = []\n': "'r1' is taken by replica[1].name",
     '[[helper]]\nname = "h1"\naddress = "127.0.0.1:7431"\ntargets = ["r1", "r1"]\n': "'r1' is taken by helper[1]",
     '[drill]\nallow = ["everything"]\n': "found 'everything'",

@@ -114,7 +114,7 @@ def test_the_disk_is_the_whole_one_and_what_is_on_none_is_refused(tmp_path: Path
         pytest.skip("neither / nor the directory for temporary files is on a disk")
     whole = module.disk_of(on_disks[0])
     assert (Path("/sys/dev/block") / whole).exists() and not (Path("/sys/dev/block") / whole / "partition").exists()
-    with pytest.raises(HelperRefused, match="/proc is on no disk that could be slow"):
+    with pytest.raises(HelperRefused, match="/proc is not on a disk that can be slowed down"):
         module.disk_of(Path("/proc"))
 
 

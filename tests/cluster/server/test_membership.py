@@ -402,7 +402,7 @@ def test_who_a_replica_joined_as_is_noted_and_a_note_of_somebody_else_is_refused
     storage.close()
     for text in ("r3#6", "", "r2" + "#" * 200):
         note.write_text(text)
-        with pytest.raises(StorageRefused, match="no id of replica r2"):
+        with pytest.raises(StorageRefused, match="not an ID of replica r2"):
             open_storage(config, "r2")
     note.unlink()
     with pytest.raises(StorageRefused, match=r"is of r2#6\)"):

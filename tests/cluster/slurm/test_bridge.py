@@ -410,7 +410,7 @@ async def test_dw_wlm_cli_refuses_what_no_setup_could_have_whatever_word_lua_sit
             ("#DW jobdw pool=fast capacity=8MiB access_mode=stripped type=scratch", "stripped"),
             ("#DW jobdw capacity=8MiB", ""),
             ("#DW jobdw capacity=99TiB", "no pool has 99TiB: fast, the largest, has 64MiB; request less"),
-            ("#DW jobdw capacity=1.5MiB access_mode=striped type=scratch", "Slurm reads '1.5MiB' as the whole number"),
+            ("#DW jobdw capacity=1.5MiB access_mode=striped type=scratch", "Slurm reads '1.5MiB' as the integer"),
             (
                 "#DW jobdw pool=fast capacity=8MiB access_mode=private type=scratch",
                 "access_mode=private is not possible",

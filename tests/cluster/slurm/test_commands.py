@@ -82,7 +82,7 @@ def test_a_bridge_whose_certificate_is_of_another_cluster_ends_with_78(double: D
     issue(load_authority(other), double.config.tls.certificates, role=Role.SCHEDULER, name="tall", at=at, addresses=[])
     code, said = bridge(double.config.file, tmp_path)
     assert code == 78
-    assert f"{double.config.tls.certificates}/tall.pem: is of another cluster than {double.config.file}" in said
+    assert f"{double.config.tls.certificates}/tall.pem: belongs to another cluster than {double.config.file}" in said
 
 
 @pytest.mark.parametrize("wrong", ["", "not a certificate"])

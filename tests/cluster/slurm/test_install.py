@@ -353,7 +353,7 @@ def test_a_burst_buffer_conf_that_was_changed_is_the_site_s_own_from_then_on(hos
     path.write_text(text + "StageInTimeout=900\n")
     assert host.findings() == [] and host.install() == [] and host.findings() == []
     path.write_text(text.replace("OtherTimeout=300", "OtherTimeout=3"))
-    assert ["OtherTimeout=3 ends a setup" in line for line in host.findings()] == [True]
+    assert ["OtherTimeout=3 would end a setup" in line for line in host.findings()] == [True]
     host.lines.pop()
     host.write()
     assert path not in (*host.remove().gone,) and path.exists()

@@ -240,7 +240,7 @@ def test_a_witness_that_cannot_be_one_says_why_and_does_not_begin(tmp_path: Path
         ((*mine, *here), 2, "no ledger is given"),
         ((*mine, "--listen", "192.0.2.1:7600", *log), 78, "listen on loopback, behind a proxy"),
         ((*mine, *here, "--log", ORIGIN), 78, "write ORIGIN=KEY"),
-        ((*mine, *here, "--log", f"other={keys_of(1)[0]}"), 78, "is no key of a replica of other"),
+        ((*mine, *here, "--log", f"other={keys_of(1)[0]}"), 78, "is not a key of a replica of other"),
         ((*mine, *here, *log, *log), 78, "each once"),
         ((*mine, *here, "--keys", tmp_path / "none"), 78, "cannot be read"),
         ((*mine, *here, *log, "--certificate", tmp_path / "none"), 78, "specify both"),
