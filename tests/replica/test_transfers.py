@@ -448,7 +448,7 @@ def test_what_a_complete_stage_out_left_out_is_said_by_name_for_as_long_as_the_j
 @pytest.mark.parametrize(
     ("settings_", "said"),
     [
-        ({"TransferBackends": "template"}, "there is none"),
+        ({"TransferBackends": "template"}, "is not set"),
         ({"TransferStallTime": "0"}, "TransferStallTime is 0"),
         ({"TransferTimeMax": "99999999999"}, "TransferTimeMax is 99999999999"),
         ({"TransfersAtOnce": "1000001"}, "TransfersAtOnce is 1000001"),

@@ -190,9 +190,13 @@ def test_what_was_pruned_is_said_to_be_in_its_segment(tmp_path: Path) -> None:
     while prune_some(env):
         pass
     ledger = Ledger(env)
-    with pytest.raises(LookupError, match=f"revision 401 is not held here, it was pruned.*{201:020d}-{300:020d}"):
+    with pytest.raises(
+        LookupError, match=f"revision 401 is not available on this replica, it was pruned.*{201:020d}-{300:020d}"
+    ):
         ledger.index_of_revision(401)
-    with pytest.raises(LookupError, match=f"entry 70 is not held here: it was pruned.*{1:020d}-{200:020d}"):
+    with pytest.raises(
+        LookupError, match=f"entry 70 is not available on this replica: it was pruned.*{1:020d}-{200:020d}"
+    ):
         export_history(ledger, 70)
     assert [one.entry.index for one in export_history(ledger, 295)] == [*range(295, 289, -1)]
     assert ledger.index_of_revision(128) == 64 and ledger.index_of_revision(579) == 290

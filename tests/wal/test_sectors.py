@@ -180,7 +180,7 @@ def test_a_log_of_another_replica_or_size_is_not_taken_for_an_empty_one() -> Non
     content = log_of(*laid_out(BODIES, identity=OTHER), identity=OTHER)
     with pytest.raises(LogForeign):
         sectors.read(content, IDENTITY, GENERATION)
-    with pytest.raises(LogDamaged, match="says 32768 bytes instead of 28672"):
+    with pytest.raises(LogDamaged, match="states 32768 bytes instead of 28672"):
         sectors.read(log_of(*laid_out(BODIES))[:-BLOCK_BYTES], IDENTITY, GENERATION)
     block = bytearray(sectors.first_block(IDENTITY, 8 * BLOCK_BYTES))
     block[8] = 2

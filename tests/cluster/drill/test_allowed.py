@@ -68,7 +68,7 @@ def test_who_shares_an_address_with_another_replica_is_not_cut_off(
     with pytest.raises(HelperRefused, match=r"r1 shares the address 10\.0\.0\.1 with another replica"):
         cut(shared, "partition")
     unknown = replace(three, replicas=(first, replace(second, peer=Address("no-such-host.invalid", 1)), third))
-    with pytest.raises(HelperRefused, match="the address of no-such-host.invalid is not known here"):
+    with pytest.raises(HelperRefused, match="the address of no-such-host.invalid cannot be resolved on this machine"):
         cut(unknown, "partition")
 
 
@@ -108,7 +108,7 @@ async def test_a_helper_of_an_earlier_release_is_named_before_anything_is_done()
             pass
 
     channel = HelperChannel("h1", "1f", reader, Writer())  # type: ignore[arg-type]
-    with pytest.raises(HelperRefused, match="helper h1 is of an earlier release; update it"):
+    with pytest.raises(HelperRefused, match="helper h1 has an earlier release; update it"):
         await channel.ask(LookRequest("leader-hang", "r1"))
 
 

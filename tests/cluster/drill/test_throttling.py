@@ -122,7 +122,7 @@ def test_a_target_that_does_not_run_is_refused_before_anything_is_done(
     three: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(three, storage=replace(three.storage, directory=tmp_path), drill=DrillConfig(allow=("disk",)))
-    with pytest.raises(HelperRefused, match="r1 does not run"):
+    with pytest.raises(HelperRefused, match="r1 is not running"):
         fault_of(config, config.helpers[0], "slow-disk", "r1", 7)
     monkeypatch.setattr("cluster.drill.allowed.throttle_of", lambda process, home: Throttle(str(home), "b", "a"))
     with holding(tmp_path / "r1" / "wal"):

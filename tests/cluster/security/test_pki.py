@@ -195,12 +195,12 @@ def test_an_open_directory_is_refused_and_not_changed(tls: Path) -> None:
 def test_a_second_authority_and_a_second_certificate_are_refused(tls: Path) -> None:
     authority = authority_in(tls)
     before = (tls / "ca.pem").read_bytes()
-    with pytest.raises(PkiError, match="ca.pem is there already"):
+    with pytest.raises(PkiError, match="ca.pem already exists"):
         authority_in(tls)
     assert (tls / "ca.pem").read_bytes() == before
     issue(authority, tls, role=Role.USER, name="alice", at=NOW)
     first = (tls / "alice.pem").read_bytes()
-    with pytest.raises(PkiError, match="alice.pem is there already"):
+    with pytest.raises(PkiError, match="alice.pem already exists"):
         issue(authority, tls, role=Role.OPERATOR, name="alice", at=NOW)
     assert (tls / "alice.pem").read_bytes() == first
     renewed = issue(authority, tls, role=Role.USER, name="alice", at=NOW, replace=True)
@@ -213,7 +213,7 @@ def test_a_key_is_never_written_through_a_link(tls: Path, tmp_path: Path) -> Non
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (tls / "n1.key").symlink_to(victim)
-    with pytest.raises(PkiError, match="n1.key is there already"):
+    with pytest.raises(PkiError, match="n1.key already exists"):
         issue(authority, tls, role=Role.AGENT, name="n1", at=NOW)
     issue(authority, tls, role=Role.AGENT, name="n1", at=NOW, replace=True)
     assert victim.read_text() == "mine"

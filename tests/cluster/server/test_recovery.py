@@ -70,7 +70,9 @@ async def test_what_one_replica_has_left_becomes_a_cluster_and_nothing_of_the_on
             # Whoever sits at a terminal is asked, and nothing is done that he does not want.
             assert await asyncio.to_thread(said_no, site) == ExitCode.INTERRUPTED
             assert forebay(site, "cluster", "recover", "--name", "r1", "--json") == plan
-            assert "the plan is" in forebay(site, "cluster", "recover", "--name", "r1", "--confirm", "0" * 8, code=1)
+            assert "the plan changed" in forebay(
+                site, "cluster", "recover", "--name", "r1", "--confirm", "0" * 8, code=1
+            )
             done = forebay(
                 site, "cluster", "recover", "--name", "r1", "--confirm", plan["plan"], "--by", "ops", "--json"
             )

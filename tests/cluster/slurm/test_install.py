@@ -551,7 +551,7 @@ def test_what_slurmuser_may_not_read_is_named(tmp_path: Path, closed: str, monke
         buffers="",
     )
     said = list(checks.reach_faults(config, "operator", slurm, [program]))
-    word = "pass" if closed == "tls" else "read"
+    word = "enter" if closed == "tls" else "read"
     assert [line.partition(";")[0] for line in said] == [
         f"{site / closed}: {account.pw_name} (SlurmUser) may not {word} it"
     ]

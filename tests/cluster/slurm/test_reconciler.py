@@ -323,7 +323,7 @@ async def test_a_look_tells_jobs_that_go_on_from_those_that_are_over_and_those_t
         ("echo 1000; echo 1000", 1000),
         ("true", "slurmctld does not know job 7"),
         ("echo 1000; echo 1001", "slurmctld does not know job 7"),
-        ("echo slurm_load_jobs error: Invalid job id >&2; exit 1", "squeue --noheader --all ended with code 1"),
+        ("echo slurm_load_jobs error: Invalid job id >&2; exit 1", "squeue --noheader --all exited with code 1"),
     ],
 )
 @story

@@ -93,7 +93,7 @@ def test_a_false_signature_of_a_known_key_refuses_the_note_whoever_else_signed()
 
 
 def test_unknown_keys_count_for_nothing() -> None:
-    with pytest.raises(NoteError, match="no key that is known"):
+    with pytest.raises(NoteError, match="no signature of a known key"):
         verify_note(NOTE, [verifier_of("forebay/c1", WITNESS)])
     _, verified = verify_note(NOTE, [LOG_KEY])
     assert [one.key for one in verified] == [LOG_KEY]

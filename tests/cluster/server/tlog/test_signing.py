@@ -134,7 +134,7 @@ async def test_a_replica_whose_signing_files_are_not_what_they_were_does_not_sta
                 signer(tmp_path)
         (files / name).write_bytes(whole)
     (files / "key").unlink()
-    with pytest.raises(StorageRefused, match="is gone"):
+    with pytest.raises(StorageRefused, match="is missing"):
         signer(tmp_path)
 
 
