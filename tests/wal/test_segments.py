@@ -217,9 +217,9 @@ def test_an_archive_of_another_history_or_cluster_is_not_gone_on_with(tmp_path: 
     foreign = Environment.open(
         tmp_path / "r3", cluster_id="another", replica="r1", map_size_bytes=64 << 20, create=True
     )
-    with pytest.raises(SegmentBroken, match="it is of the cluster cluster-1"):
+    with pytest.raises(SegmentBroken, match="it belongs to cluster cluster-1"):
         archive(foreign, tmp_path / "a")
-    with pytest.raises(SegmentBroken, match="it is of the cluster cluster-1"):
+    with pytest.raises(SegmentBroken, match="it belongs to cluster cluster-1"):
         ArchivedLedger(foreign, Archive(tmp_path / "a"))
     foreign.close()
 

@@ -505,7 +505,7 @@ def test_an_archive_of_another_cluster_or_history_is_refused(
     both = typed("audit", "verify", "--data", site.home, "--archive", tmp_path / "c")
     assert both.exit_code == ExitCode.VERIFICATION_FAILED and "their histories differ" in both.stderr
     named = typed("audit", "verify", "--archive", copies[0], "--cluster", "another")
-    assert named.exit_code == ExitCode.VERIFICATION_FAILED and f"of the cluster {CLUSTER}" in named.stderr
+    assert named.exit_code == ExitCode.VERIFICATION_FAILED and f"cluster {CLUSTER}" in named.stderr
 
 
 def test_an_archive_whose_checkpoint_is_not_of_its_entries_is_refused(site: Site, tmp_path: Path) -> None:

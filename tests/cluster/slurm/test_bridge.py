@@ -405,7 +405,7 @@ async def test_dw_wlm_cli_refuses_what_no_setup_could_have_whatever_word_lua_sit
             ),
             (
                 "#DW jobdw pool=fast capacity=99TiB access_mode=striped type=scratch",
-                "the pool fast has 64MiB, and 99TiB",
+                "99TiB exceeds the capacity of pool fast, 64MiB",
             ),
             ("#DW jobdw pool=fast capacity=8MiB access_mode=stripped type=scratch", "stripped"),
             ("#DW jobdw capacity=8MiB", ""),
