@@ -292,7 +292,7 @@ def test_an_unknown_section_is_refused_as_of_a_newer_release() -> None:
         ({"held_bytes": immutables.Map()}, "pool 'fast': this replica counts 0 bytes held"),
         (
             {"jobs": immutables.Map({5: small_image().state.jobs[1]})},
-            "section jobs: the record under 5 says that it is 1",
+            "section jobs: the record with key 5 names 1",
         ),
         ({"name": "\ud800"}, "section header has a record that cannot be written"),
         ({"revision": -1}, "section header has a record that cannot be read"),

@@ -128,7 +128,7 @@ def test_another_snapshot_than_the_announced_one_is_refused(tmp_path: Path, cont
     for index, term in ((8, 2), (7, 3)):
         receiver = SnapshotStore(tmp_path).receive(index, term)
         receiver.write(0, content)
-        with pytest.raises(SnapshotRefused, match="it holds 7 of 2"):
+        with pytest.raises(SnapshotRefused, match="it contains 7 of 2"):
             finish(receiver)
     assert os.listdir(tmp_path) == []
 
@@ -172,7 +172,7 @@ def test_abort_leaves_nothing(tmp_path: Path, content: bytes) -> None:
 
 def test_a_chunk_that_is_too_large_is_refused(tmp_path: Path) -> None:
     receiver = SnapshotStore(tmp_path).receive(7, 2)
-    with pytest.raises(SnapshotRefused, match="a chunk has 8388609 bytes; at most 8388608 are taken"):
+    with pytest.raises(SnapshotRefused, match="a chunk has 8388609 bytes; at most 8388608 are accepted"):
         receiver.write(0, bytes(CHUNK_BYTES_MAX + 1))
     assert receiver.next_offset == 0
 
