@@ -292,7 +292,7 @@ def test_a_beginning_is_inserted_as_it_was_or_not_at_all(tmp_path: Path, count: 
             (one, digest, 201),
             (one, digest, revision - 3),
         ):
-            with pytest.raises(BrokenInvariant, match="does not lead on"):
+            with pytest.raises(BrokenInvariant, match="does not continue"):
                 insert_beginning(env, gap, [*first[:place], wrong, *first[place + 1 :]])
             assert Ledger(env).gaps() == (gap,) and rows(env)[0] == 0
     insert_beginning(env, gap, first)
