@@ -423,7 +423,7 @@ async def test_who_shows_no_certificate_of_a_helper_is_not_believed_and_the_reme
 
     context = server_context(machine.tls_files("r1"))
     async with await asyncio.start_server(close, helper.address.host, helper.address.port, ssl=context):
-        with pytest.raises(HelperRefused, match="helper h1 is not believed") as refused:
+        with pytest.raises(HelperRefused, match="the certificate of helper h1 is not valid") as refused:
             await HelperChannel.open("h1", helper.address, machine.tls_files("operator"), machine.cluster.id)
     assert str(helper.address) in refused.value.remedy
     assert "forebay cert issue h1 --role helper --replace" in refused.value.remedy
