@@ -59,7 +59,7 @@ class AppliedEntry(msgspec.Struct, frozen=True):
     """Membership from this entry on; None if the entry does not change it."""
 
 
-class Applied(NamedTuple):
+class Transition(NamedTuple):
     """Entry that was just applied, and the states before and after it."""
 
     before: State
@@ -75,7 +75,7 @@ class Applied(NamedTuple):
 class Observer(Protocol):
     """Part of the controller that follows applied entries. It cannot reject one."""
 
-    def applied(self, applied: Applied, /) -> None:
+    def applied(self, transition: Transition, /) -> None:
         """Handle an entry that was just applied."""
 
 
@@ -113,9 +113,9 @@ class AppliedLog:
         """Index of the first entry this replica holds in its ledger."""
         return self._ledger.first_index
 
-    def applied(self, applied: Applied) -> None:
+    def applied(self, transition: Transition) -> None:
         """Add an entry that was just applied, and wake waiters."""
-        entry = applied.entry
+        entry = transition.entry
         self._recent.append(entry)
         self._recent_bytes += entry.size_bytes
         while len(self._recent) > RECENT_ENTRIES_MAX or self._recent_bytes > RECENT_BYTES_MAX:

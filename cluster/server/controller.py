@@ -22,7 +22,7 @@ from cluster.config import Config
 from cluster.consensus import HELD_BACK_ENTRIES, Engine, Machine, NotLeader, Role, SnapshotRef, SnapshotSink
 from cluster.schemas import made_of
 from cluster.server.agreed_time import AgreedTime, ClockWatch
-from cluster.server.applied_log import Applied, AppliedEntry, AppliedLog, Observer, read_batch, read_configuration
+from cluster.server.applied_log import AppliedEntry, AppliedLog, Observer, Transition, read_batch, read_configuration
 from cluster.server.bootstrap import Bootstrap
 from cluster.server.disk_watch import DiskWatch, Room, room_of
 from cluster.server.divergence import Checkpoints, DigestRecorder
@@ -412,9 +412,9 @@ class Controller:
         entry = AppliedEntry(
             index, term, digest, before.revision, after.revision, batch, void, len(data), configuration
         )
-        applied = Applied(before, after, entry)
+        transition = Transition(before, after, entry)
         for observer in self._observers:
-            observer.applied(applied)
+            observer.applied(transition)
         self._release_appliers()
         if index - self._attempted_index >= self.config.storage.snapshot_every_entries and not self.snapshots.saving:
             self.save_snapshot()

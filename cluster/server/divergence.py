@@ -26,7 +26,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple, NoReturn, Protocol
 
-from cluster.server.applied_log import Applied
+from cluster.server.applied_log import Transition
 from cluster.server.pending import Answer, NotLeading, QueueFull
 from cluster.system.eventloop import Background
 from replica.messages import CONTROLLER, RecordStateDigest, Request
@@ -179,12 +179,13 @@ class Checkpoints(Background):
             self._quiet.cancel()
         await super().stop()
 
-    def applied(self, applied: Applied) -> None:
+    def applied(self, transition: Transition) -> None:
         """Handle an applied entry; at a checkpoint its state is digested in the background.
 
         Does not return if the entry records another digest than this replica's.
         """
-        index, before, after, batch = applied.entry.index, applied.before, applied.after, applied.batch
+        index, before = transition.entry.index, transition.before
+        after, batch = transition.after, transition.batch
         records = 0
         for recorded in () if batch is None else recorded_digests(batch):
             records += 1

@@ -38,7 +38,7 @@ from typing import NoReturn
 
 from cluster.consensus import Engine, NotLeader, Role
 from cluster.server.agreed_time import AgreedTime
-from cluster.server.applied_log import Applied
+from cluster.server.applied_log import Transition
 from cluster.server.pass_timer import PassTimer
 from cluster.server.pending import (
     ENTRIES_BYTES_MAX,
@@ -226,16 +226,16 @@ class Proposer:
             return None
         return head.batch, head.after
 
-    def applied(self, applied: Applied) -> None:
+    def applied(self, transition: Transition) -> None:
         """Answer the waiters of the applied entry."""
-        index, state = applied.entry.index, applied.after
+        index, state = transition.entry.index, transition.after
         if self._in_flight:
             head = self._in_flight[0]
             # A proposal may be applied before `propose` has returned: it then has no index yet.
             if head.index in (0, index):
                 if (
-                    applied.entry.void
-                    or (head.index and head.term != applied.entry.term)
+                    transition.entry.void
+                    or (head.index and head.term != transition.entry.term)
                     or state.revision != head.last
                 ):
                     self._abandon()

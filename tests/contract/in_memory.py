@@ -59,7 +59,7 @@ from replica.values.errors import Refusal
 from replica.values.units import NEVER, Instant, Revision
 from replica.views.jobs import buffer_word
 from replica.views.orders import orders_for
-from tests.cluster.applied import applied_of
+from tests.cluster.transitions import transition_of
 from tests.replica.world import START, World
 from wal.codec import decode_batch, encode_batch
 
@@ -234,7 +234,7 @@ class InMemory(World):
         self.state, self.at = after, Instant(after.at)
         self._entries += 1
         self.ledger.append(batch)
-        applied = applied_of(before, after, batch, index=self._entries)
+        applied = transition_of(before, after, batch, index=self._entries)
         self.applied_log.applied(applied)
         self.timeline.append(batch, after)
         self.orders_watch.applied(applied)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any, Final
 
-from cluster.server.applied_log import Applied
+from cluster.server.applied_log import Transition
 from replica.messages import TransferRecorded, events, job_of
 from replica.model import ENDED, BufferState, Job, Stage
 from replica.state import State
@@ -84,9 +84,9 @@ class JobTotals:
         self.revoked = 0
         """Buffers withdrawn before their job ran."""
 
-    def applied(self, applied: Applied) -> None:
+    def applied(self, transition: Transition) -> None:
         """Count the events of an entry that was just applied."""
-        before, after, batch = applied.before, applied.after, applied.batch
+        before, after, batch = transition.before, transition.after, transition.batch
         if batch is None or batch.at < self._since:
             return
         concerned: set[int] = set()
@@ -212,11 +212,11 @@ class TransferTotals:
         self.retries: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
 
-    def applied(self, applied: Applied) -> None:
+    def applied(self, transition: Transition) -> None:
         """Count the receipts of an entry that was just applied."""
-        if applied.batch is None or applied.before.transfers is applied.after.transfers:
+        if transition.batch is None or transition.before.transfers is transition.after.transfers:
             return
-        for entry in applied.batch.entries:
+        for entry in transition.batch.entries:
             for event in entry.events:
                 if type(event) is TransferRecorded:
                     receipt, stage = event.receipt, event.receipt.stage.word

@@ -23,9 +23,9 @@ from replica.state import digest
 from replica.state.digest import CHECKPOINT_S, is_checkpoint, state_digest
 from replica.state.state import State
 from replica.values.units import Instant, Revision, seconds
-from tests.cluster.applied import applied_of
 from tests.cluster.harness import PATIENCE_S
 from tests.cluster.test_serve import make
+from tests.cluster.transitions import transition_of
 from wal import Environment
 from wal import Ledger as StoredLedger
 
@@ -257,7 +257,7 @@ def test_a_state_that_cannot_be_digested_stops_the_replica(monkeypatch: pytest.M
         monkeypatch.setattr(divergence, "state_digest", broken)
         checkpoints = Checkpoints("r1", lambda: ("r2", "r3"), ask, fail, chain=Ledger({}))
         checkpoints.start()
-        checkpoints.applied(applied_of(State(), State(), index=digest.CHECKPOINT_ENTRIES))
+        checkpoints.applied(transition_of(State(), State(), index=digest.CHECKPOINT_ENTRIES))
         async with asyncio.timeout(PATIENCE_S):
             assert str(await stopped) == "no number of jobs"
         await checkpoints.stop()
@@ -292,16 +292,16 @@ def test_a_replica_whose_state_is_not_the_recorded_one_stops_by_name(late: bool,
 
         checkpoints = Checkpoints("r1", lambda: ("r2", "r3"), ask, fail, chain=Ledger({}))
         (before, after, batch), record = history_of(states, wrong=wrong)
-        checkpoints.applied(applied_of(before, after, batch, index=7))
+        checkpoints.applied(transition_of(before, after, batch, index=7))
         with suppress(StateDiverged):
             if late:
-                checkpoints.applied(applied_of(*record, index=8))
+                checkpoints.applied(transition_of(*record, index=8))
             checkpoints.start()
             async with asyncio.timeout(PATIENCE_S):
                 while not failures and not checkpoints.digests:
                     await asyncio.sleep(0)
             if not late:
-                checkpoints.applied(applied_of(*record, index=8))
+                checkpoints.applied(transition_of(*record, index=8))
         await checkpoints.stop()
         assert bool(failures) is wrong
         if wrong:
