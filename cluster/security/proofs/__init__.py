@@ -81,7 +81,8 @@ else:
         leaves: LEAF_BYTES SALT_BYTES Leaf LeafError command_leaf command_path command_salt entry_salt leaf_of
         leaves: parse_leaf
         notes: COSIGNATURE_KEY MAX_NOTE_BYTES NOTE_KEY Checkpoint NoteError Signature
-        notes: UnsignedNoteError VerifiedSignature VerifierKey cosign parse_checkpoint parse_key parse_note sign verifier_of verify_note write_note
+        notes: UnsignedNoteError VerifiedSignature
+        notes: VerifierKey cosign parse_checkpoint parse_key parse_note sign verifier_of verify_note write_note
         tiles: Tile TileError bundle leaves_in new_tiles nodes_in_tiles parse_path tile_at
         tree: EMPTY_ROOT HASH_BYTES ProofError RightEdge consistency_proof inclusion_proof leaf_hash node_hash
         tree: root_of verify_consistency verify_inclusion
