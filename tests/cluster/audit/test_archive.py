@@ -527,7 +527,7 @@ def test_an_archive_that_nobody_known_has_signed_is_said_to_be(site: Site, archi
     site.write_keys(3, "forebay/" + "f" * 32)
     site.keys.write_text(own + site.keys.read_text())
     result = typed("audit", "verify", "--archive", archives[0], "--keys", site.keys)
-    assert result.exit_code == ExitCode.BAD_INPUT and "it has a key of forebay/ffff" in result.stderr
+    assert result.exit_code == ExitCode.BAD_INPUT and "it contains a key of forebay/ffff" in result.stderr
     site.keys.write_text("nobody\n")
     result = typed("audit", "verify", "--archive", archives[0], "--keys", site.keys)
     assert result.exit_code == ExitCode.BAD_INPUT and "does not have the replicas' keys" in result.stderr

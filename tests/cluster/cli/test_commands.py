@@ -312,7 +312,7 @@ def test_a_directory_of_certificates_of_somebody_else_is_permission_denied_in_a_
     monkeypatch.setattr(Path, "exists", denied)
     result = forebay(double.config, "queue")
     assert result.exit_code == ExitCode.PERMISSION_DENIED
-    assert "operator.pem may not be read (Permission denied)" in result.stderr
+    assert "operator.pem cannot be read (Permission denied)" in result.stderr
     assert "forebay cert issue" in result.stderr and "fault" not in result.stderr
 
 
