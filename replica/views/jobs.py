@@ -217,7 +217,7 @@ _NOT_THERE = "does not exist"
 
 def _why_not_yet(job: Job, buffer: Buffer) -> str:
     if job.stuck:
-        ways = "released (--partial gives up what is not there), cancelled with --hurry, or cleared"
+        ways = "released (add --partial to export without the missing results), cancelled with --hurry, or cleared"
         return f"{job.message}; the buffer is kept until the job is {ways}"
     if job.retry_at != NEVER:
         return f"{job.message}; it will be tried again"
