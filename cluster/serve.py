@@ -154,7 +154,7 @@ def timing_of(config: Config) -> Timing:
             commit_notice_s=min(Timing().commit_notice_s, COMMIT_NOTICE_SHARE * timing.heartbeat_s),
         )
     except ValueError as error:
-        raise ConfigError(config.file, "timing", str(error), "write election times of several heartbeats") from error
+        raise ConfigError(config.file, "timing", str(error), "use election timeouts of several heartbeats") from error
 
 
 def release() -> str:
@@ -275,7 +275,8 @@ class Replica:
         self.peers.checks.append(credentials.refresh)
         credentials.on_authorities.append(self.peers.close_all)
         no_founder = Refused(
-            f"replica {name} is no founder; `forebay cluster add` it and start it", EXIT_STORAGE_REFUSED
+            f"replica {name} is not a founding member; add it with `forebay cluster add`, then start it",
+            EXIT_STORAGE_REFUSED,
         )
         if me.joins and first_start:
             raise no_founder
@@ -525,7 +526,7 @@ class Replica:
     def _api_of(self, peer: str) -> Address:
         api = self.controller.membership.api_of(peer)
         if api is None:
-            raise LookupError(f"nobody says where the API of {peer} is")
+            raise LookupError(f"the API address of {peer} is unknown")
         return Address.parse(api)
 
 
@@ -643,7 +644,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="join as a new member that was added or replaced; no effect on one with data",
     )
     parser.add_argument(
-        "--found-without", action="append", default=[], metavar="NAME", help="found the cluster without this founder"
+        "--found-without",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="found the cluster without this founding replica",
     )
     parser.add_argument("--log-level", choices=LEVELS)
     try:

@@ -172,7 +172,7 @@ def reopen_temporary(disk: SnapshotDisk, directory: int, name: str) -> int:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise FileNotFoundError(errno.ENOENT, "it is no regular file")
+            raise FileNotFoundError(errno.ENOENT, "it is not a regular file")
     except BaseException:
         os.close(file)
         raise

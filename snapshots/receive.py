@@ -103,7 +103,7 @@ class Receiver:
         """
         self._must_be_open()
         if self._verifying or self._image is not None:
-            raise SnapshotRefused(self._path, "it is complete, and takes no more")
+            raise SnapshotRefused(self._path, "it is complete and accepts no more chunks")
         if len(data) > CHUNK_BYTES_MAX:
             raise SnapshotRefused(self._path, f"a chunk has {len(data)} bytes; at most {CHUNK_BYTES_MAX} are taken")
         if offset < 0 or offset > self._received_bytes:
@@ -116,7 +116,8 @@ class Receiver:
         try:
             if known and os.pread(self._file, known, offset) != data[:known]:
                 raise SnapshotRefused(
-                    self._path, f"the chunk at byte {offset} is not what came there before: its sender must start again"
+                    self._path,
+                    f"the chunk at byte {offset} differs from the one received before: the sender must restart",
                 )
             if known < len(data):
                 self._disk.write(self._file, data[known:])

@@ -89,7 +89,7 @@ def _checked_host(host: str, text: str, bracketed: bool) -> str:
         raise AddressError(f"{text!r} has its brackets in the wrong place")
     if is_unspecified:
         raise AddressError(
-            f"{text!r} is no address that another machine could connect to", "write the one that others connect to"
+            f"{text!r} is not an address that other machines can connect to", "write the address that others connect to"
         )
     return address
 

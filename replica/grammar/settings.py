@@ -409,9 +409,7 @@ def parse_value(key: SettingKey, text: str) -> Any:
         ValueFormatError: the text is not a value of the key.
     """
     if not text:
-        raise ValueFormatError(
-            f"{key.name} has no value", f"write {key.kind.value}, or apply a file that leaves it out"
-        )
+        raise ValueFormatError(f"{key.name} has no value", f"write {key.kind.value}, or apply a file without it")
     match key.kind:
         case ValueKind.NUMBER | ValueKind.SECONDS:
             return _number(key, text)
@@ -515,7 +513,7 @@ def _users(key: SettingKey, text: str) -> tuple[str, ...]:
             found[user] = None
         offset += len(user) + 1
     if not found:
-        raise ValueFormatError(f"{key.name} names nobody", f"write {key.kind.value}, or leave the key out")
+        raise ValueFormatError(f"{key.name} names no user", f"write {key.kind.value}, or omit the key")
     return tuple(found)
 
 

@@ -99,13 +99,13 @@ def parse_amount(text: str, unit: PoolUnit) -> int:
         return _parse_nodes(text)
     if _NODE_SUFFIX.fullmatch(text):
         raise SizeError(
-            f"the size {text!r} is in nodes, and the pool counts {'bytes' if unit is PoolUnit.BYTES else 'units'}",
+            f"the size {text!r} is in nodes, but the pool counts {'bytes' if unit is PoolUnit.BYTES else 'units'}",
             len(text) - len(text.lstrip("0123456789.")),
             "write it without N, or use a pool of nodes",
         )
     if unit is PoolUnit.COUNT and "." in text:
         raise SizeError(
-            f"the size {text!r} is no whole number", text.index("."), "write a whole number: the pool counts units"
+            f"the size {text!r} is not a whole number", text.index("."), "write a whole number: the pool counts units"
         )
     return parse_size(text)
 
@@ -113,11 +113,13 @@ def parse_amount(text: str, unit: PoolUnit) -> int:
 def _parse_nodes(text: str) -> int:
     found = _NODES.fullmatch(text)
     if found is None:
-        raise SizeError(f"the size {text!r} is no number of nodes", 0, "write a whole number of nodes, for example 4N")
+        raise SizeError(
+            f"the size {text!r} is not a number of nodes", 0, "write a whole number of nodes, for example 4N"
+        )
     digits = found.group(1)
     number = int(digits) if len(digits) <= 40 else SIZE_BYTES_MAX + 1
     if not number:
-        raise SizeError(f"the size {text!r} is zero", 0, "ask for at least one node")
+        raise SizeError(f"the size {text!r} is zero", 0, "request at least one node")
     if number > SIZE_BYTES_MAX:
         raise SizeError(f"the size {text[:48]!r} overflows", 0, f"the largest is {SIZE_BYTES_MAX}")
     return number

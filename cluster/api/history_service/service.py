@@ -421,7 +421,7 @@ class HistoryService:
             while True:
                 (size_bytes,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
                 if size_bytes > FRAME_BYTES_MAX:
-                    raise ChannelProtocolError(f"the historian says {size_bytes} bytes in one frame")
+                    raise ChannelProtocolError(f"the history service announced a frame of {size_bytes} bytes")
                 said = decode_reply(await reader.readexactly(size_bytes))
                 if isinstance(said, IndexProgress):
                     self.progress = said

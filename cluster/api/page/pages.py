@@ -309,7 +309,7 @@ async def _answer(question: PageQuery, ask: Ask, *, stale: bool) -> Any:
         async with asyncio.timeout(question.wait_s):
             return await ask(question.operation, question.params, query)
     except TimeoutError:
-        return QueryError("it is not known yet")
+        return QueryError("the answer is not available yet")
     except Redirect as redirect:
         return redirect
     except Problem as problem:

@@ -217,7 +217,7 @@ def waiting_picture(waiting: Sequence[PendingJobs], frame: ChartFrame) -> Iterab
         layers["others"] = [sum(seen.jobs.get(reason, 0) for reason in others) for seen in waiting]
     kinds = {name: f"c{place}" for place, name in enumerate(layers)}
     yield key((kinds[name], _reason_label(name)) for name in layers)
-    yield from _axis_label("Pending jobs")
+    yield from _axis_label("Jobs")
     yield stacked_areas(frame, [seen.at_us for seen in waiting], layers, kinds)
     rows = [(moment(seen.at_us), *(int(layers[name][place]) for name in layers)) for place, seen in enumerate(waiting)]
     yield details(html_table(("Time", *map(_reason_label, layers)), rows))

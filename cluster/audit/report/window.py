@@ -127,7 +127,7 @@ def _bounds(ledger: Ledger, from_us: int | None, to_us: int | None) -> tuple[int
     # The greatest, not the last: an operator may have set the clock back.
     to_us = max(found) if to_us is None else min(to_us, max(found))
     if from_us > to_us:
-        raise ReplayRefused("the ledger has nothing of this window: it begins behind its end")
+        raise ReplayRefused("the window begins after the end of the ledger")
     return from_us, to_us
 
 

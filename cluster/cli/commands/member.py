@@ -310,8 +310,8 @@ def probe(name: str | None, digest: bool, as_json: bool) -> None:
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
             comparison.sentence,
-            "keep the directory of the one that differs from the majority for an inquiry, and bring it back with "
-            "`forebay cluster replace`",
+            "keep the directory of the replica that differs from the majority as evidence, and bring the replica back "
+            "with `forebay cluster replace`",
         )
     if not any(answer.reachable for answer in answers):
         start = ", ".join(f"`{start_command('replica', answer.name)}`" for answer in answers)
@@ -326,7 +326,7 @@ def _show_witnesses(name: str, status: StatusView) -> None:
     for witness, sentence in status.witness_errors.items():
         note(f"{name} has no cosignature of the witness {plain(witness)}: {plain(sentence)}")
     if status.unwitnessed_s is not None and status.unwitnessed_s > UNWITNESSED_NOTICE_S:
-        note(f"{name}: checkpoints lack the cosignatures that are needed since {status.unwitnessed_s:.0f} s")
+        note(f"{name}: checkpoints have lacked the required cosignatures for {status.unwitnessed_s:.0f} s")
 
 
 async def _ask(client: Client, replica: ReplicaConfig, digest: bool) -> ReplicaStatus:

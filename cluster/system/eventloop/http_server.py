@@ -125,7 +125,7 @@ class HttpConnection(RequestHandler):
                 status, "the request failed because of a fault in this release", "report it with this service's log"
             )
         if request.writer.output_size > 0:
-            raise ConnectionError("part of another answer has been sent already")
+            raise ConnectionError("part of another response has already been sent")
         response = self.problem_response(malformed)
         response.force_close()
         return response

@@ -413,7 +413,7 @@ def test_the_replica_of_the_configuration_is_found_by_name(tmp_path: Path) -> No
     assert made.applied_digest in found.stdout
     unknown = real("--config", config, "audit", "verify", "--name", "r9")
     assert unknown.returncode == ExitCode.BAD_INPUT
-    assert "there is no replica 'r9'" in unknown.stderr
+    assert "replica 'r9' does not exist" in unknown.stderr
 
 
 def test_an_index_by_job_that_says_what_the_ledger_does_not_is_a_failed_verification(tmp_path: Path) -> None:
