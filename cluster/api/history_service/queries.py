@@ -182,7 +182,7 @@ class HistoryQueries:
         if isinstance(after, QueryFailure):
             return after
         if before.revision > after.revision:
-            words = f"the first moment, revision {before.revision}, is after the second one, revision {after.revision}"
+            words = f"the start, revision {before.revision}, is after the end, revision {after.revision}"
             return QueryFailure(asked.number, REVERSED, before.revision, words)
         try:
             found = changes_between(self._follower, asked, before, after)

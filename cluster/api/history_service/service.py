@@ -324,8 +324,8 @@ class HistoryService:
                 return await future
         except TimeoutError as error:
             raise HistoryServiceTimeout(
-                f"the past is known up to entry {self.progress.index}, its proofs up to {self.progress.tree_size}, and "
-                f"{through} is asked for"
+                f"the history service has read up to entry {self.progress.index} (proofs: {self.progress.tree_size}), "
+                f"but entry {through} was requested"
             ) from error
         finally:
             del self._questions[asked.number]

@@ -157,7 +157,7 @@ def _opened(archives: Sequence[Path], ledger: Ledger, below: int) -> list[Archiv
     places = {os.path.realpath(directory) for directory in archives}
     if len(places) < COPIES_MIN:
         raise PruneRefused(
-            f"{len(places)} archive is named, and what goes must be in {COPIES_MIN}",
+            f"{len(places)} archive is named, but pruned entries must be in {COPIES_MIN}",
             "name two directories with --archive, on file systems that do not fail together",
         )
     opened = [Archive(directory) for directory in archives]

@@ -388,10 +388,10 @@ def damaged_tree(site: Site, archives: tuple[Path, Path]) -> tuple[Path, ...]:
 
 
 REFUSED: dict[str, tuple[Spoil, int, str, str]] = {
-    "one copy only": (one_copy, BELOW, "1 archive is named, and what goes must be in 2", "name two directories"),
+    "one copy only": (one_copy, BELOW, "1 archive is named, but pruned entries must be in 2", "name two directories"),
     "one copy named twice": (one_copy_twice, BELOW, "1 archive is named", "name two directories"),
     "two names of one file": (one_file, BELOW, "are the same file", "make a separate copy"),
-    "a copy that ends too early": (short, BELOW, "b has the entries up to 0, and 512 is to go", "use --below 1"),
+    "a copy that ends too early": (short, BELOW, "b ends with entry 0, but entry 512 would be pruned", "use --below 1"),
     "no checkpoint": (no_checkpoint, BELOW, "has no checkpoint", "let the cluster publish one"),
     "a checkpoint below it": (
         early_checkpoint,
@@ -407,9 +407,9 @@ REFUSED: dict[str, tuple[Spoil, int, str, str]] = {
     "no index by job": (no_index, BELOW, "the index by job cannot be read", "start the replica"),
     "an index that is behind": (early_index, BELOW, "the index by job has reached entry", "use --below"),
     "a tree that is behind": (early_tree, BELOW, "the Merkle tree has reached entry 256", "use --below 257"),
-    "a tree with a damaged file": (damaged_tree, BELOW, "1 files of the tree", "let the replica run"),
+    "a tree with a damaged file": (damaged_tree, BELOW, "1 files of the Merkle tree", "start the replica"),
     "what consensus needs": (lambda site, archives: archives, 10_000, "entry 9999 does not exist", "use --below 825"),
-    "no whole tile": (lambda site, archives: archives, 256, "there is none before entry 256", "--below 257"),
+    "no whole tile": (lambda site, archives: archives, 256, "none ends before entry 256", "--below 257"),
 }
 
 

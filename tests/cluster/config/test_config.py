@@ -314,7 +314,7 @@ def test_an_unknown_name_is_answered_with_the_near_one(file: Path) -> None:
     config = Config.load(file)
     with pytest.raises(ConfigError, match="replica 'r4' does not exist; available: r1, r2, r3"):
         config.replica("r4")
-    with pytest.raises(ConfigError, match="no agent 'nn1'.*did you mean 'n1'"):
+    with pytest.raises(ConfigError, match="agent 'nn1' does not exist.*did you mean 'n1'"):
         config.agent("nn1")
 
 
