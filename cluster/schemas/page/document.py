@@ -43,7 +43,7 @@ th { color: var(--muted); font-size: .87em; } td.n { text-align: right; }
 .key .item span { display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin-right: .35em; }
 summary { cursor: pointer; margin: .5em 0; }
 @media (max-width: 45rem) {
-  .plot { grid-template-columns: 4.2rem minmax(0, 1fr); } .strip { height: 6rem; }
+  .plot { grid-template-columns: 5rem minmax(0, 1fr); } .strip { height: 6rem; }
   .tiles { grid-template-columns: 1fr 1fr; }
   .rows { grid-template-columns: minmax(0, 1fr); } .name { text-align: left; margin-top: .3rem; }
   .rows .x { grid-column: 1; }
@@ -52,6 +52,7 @@ summary { cursor: pointer; margin: .5em 0; }
     padding: .4rem .7rem; margin-bottom: .5rem; }
   td, td.n { border: 0; padding: .05rem 0; text-align: left; }
   td[data-label] { display: grid; grid-template-columns: 8rem minmax(0, 1fr); gap: .5rem; }
+  td:empty { display: none; }
   td::before { content: attr(data-label); color: var(--muted); font-size: .87em; }
   table.facts td:first-child { color: var(--muted); font-size: .87em; }
 }
