@@ -123,7 +123,7 @@ def test_what_is_archived_and_pruned_is_still_verified_replayed_and_proven(
     assert f"entries 65 to {PRUNED - 1} are missing" in incomplete.stderr
     assert f"those before {PRUNED} were pruned: name their archive with --archive" in incomplete.stderr
     refused = typed("audit", "replay", "--data", site.home)
-    assert refused.exit_code == ExitCode.NOT_FOUND and "does not hold the entries 65 to 512" in refused.stderr
+    assert refused.exit_code == ExitCode.NOT_FOUND and "does not store the entries 65 to 512" in refused.stderr
     # With either archive it is whole.
     for archive in archives:
         both = answer(
@@ -403,7 +403,7 @@ REFUSED: dict[str, tuple[Spoil, int, str, str]] = {
     "a checkpoint of strangers": (stranger, BELOW, "0 of the 3 replicas", "`forebay audit keys`"),
     "no snapshot": (no_snapshot, BELOW, "there is no snapshot", "run `forebay cluster snapshot` first"),
     "a snapshot below it": (early_snapshot, BELOW, "newest snapshot is of entry 500", "use --below 501"),
-    "a snapshot that nothing binds": (unbound_snapshot, BELOW, "is not bound to the ledger yet", "once a minute"),
+    "a snapshot that nothing binds": (unbound_snapshot, BELOW, "is not bound to the ledger yet", "every minute"),
     "no index by job": (no_index, BELOW, "the index by job cannot be read", "start the replica"),
     "an index that is behind": (early_index, BELOW, "the index by job has reached entry", "use --below"),
     "a tree that is behind": (early_tree, BELOW, "the Merkle tree has reached entry 256", "use --below 257"),
