@@ -379,7 +379,7 @@ def test_what_was_verified_takes_no_more_and_stays_what_it_is(tmp_path: Path, co
     receiver.write(0, content)
     receiver.verify()
     for offset, data in ((0, content[:100]), (len(content), b"more"), (0, b"")):
-        with pytest.raises(SnapshotRefused, match="takes no more"):
+        with pytest.raises(SnapshotRefused, match="accepts no more"):
             receiver.write(offset, data)
     path = receiver.finalize()
     assert path.read_bytes() == content and store.newest_usable() == (path, small_image())
@@ -392,7 +392,7 @@ def test_what_is_being_verified_takes_no_more(tmp_path: Path, content: bytes) ->
     receiver.write(0, content)
     verified = store.verify(receiver)
     assert disk.reached.wait(30)
-    with pytest.raises(SnapshotRefused, match="takes no more"):
+    with pytest.raises(SnapshotRefused, match="accepts no more"):
         receiver.write(len(content), b"more")
     disk.go.set()
     verified.result(30)

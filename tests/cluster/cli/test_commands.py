@@ -685,8 +685,8 @@ def test_what_other_users_wrote_cannot_take_over_the_terminal(double: Double) ->
     ("words", "expected"),
     [
         (["job", "show", "0"], "job IDs begin at 1"),
-        (["job", "show", "x"], "names no job"),
-        (["cancel", "12_[3-1]"], "names no tasks"),
+        (["job", "show", "x"], "is not a job ID"),
+        (["cancel", "12_[3-1]"], "is not a range of tasks"),
         (["job", "shw"], "job show"),
         (["submit"], ""),
         (["queue", "--nope"], "--nope"),
