@@ -154,7 +154,7 @@ def timing_of(config: Config) -> Timing:
             commit_notice_s=min(Timing().commit_notice_s, COMMIT_NOTICE_SHARE * timing.heartbeat_s),
         )
     except ValueError as error:
-        raise ConfigError(config.file, "timing", str(error), "write election times of several heartbeats") from error
+        raise ConfigError(config.file, "timing", str(error), "use election timeouts of several heartbeats") from error
 
 
 def release() -> str:

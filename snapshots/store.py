@@ -278,7 +278,7 @@ class SnapshotStore:
                 )
         name = SnapshotName(index, term)
         if SnapshotName.parse(str(name)) != name or index < 1 or term < 1:
-            raise SnapshotRefused(self._directory, f"there is no snapshot of index {index} and term {term}")
+            raise SnapshotRefused(self._directory, f"snapshot of index {index} and term {term} does not exist")
 
         def accept(image: Image) -> str | None:
             if (image.index, image.term) != (index, term):

@@ -216,7 +216,7 @@ async def estimate_job(call: ApiCall[None]) -> Reply[v.EstimateView]:
     job_id = call.job_in(state)
     job = state.jobs.get(job_id)
     if job is None:
-        raise unknown_job(f"there is no job {job_id} in the state")
+        raise unknown_job(f"job {job_id} does not exist")
     check_may_see(call, state, job_id)
     if job.external_job is not None:
         sentence = f"{job.external_job.name} is a job of another scheduler, which alone says when it starts"
@@ -319,7 +319,7 @@ async def list_usage(call: ApiCall[None]) -> Reply[v.UsageAnswer]:
 async def reset_usage(call: ApiCall[v.UsageResetRequest]) -> Reply[v.UsageAnswer]:
     body = call.body
     if (body.account is None) == (body.qos is None):
-        raise bad_request("it is not said whose usage", "name an account, or a QOS", "account")
+        raise bad_request("the request names no account and no QOS", "name an account, or a QOS", "account")
     command = c.ResetUsage("q", body.qos) if body.qos is not None else c.ResetUsage("a", body.account or "")
     return await _usage(call, (await call.service.settle(call, command)).state)
 

@@ -147,7 +147,7 @@ async def show_provider_status(call: ApiCall[None]) -> Reply[ProviderStatus]:
         raise Problem(
             409,
             "wrong_state",
-            "the agents of this cluster move the data themselves, so there is no provider to ask",
+            "the agents of this cluster move the data themselves, so there is no provider that can answer",
             "see forebay slurm burst and forebay transfer list",
         )
     request = CallRequest(
@@ -175,7 +175,7 @@ def _arguments(text: str) -> tuple[str, ...]:
         found = msgspec.json.decode(text, type=tuple[str, ...])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(
-            f"arguments are no JSON list of texts: {error}", 'write for example ["sessions"]', "query arguments"
+            f"arguments is not a JSON list of strings: {error}", 'write for example ["sessions"]', "query arguments"
         ) from error
     if len(found) > STATUS_ARGUMENTS_MAX:
         raise bad_request(f"there are {len(found)} arguments", f"use at most {STATUS_ARGUMENTS_MAX}", "query arguments")

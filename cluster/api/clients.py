@@ -48,8 +48,9 @@ async def revoke_certificate(call: ApiCall[v.RevocationRequest]) -> Reply[v.Revo
         raise Problem(
             409,
             "wrong_state",
-            f"replica {name} is a member, and would be refused by the others",
-            "`forebay cluster remove` it first, or issue it a new certificate and revoke the former by its number",
+            f"replica {name} is a member, so the other replicas would reject it",
+            "remove it first with `forebay cluster remove`, or issue a new certificate and revoke the old one by its "
+            "serial number",
             "certificate",
         )
     until = NEVER if kind != "serial" else Instant(service.clock.now() + _LIFETIME)
@@ -104,7 +105,7 @@ async def close_session(call: ApiCall[Command]) -> Reply[w.SessionsAnswer]:
     text = call.params["session"]
     if not text.isascii() or not text.isdigit() or len(text) > 15 or int(text) > SESSION_NUMBER_MAX:
         raise bad_request(
-            f"{text!r:.40} is no session", "write its number: `forebay support session list` shows them", "session"
+            f"{text!r:.40} is not a session ID", "`forebay support session list` shows the IDs", "session"
         )
     state = (await call.service.settle(call, c.CloseSession(int(text)))).state
     return Reply(state.revision, _sessions(state, actor_of(call.identity)))

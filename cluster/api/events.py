@@ -69,7 +69,7 @@ def _reserve_stream(call: ApiCall[None]) -> Callable[[], None]:
     streams_of = service.event_streams_of
     if streams_of[who] >= STREAMS_PER_IDENTITY_MAX:
         words = f"{who} has {STREAMS_PER_IDENTITY_MAX} event streams open, which is the most for one identity"
-        raise too_many(words, "close one of them, or try another replica", RETRY_AFTER_S)
+        raise too_many(words, "close a stream, or try another replica", RETRY_AFTER_S)
     if service.event_streams >= STREAMS_MAX:
         raise too_busy(f"{STREAMS_MAX} event streams are open", "try another replica", RETRY_AFTER_S)
     streams_of[who] += 1
@@ -160,7 +160,7 @@ async def _more(call: ApiCall[None], index: int) -> bool:
     try:
         done, _ = await asyncio.wait({stop, over, more}, return_when=asyncio.FIRST_COMPLETED)
         if over in done:
-            raise ConnectionResetError("the subscriber has gone")
+            raise ConnectionResetError("the subscriber has disconnected")
         return stop in done or more.result()
     finally:
         for waiting in (stop, over, more):

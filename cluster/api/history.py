@@ -127,7 +127,7 @@ def _not_held(call: ApiCall[None], found: QueryFailure, at: Instant, name: str) 
     return Problem(
         410,
         "history_not_held",
-        f"{call.service.controller.name} cannot go back to {when}: {found.sentence}",
+        f"{call.service.controller.name} cannot restore the state at {when}: {found.sentence}",
         "ask another replica with stale=ok",
         f"query {name}",
     )
@@ -174,7 +174,7 @@ def _event_filter(call: ApiCall[None], state: State) -> EventFilter:
     for kind in kinds:
         if kind not in known:
             near = difflib.get_close_matches(kind, known, n=3) or sorted(known)
-            raise bad_request(f"there is no event {kind[:64]!r}", f"use one or more of {', '.join(near)}", "query kind")
+            raise bad_request(f"unknown event {kind[:64]!r}", f"use one or more of {', '.join(near)}", "query kind")
     if call.identity.role is Role.DRILL:
         beyond = sorted(set(kinds) - OF_DRILLS)
         if beyond:
@@ -186,12 +186,10 @@ def _event_filter(call: ApiCall[None], state: State) -> EventFilter:
     if of not in ("", *ops.HISTORY_OF):
         raise bad_request(f"of is {of[:64]!r}", f"use one of {', '.join(ops.HISTORY_OF)}", "query of")
     if name and not of:
-        raise bad_request(
-            "there is a name and no kind of thing", f"say which of {', '.join(ops.HISTORY_OF)}", "query name"
-        )
+        raise bad_request("name is given without of", f"set of to one of {', '.join(ops.HISTORY_OF)}", "query name")
     job = call.integer("job", 0, least=1, most=REVISION_MAX) if "job" in query else 0
     if job and of:
-        raise bad_request(f"a job and a {of} are asked for at once", "ask for one of them", "query of")
+        raise bad_request(f"a job and a {of} are requested together", "request one of them", "query of")
     return EventFilter(
         job=job,
         user=query.get("user", ""),
@@ -242,7 +240,7 @@ def _event_rows(call: ApiCall[None], happened: CommandEvents, provider: str) -> 
 async def show_diff(call: ApiCall[None]) -> Reply[DiffAnswer]:
     state = await call.state()
     if "from" not in call.query:
-        raise bad_request("the first moment is missing", "say from which revision or time on", "query from")
+        raise bad_request("the start is missing", "set from to a revision or a time", "query from")
     since = _moment(call, state, "from")
     until = _moment(call, state, "to") if "to" in call.query else (int(state.revision), NEVER)
     limit = call.integer("limit", ops.DIFF_LIMIT, least=1, most=ops.DIFF_LIMIT_MAX)
@@ -255,7 +253,7 @@ async def show_diff(call: ApiCall[None]) -> Reply[DiffAnswer]:
         raise history_busy(error) from error
     if isinstance(found, QueryFailure):
         if found.kind == REVERSED:
-            raise bad_request(found.sentence, "turn them round", "query from")
+            raise bad_request(found.sentence, "exchange from and to", "query from")
         raise _not_held(call, found, since[1], "from")
     return Reply(state.revision, content=found)
 
@@ -292,7 +290,7 @@ async def explain_job(call: ApiCall[None]) -> Reply[WhyView]:
         return Reply(view.revision, view)
     job_id = call.job_in(state)
     if job_id not in state.jobs:
-        raise unknown_job(f"there was no job {job_id} at revision {state.revision}", "see its history")
+        raise unknown_job(f"job {job_id} did not exist at revision {state.revision}", "see its history")
     check_may_see(call, state, job_id)
     verdict = (await call.service.verdicts.verdicts_of(state, [job_id], call.work)).of(job_id)
     return Reply(state.revision, why_view(state, job_id, verdict))
@@ -314,7 +312,7 @@ async def _explain_at(call: ApiCall[None], state: State) -> WhyReply:
         raise _not_held(call, found, at, "at")
     if call.identity.role is Role.SCHEDULER and found.scheduler != call.identity.name:
         raise permission_denied(
-            f"{call.identity} may look at its own external jobs only", f"ask for {call.identity.name}:JOB"
+            f"{call.identity} may see only its own external jobs", f"ask for {call.identity.name}:JOB"
         )
     check_may_see_of(call, state, found.view.job_id, found.user)
     return found
@@ -344,7 +342,7 @@ def _moment(call: ApiCall[None], state: State, name: str) -> tuple[int, Instant]
 
 
 def _not_yet(sentence: str, name: str) -> Problem:
-    return Problem(404, "unknown_revision", sentence, "ask about an earlier one", f"query {name}")
+    return Problem(404, "unknown_revision", sentence, "use an earlier one", f"query {name}")
 
 
 async def records_of(call: ApiCall[None], recorded: RecordedJob, *, newest: bool = False) -> RecordsReply:
@@ -394,5 +392,5 @@ def recorded_job(call: ApiCall[None], state: State) -> RecordedJob:
     """Return the job named in the path, from the state or the ledger; Problem 403 or 404."""
     job_id = call.job_in(state)
     if not 0 < job_id < state.next_job:
-        raise unknown_job(f"there is no job {job_id}")
+        raise unknown_job(f"job {job_id} does not exist")
     return RecordedJob(call, state, job_id)

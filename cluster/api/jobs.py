@@ -172,7 +172,7 @@ async def list_jobs(call: ApiCall[None]) -> Reply[JobsAnswer]:
     after = call.integer("after", 0, least=0, most=JOB_ID_MAX) if "after" in call.query else None
     before = call.integer("before", 0, least=0, most=JOB_ID_MAX) if "before" in call.query else None
     if after is not None and before is not None:
-        raise bad_request("after and before exclude each other", "give one of them", "query before")
+        raise bad_request("after and before cannot be combined", "give one of them", "query before")
     named = request_decoding.job_reference(call.query["job"], "query job") if "job" in call.query else None
     state, work = await call.state(), call.work
     listed: Iterable[int] = state.jobs if named is None else _named_jobs(state, *named)
@@ -244,7 +244,7 @@ def _named_jobs(state: State, job: int, tasks: Tasks) -> tuple[int, ...]:
     if isinstance(found, Refusal):
         raise rejection_problem(found)
     if found is None and job not in state.jobs:
-        raise unknown_job(f"there is no job {job} in the state", place="query job")
+        raise unknown_job(f"job {job} does not exist", place="query job")
     return (job,) if found is None else found
 
 
@@ -321,7 +321,7 @@ async def _job_after(call: ApiCall[Any], settled: Settlement, job_id: int, warni
     raise Problem(
         404,
         "unknown_job",
-        f"the command was carried out at revision {settled.revision}, and job {job_id} has left the list of finished "
+        f"the command was applied at revision {settled.revision}, and job {job_id} has left the list of finished "
         "jobs since",
         f"see /v1/jobs/{job_id}/history",
         "job id",
@@ -335,7 +335,7 @@ async def _job(call: ApiCall[Any], state: State, job_id: int, warnings: tuple[st
         if 0 < job_id < state.next_job:
             words = f"job {job_id} is over and has left the list of finished jobs"
             raise unknown_job(words, f"see /v1/jobs/{job_id}/history")
-        raise unknown_job(f"there is no job {job_id}")
+        raise unknown_job(f"job {job_id} does not exist")
     known = await call.service.verdicts.verdicts_of(state, [job_id], call.work, reasons=True)
     return redact_job(call, state, job_view(state, job_id, known, warnings=warnings))
 
@@ -448,7 +448,7 @@ async def _bulk_success(
             return replace(result, node=node_view(state, command.node, service.controller.liveness))
         case _:
             if not isinstance(command, Change):
-                raise AssertionError(f"{c.kind_of(command)} cannot come in bulk")
+                raise AssertionError(f"{c.kind_of(command)} is not possible in a bulk request")
             job = _first_of(state, command)
     known = await service.verdicts.verdicts_of(state, [job], work, reasons=True)
     found = job_view(state, job, known, warnings=warnings) if job in state.jobs else None
@@ -469,7 +469,7 @@ async def clear_buffer(call: ApiCall[r.ClearRequest]) -> Reply[JobView]:
     job_id, tasks = call.job_reference()
     if tasks is not None:
         raise bad_request(
-            "the buffers of array tasks are cleared one by one", "name the task's own job number", "job id"
+            "the buffers of array tasks are cleared one at a time", "name the task's own job ID", "job id"
         )
     return await _change(call, c.ClearBuffer(job=job_id, discard=call.body.discard))
 
@@ -479,7 +479,7 @@ async def export_buffer(call: ApiCall[r.ReleaseRequest]) -> Reply[JobView]:
     job_id, tasks = call.job_reference()
     if tasks is not None:
         raise bad_request(
-            "the buffers of array tasks are exported one by one", "name the task's own job number", "job id"
+            "the buffers of array tasks are exported one at a time", "name the task's own job ID", "job id"
         )
     return await _change(call, c.ExportBuffer(job_id, call.body.partial))
 

@@ -114,7 +114,7 @@ async def read_stored_entries(call: ApiCall[None]) -> Reply[HandedAnswer]:
     service = call.service
     controller = service.controller
     if "last" not in call.query:
-        raise bad_request("last is missing", "write the index of the last entry that is wanted", "query last")
+        raise bad_request("last is missing", "set it to the index of the last entry to read", "query last")
     last = call.integer("last", 0, least=1, most=INDEX_MAX)
     try:
         if controller.ledger.applied_index < last <= controller.applied_index:
@@ -163,9 +163,7 @@ async def save_snapshot(call: ApiCall[None]) -> Reply[SnapshotView]:
             503, "too_slow", f"the snapshot is not done after {SNAPSHOT_WAIT_S:g} s", "see /v1/status later"
         ) from error
     except (SnapshotFailed, SnapshotRefused) as error:
-        raise Problem(
-            507, "snapshot_failed", str(error), "see that the disk has space; older snapshots are kept"
-        ) from error
+        raise Problem(507, "snapshot_failed", str(error), "free some disk space; older snapshots are kept") from error
     return Reply(controller.state.revision, snapshot_view(path, summary))
 
 
@@ -191,15 +189,13 @@ async def fetch_snapshot(call: ApiCall[None]) -> Reply[bytes]:
     controller = call.service.controller
     name, offset = call.params["name"], call.integer("offset", 0, least=0, most=SNAPSHOT_BYTES_MAX)
     if SnapshotName.parse(name) is None:
-        raise bad_request(f"{name!r:.80} is no snapshot's name", "GET /v1/snapshots lists them", "name")
+        raise bad_request(f"{name!r:.80} is not the name of a snapshot", "GET /v1/snapshots lists them", "name")
     try:
         part = await asyncio.to_thread(_part_of, controller.snapshots.directory / name, offset)
     except FileNotFoundError as error:
-        raise Problem(
-            404, "no_snapshot", f"{name} is not kept here any more", "fetch the newest one", "name"
-        ) from error
+        raise Problem(404, "no_snapshot", f"{name} is no longer stored here", "fetch the newest one", "name") from error
     except OSError as error:
-        raise Problem(507, "snapshot_failed", f"{name} cannot be read: {error.strerror}", "see the disk") from error
+        raise Problem(507, "snapshot_failed", f"{name} cannot be read: {error.strerror}", "check the disk") from error
     return Reply(controller.state.revision, content=part, content_type=ops.BYTES)
 
 
@@ -234,7 +230,7 @@ async def list_digests(call: ApiCall[None]) -> Reply[DigestsAnswer]:
 async def read_checkpoint(call: ApiCall[None]) -> Reply[str]:
     note = call.service.publisher.note
     if not note:
-        raise Problem(404, "no_checkpoint", "no checkpoint has been signed yet", "try again in some seconds")
+        raise Problem(404, "no_checkpoint", "no checkpoint has been signed yet", "try again in a few seconds")
     return _text(call, note.encode())
 
 
@@ -273,11 +269,11 @@ async def list_log_keys(call: ApiCall[None]) -> Reply[LogKeysAnswer]:
 async def sign_checkpoint(call: ApiCall[SignRequest]) -> Reply[SignedAnswer]:
     controller, publisher = call.service.controller, call.service.publisher
     if call.body.size > controller.applied_index:
-        raise too_busy(f"{controller.applied_index} entries are applied here, and {call.body.size} are asked for")
+        raise too_busy(f"{controller.applied_index} entries are applied here, but {call.body.size} were requested")
     try:
         signed = await publisher.sign(call.body.size, call.body.root)
     except SignRefused as error:
-        raise Problem(409, "not_signed", str(error), "ask for a later one", "size") from error
+        raise Problem(409, "not_signed", str(error), "request a later one", "size") from error
     except (ProofUnavailable, HistoryServiceTimeout) as error:
         raise too_busy(str(error)) from error
     histories = None
@@ -303,7 +299,7 @@ async def take_checkpoint(call: ApiCall[CheckpointRequest]) -> Reply[CheckpointA
     try:
         await publisher.take(call.body.note)
     except NoteNotTaken as error:
-        raise Problem(409, "not_taken", str(error), "hand over what a majority has signed", "note") from error
+        raise Problem(409, "not_taken", str(error), "send a checkpoint that a majority has signed", "note") from error
     except (ProofUnavailable, HistoryServiceTimeout) as error:
         raise too_busy(str(error)) from error
     revision = controller.state.revision
@@ -315,7 +311,7 @@ async def prove_job(call: ApiCall[None]) -> Reply[bytes]:
     state = call.service.controller.state
     job, publisher = call.job_in(state), call.service.publisher
     if not publisher.note:
-        raise Problem(404, "no_checkpoint", "no checkpoint has been signed yet", "try again in some seconds")
+        raise Problem(404, "no_checkpoint", "no checkpoint has been signed yet", "try again in a few seconds")
     note, size = publisher.note, publisher.size
     try:
         records, history = await call.service.past.proof(job, size, call.identity)
@@ -348,8 +344,8 @@ async def set_clock(call: ApiCall[SetClockRequest]) -> Reply[ClockAnswer]:
         raise Problem(
             409,
             "clock_off",
-            f"the wall clocks of a majority of the replicas {said}: the time would not stay at {call.body.at}",
-            "set those clocks first, then the cluster's time to what they say",
+            f"the wall clocks of a majority of the replicas {said}: the time could not stay at {call.body.at}",
+            "set those clocks first, then set the cluster's time to theirs",
             "at",
         )
     settled = await call.service.settle(call, SetClock(at))

@@ -82,7 +82,7 @@ async def add_member(call: ApiCall[r.AddMemberRequest]) -> Reply[MembersAnswer]:
 async def update_member(call: ApiCall[r.UpdateMemberRequest]) -> Reply[MembersAnswer]:
     addresses = _addresses(peer=call.body.peer, api=call.body.api)
     if not addresses:
-        raise bad_request("no address is given", "give peer, api or both: what is left out stays")
+        raise bad_request("no address is given", "give peer, api or both; an omitted address stays unchanged")
     return await _change(call, ChangeKind.UPDATE, call.params["name"], **addresses)
 
 
@@ -137,7 +137,7 @@ def _check_switchover(state: State, who: str, target: str | None) -> None:
         or (last.scenario, last.by, last.target) != ("switchover", who, target)
     ):
         remedy = "begin a drill of it first: forebay drill run switchover"
-        raise permission_denied(f"drill {who} may hand the leadership over in a switchover of its own only", remedy)
+        raise permission_denied(f"drill {who} may transfer leadership only in its own switchover", remedy)
 
 
 async def _transfer(call: ApiCall[Any], target: str | None) -> str | None:
@@ -250,7 +250,7 @@ async def end_drill(call: ApiCall[d.EndDrillRequest]) -> Reply[d.DrillAnswer]:
     body, number = call.body, _number(call)
     verdict = next((one for one in DrillVerdict if one.word == body.verdict), None)
     if verdict is None:
-        raise bad_request(f"{body.verdict[:32]!r} is no verdict", "use passed, failed or aborted", "verdict")
+        raise bad_request(f"{body.verdict[:32]!r} is not a verdict", "use passed, failed or aborted", "verdict")
     command = c.EndDrill(number, verdict, body.sentence, tuple(sorted(body.figures.items())))
     return _drill(call, (await call.service.settle(call, command)).state, number)
 
@@ -276,13 +276,15 @@ def _number(call: ApiCall[Any]) -> int:
     text = call.params["drill"]
     if text.isascii() and text.isdigit() and len(text) <= DRILL_DIGITS_MAX:
         return int(text)
-    raise bad_request(f"{text[:32]!r} is no number of a drill", "forebay drill list shows them", "drill")
+    raise bad_request(f"{text[:32]!r} is not the ID of a drill", "`forebay drill list` shows the drills", "drill")
 
 
 def _drill(call: ApiCall[Any], state: State, number: int) -> Reply[d.DrillAnswer]:
     known = state.drills.get(number)
     if known is None:
-        raise Problem(404, "unknown_drill", f"there is no drill {number}", "forebay drill list shows them", "drill")
+        raise Problem(
+            404, "unknown_drill", f"drill {number} does not exist", "`forebay drill list` shows the drills", "drill"
+        )
     return Reply(state.revision, d.DrillAnswer(revision=state.revision, **_drill_fields(known, _at(call, state))))
 
 

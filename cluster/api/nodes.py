@@ -171,7 +171,7 @@ async def poll_orders(call: ApiCall[agent_schemas.PollRequest]) -> Reply[PollAns
     if is_known and wait_s > 0 and not orders.changed_since(node, body.seen_revision) and not service.stopping.is_set():
         if orders.waiting >= POLLS_MAX:
             raise Problem(
-                429, "too_many_polls", "too many agents wait already", "poll again later", headers={"Retry-After": "1"}
+                429, "too_many_polls", "too many agents are waiting", "poll again later", headers={"Retry-After": "1"}
             )
         if _is_connected(call):
             controller.polls.note(said)

@@ -65,7 +65,7 @@ class ProviderValidation:
                 400,
                 PROVIDER_REFUSED,
                 f"burst_buffer/{provision.provider}: {failed}",
-                "correct what the provider names, and submit again",
+                "correct the request as the provider says, and submit again",
             )
 
     def is_needed(self, state: State) -> bool:

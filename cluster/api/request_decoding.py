@@ -77,7 +77,7 @@ def submission(
         raise Problem(
             413,
             "limit_exceeded",
-            f"the script has {size_bytes} bytes; at most {most} are accepted",
+            f"the script has {size_bytes} bytes; the limit is {most}",
             "put its data into files and stage them in",
             "script",
         )
@@ -180,7 +180,7 @@ def _licenses(texts: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
     for text in texts:
         matched = _LICENSE.fullmatch(text)
         if matched is None or name_fault(matched.group(1)) is not None:
-            raise bad_request(f"the licence {text[:48]!r} cannot be read", "write NAME or NAME:COUNT", "licenses")
+            raise bad_request(f"licence {text[:48]!r} is not valid", "write NAME or NAME:COUNT", "licenses")
         if matched.group(1) in found:
             raise bad_request(f"the licence {matched.group(1)} is named twice", "name it once", "licenses")
         found[matched.group(1)] = int(matched.group(2) or 1)
@@ -285,7 +285,7 @@ def job_reference(named: r.JobReference, place: str = "job_id") -> tuple[int, Ta
 
 def _clear(request: r.ClearCommand) -> c.ClearBuffer:
     if (request.job_id is None) == (request.name is None):
-        raise bad_request("it is not said which buffer", "write job_id, or the name of a persistent buffer", "job_id")
+        raise bad_request("the request names no buffer", "write job_id, or the name of a persistent buffer", "job_id")
     return c.ClearBuffer(job=request.job_id or 0, name=request.name or "", discard=request.discard)
 
 
@@ -373,7 +373,7 @@ def update_job(job: int, tasks: Tasks, request: UpdateRequest, site: Site = DEFA
         singleton = SINGLETON in texts
         dependencies, after_tasks = _dependencies(tuple(text for text in texts if text != SINGLETON))
     elif request.dependency_any:
-        raise bad_request("it is said how to read dependencies, and not which", "name them all", "dependencies")
+        raise bad_request("the mode of the dependencies is set, but no dependency", "name them all", "dependencies")
     reading = _read_alone(request, site)
     change = made_of(
         request,
@@ -396,7 +396,7 @@ def _read_alone(request: UpdateRequest, site: Site) -> ParsedRequest | None:
     reading = _read_directives(_NO_SCRIPT, request, site)
     if reading.request is None:
         raise bad_request(
-            "nothing is asked of burst buffers", "write for example capacity=10GiB", "--bb", "invalid_directive"
+            "the burst-buffer request is empty", "write for example capacity=10GiB", "--bb", "invalid_directive"
         )
     return reading
 

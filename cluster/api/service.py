@@ -148,7 +148,7 @@ class ApiCall(msgspec.Struct, Generic[RequestBody]):
         if prepared is not None and prepared.fits(site):
             return prepared.result()
         if self.asked.body is None:
-            raise too_busy("the configuration of the site has changed just now")
+            raise too_busy("the configuration of the site has just changed")
         return await self.service.reading(
             self.asked.body, request_decoding.submission, self.asked.body, self.identity, site
         )
@@ -192,7 +192,7 @@ class ApiCall(msgspec.Struct, Generic[RequestBody]):
     def _external_job_in(self, state: State, named: str) -> int:
         known = state.external_jobs.get(named)
         if known is None:
-            raise unknown_job(f"there is no external job {named!r:.120} in the state")
+            raise unknown_job(f"external job {named!r:.120} does not exist")
         return known.job
 
     def one_reference(self) -> tuple[tuple[int, Tasks], str]:
@@ -205,7 +205,7 @@ class ApiCall(msgspec.Struct, Generic[RequestBody]):
             return (0, None), named
         job_id, tasks = self.job_reference()
         if tasks is not None and len(tasks) > 1:
-            raise bad_request("only one task can be looked at", f"write for example {job_id}_{tasks[0]}", "job id")
+            raise bad_request("only one task can be shown", f"write for example {job_id}_{tasks[0]}", "job id")
         return (job_id, tasks), ""
 
     def job_in(self, state: State) -> int:
@@ -220,7 +220,7 @@ class ApiCall(msgspec.Struct, Generic[RequestBody]):
             job = state.jobs.get(job_id)
             if job is None or job.external_job is None or job.external_job.scheduler != self.identity.name:
                 raise permission_denied(
-                    f"{self.identity} may look at its own external jobs only", f"ask for {self.identity.name}:JOB"
+                    f"{self.identity} may see only its own external jobs", f"ask for {self.identity.name}:JOB"
                 )
             return job_id
         found = job_of_task(state, job_id, tasks)
@@ -414,7 +414,7 @@ class ApiService:
         try:
             found = bytes_of(command_id)
         except ValueError as error:
-            raise bad_request(str(error), "let the client make it", "command_id") from error
+            raise bad_request(str(error), "use a client that creates the ID", "command_id") from error
         if is_in_session(found):
             return found
         age_s = (self.clock.of_clients() - instant_in(found)) / MICROSECONDS_PER_SECOND

@@ -314,12 +314,14 @@ class WorkerLink(ReadingProtocol):
     def _take(self, frame: f.FromWorker) -> None:
         if isinstance(frame, f.Greeting):
             if frame.version != f.WORKER_VERSION:
-                raise ChannelProtocolError(f"it speaks version {frame.version}, and this core {f.WORKER_VERSION}")
+                raise ChannelProtocolError(
+                    f"it speaks version {frame.version}, and this controller process version {f.WORKER_VERSION}"
+                )
             self.greeted = True
             self._workers.count_serving()
             return
         if not self.greeted:
-            raise ChannelProtocolError("something came before the greeting")
+            raise ChannelProtocolError("a frame arrived before the greeting")
         match frame:
             case f.CommandReceived():
                 self._order(frame)
@@ -335,7 +337,7 @@ class WorkerLink(ReadingProtocol):
             case f.ProgramConnected():
                 self._check_room()
                 if frame.program in self._programs:
-                    raise ChannelProtocolError(f"program {frame.program} is there already")
+                    raise ChannelProtocolError(f"program {frame.program} is already connected")
                 shown = self._certificate(frame.role, frame.name, frame.serial)
                 self._programs[frame.program] = _Program(self._core.program(shown), shown)
             case f.ProgramDisconnected():
@@ -344,12 +346,12 @@ class WorkerLink(ReadingProtocol):
             case f.ResponsesObserved():
                 for route, status, duration_s, code in frame.answers:
                     if (route != "none" and route not in OPERATIONS) or not 100 <= status <= 599 or len(code) > 64:
-                        raise ChannelProtocolError("it counts an answer that there is not")
+                        raise ChannelProtocolError("it acknowledges an answer that was not sent")
                     self._core.observe(route, status, duration_s, code)
 
     def _check_room(self) -> None:
         if len(self._requests) + self.commands + len(self._programs) >= 2 * f.OUTSTANDING_MAX:
-            raise ChannelProtocolError(f"more than {2 * f.OUTSTANDING_MAX} of its requests wait")
+            raise ChannelProtocolError(f"more than {2 * f.OUTSTANDING_MAX} of its requests are waiting")
 
     def _certificate(self, role: Role, name: str, serial: str, through: str = "") -> PeerCertificate:
         identity = self._identities.get((role, name))
@@ -370,7 +372,7 @@ class WorkerLink(ReadingProtocol):
     def _order(self, frame: f.CommandReceived) -> None:
         program = self._programs.get(frame.program)
         if program is None:
-            raise ChannelProtocolError(f"program {frame.program} is not there")
+            raise ChannelProtocolError(f"program {frame.program} is not connected")
         self._check_room()
         try:
             if (revoked := self._revocation_problem(program.shown)) is not None:

@@ -120,7 +120,7 @@ def verify(options: dict[str, Any]) -> None:
             raise Failure(
                 ExitCode.VERIFICATION_FAILED,
                 f"the ledger is of the cluster {cluster!r}, not of {options['cluster']!r}",
-                "look at the directory that --data names",
+                "check the directory in --data",
             )
         with _progress("verifying") as progress:
             verified = ledger.verify(revision_after=revision_after, progress=progress)
@@ -146,7 +146,7 @@ def verify(options: dict[str, Any]) -> None:
             remedy = f"those before {pruned.below} were pruned: name their archive with --archive"
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
-            f"what is held is sound, and not complete: entries {listed} are missing",
+            f"the stored entries are valid but incomplete: entries {listed} are missing",
             remedy,
         )
     found = {
@@ -237,8 +237,8 @@ def _check_expected(ledger: Ledger, index: int, digest: str) -> None:
     if held is None or held.index != index:
         raise Failure(
             ExitCode.NOT_FOUND,
-            f"entry {index} is not held here: {ledger.applied_index} is the last one applied",
-            "see `forebay audit verify` for what is",
+            f"entry {index} is not stored here: the last applied entry is {ledger.applied_index}",
+            "`forebay audit verify` shows the stored entries",
         )
     if not held.digest.hex().startswith(digest):
         raise Failure(
@@ -343,7 +343,7 @@ def redecide(options: dict[str, Any]) -> None:
     show_redecided(deciding, options["release"], states_differ, as_json=options["as_json"])
     grave = deciding.grave
     if grave is not None:
-        raise Failure(ExitCode.VERIFICATION_FAILED, first_words(grave), "look at each before you upgrade")
+        raise Failure(ExitCode.VERIFICATION_FAILED, first_words(grave), "check each of them before you upgrade")
 
 
 def _since(ledger: Ledger, text: str | None) -> Callable[[Batch], bool]:
@@ -511,7 +511,7 @@ def whatif(options: dict[str, Any]) -> None:
         except WindowRefused as error:
             raise Failure(ExitCode.NOT_FOUND, str(error), error.remedy) from error
         except TooManyJobs as error:
-            raise Failure(ExitCode.REFUSED, str(error), "let the window be shorter") from error
+            raise Failure(ExitCode.REFUSED, str(error), "use a shorter window") from error
         except ChangeRejected as error:
             refusal = error.refusal
             raise bad_input(refusal.sentence, refusal.remedy, place=refusal.place or "--set") from error

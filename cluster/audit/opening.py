@@ -46,7 +46,7 @@ def sentences() -> Iterator[None]:
     except CodecError as error:
         raise Failure(ExitCode.VERIFICATION_FAILED, str(error), "read it with the release that wrote it") from error
     except ReplayRefused as error:
-        raise Failure(ExitCode.NOT_FOUND, str(error), "see `forebay audit verify` for what is held here") from error
+        raise Failure(ExitCode.NOT_FOUND, str(error), "`forebay audit verify` shows the stored entries") from error
     except SnapshotRefused as error:
         if not error.path.exists():
             raise Failure(ExitCode.NOT_FOUND, f"{error.path} does not exist", "name a snapshot file") from error

@@ -139,7 +139,7 @@ def check_account(directory: Path) -> None:
     if owner != os.geteuid():
         raise Failure(
             ExitCode.PERMISSION_DENIED,
-            f"{directory} is of the account {_account_of(owner)}, and this is {account_name()}",
+            f"{directory} belongs to account {_account_of(owner)}, but this is {account_name()}",
             "run it as the user that the replica runs as",
         )
 

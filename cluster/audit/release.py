@@ -129,7 +129,7 @@ def read_frame(file: IO[bytes]) -> bytes | None:
         return None
     size = int.from_bytes(head, "big")
     if len(head) < LENGTH_BYTES or size > FRAME_BYTES_MAX:
-        raise ValueError("what came is no message")
+        raise ValueError("the data is not a message")
     data = file.read(size)
     if len(data) < size:
         raise ValueError("a message is cut off")

@@ -24,7 +24,7 @@ def fold_with(release: Release, ledger: Ledger, replaying: ReplayFold, progress:
         before = replaying.branch()
         entries = ledger.read_some(before.last_index + 1, entries_max=COMPARED_ENTRIES, bytes_max=COMPARED_BYTES)
         if not entries:
-            raise ReplayRefused(f"this replica does not hold the entries from {before.last_index + 1} on")
+            raise ReplayRefused(f"this replica does not store the entries from {before.last_index + 1} on")
         for entry in entries:
             replaying.take(entry)
         release.mark()

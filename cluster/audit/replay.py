@@ -126,8 +126,8 @@ class ReplayFold:
         """
         if entry.index != self.last_index + 1:
             raise ReplayRefused(
-                f"this replica does not hold the entries {self.last_index + 1} to {entry.index - 1}; replay the ledger "
-                f"of a replica that does, or start from a snapshot with --from-snapshot"
+                f"this replica does not store the entries {self.last_index + 1} to {entry.index - 1}; replay the "
+                f"ledger of a replica that does, or start from a snapshot with --from-snapshot"
             )
         with failing_at(entry.index):
             match kind_of(entry.data):
@@ -204,7 +204,8 @@ def from_image(
     """Return a replay that starts after a snapshot; ReplayRefused, ReplayFailed if it belongs to another ledger."""
     if image.index > ledger.applied_index:
         raise ReplayRefused(
-            f"the snapshot is of entry {image.index}, the ledger ends at {ledger.applied_index}; use an older snapshot"
+            f"the snapshot covers entry {image.index}, but the ledger ends at {ledger.applied_index}; use an "
+            "older snapshot"
         )
     known = next(iter(ledger.read(image.index, limit=1)), None)
     if known is not None and known.index == image.index and known.digest != image.chain_digest:
@@ -222,7 +223,7 @@ def fold(ledger: Ledger, replaying: ReplayFold, last_index: int, progress: Progr
                 break
         if replaying.last_index == before:
             raise ReplayRefused(
-                f"this replica does not hold the entries {before + 1} to {last_index}; replay the ledger of a replica "
+                f"this replica does not store the entries {before + 1} to {last_index}; replay the ledger of a replica "
                 f"that does, or start from a snapshot with --from-snapshot"
             )
         if progress is not None:

@@ -135,7 +135,7 @@ class AccessConfig(msgspec.Struct, frozen=True, kw_only=True):
             TlsError: The files may not be read.
         """
         if not is_name(name):
-            raise ConfigError(self.file, "tls.certificates", f"{name!r} is not a name", NAME_RULE)
+            raise ConfigError(self.file, "tls.certificates", f"{name!r} is not a valid name", NAME_RULE)
         files = TlsFiles(
             authority=self.tls.authority,
             certificate=self.tls.certificates / f"{name}.pem",
@@ -145,7 +145,7 @@ class AccessConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 self.file,
                 "tls.certificates",
-                f"there is no certificate {files.certificate}",
+                f"certificate {files.certificate} does not exist",
                 f"issue one with `forebay cert issue {name} --role ROLE`, or use another name",
             )
         return files

@@ -403,7 +403,7 @@ class Config(AccessConfig, frozen=True, kw_only=True):
     def _unknown(self, kind: str, name: str, known: tuple[str, ...]) -> ConfigError:
         hint = near(name, known)
         return ConfigError(
-            self.file, kind, f"there is no {kind} {name!r}{hint}", f"known are {', '.join(known) or 'none'}"
+            self.file, kind, f"{kind} {name!r} does not exist{hint}", f"available: {', '.join(known) or 'none'}"
         )
 
 

@@ -69,7 +69,7 @@ def find_config(environment: Mapping[str, str], system: Path = SYSTEM_DIRECTORY)
     raise ConfigError(
         places[0].absolute(),
         "",
-        f"there is no configuration here, and none at {looked}",
+        f"no configuration was found here or at {looked}",
         "make one with `forebay cluster init`, or name it with --config or $FOREBAY_CONFIG",
     )
 

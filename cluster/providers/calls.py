@@ -102,7 +102,7 @@ class ProviderCalls:
                 await worker.stdin.drain()
                 length = int.from_bytes(await worker.stdout.readexactly(LENGTH_BYTES), "big")
                 if length > ANSWER_BYTES_MAX:
-                    raise ValueError(f"an answer of {length} bytes")
+                    raise ValueError(f"the answer has {length} bytes, more than the limit")
                 answer = msgspec.json.decode(await worker.stdout.readexactly(length), type=CallAnswer)
             fine = True
             return answer

@@ -100,7 +100,7 @@ def serve(reading: BinaryIO, writing: BinaryIO) -> None:
             return
         length = int.from_bytes(head, "big")
         if length > REQUEST_BYTES_MAX:
-            raise ValueError(f"a request of {length} bytes")
+            raise ValueError(f"the request has {length} bytes, more than the limit")
         request = msgspec.json.decode(reading.read(length), type=CallRequest)
         data = msgspec.json.encode(perform(request))
         if len(data) > ANSWER_BYTES_MAX:

@@ -20,7 +20,7 @@ def new_command_id(clock: Clock, entropy: Callable[[int], bytes] = os.urandom) -
     """Return a new ID as 32 hexadecimal digits; `entropy(n)` returns n random bytes."""
     milliseconds = clock.now() // MICROSECONDS_PER_MILLISECOND
     if not 0 <= milliseconds <= _MILLISECONDS_MAX:
-        raise ValueError(f"the clock says {clock.now()} µs, which no UUIDv7 can hold; set this machine's clock")
+        raise ValueError(f"the clock shows {clock.now()} µs, which a UUIDv7 cannot hold; set this machine's clock")
     random = int.from_bytes(entropy(10), "big")
     number = milliseconds << 80 | SINGLE_VERSION << 76 | (random >> 68) << 64 | _VARIANT << 62 | (random & (2**62 - 1))
     return f"{number:032x}"
@@ -34,7 +34,7 @@ def instant_of(command_id: str) -> Instant:
     """
     found = bytes_of(command_id)
     if is_in_session(found):
-        raise ValueError(f"{command_id!r} is the id of a command in a session, which says no time")
+        raise ValueError(f"{command_id!r} is the ID of a command in a session, which contains no time")
     return instant_in(found)
 
 

@@ -36,7 +36,7 @@ class Bootstrap:
         raises: bool = True,
         draw: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        """Create it.
+        """Create the bootstrap.
 
         `leads`: whether this replica may decide and knows the time; `submit` as `Controller.submit`; `raises` False:
         the level is raised manually; `draw` returns unpredictable bytes.

@@ -6,6 +6,8 @@ interface for the API: the state, proof that it is current, and settling command
 
 Steps for an entry: decode, check the base and apply (`apply_batch`), chain (`record_applied`), swap the State
 reference, notify waiters. None of them may fail for an entry of a correct leader; a failure stops the replica (law 10).
+
+After an entry the controller decides whether to save a snapshot, and up to which entry consensus may compact its log.
 """
 
 from __future__ import annotations

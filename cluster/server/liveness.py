@@ -1,4 +1,4 @@
-"""Unreplicated knowledge of agents: contacts, progress, and polls waiting for orders.
+"""Liveness of agents: contacts, progress, waiting polls, and the leader's decision that a silent node is DOWN.
 
 Any replica answers polls from its own state, once that is proven to be current; agents' reports travel to the leader
 with the request that proves it. All of this is soft state: a new leader starts without it. Silence therefore counts

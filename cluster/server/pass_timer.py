@@ -57,7 +57,7 @@ class PassTimer:
         clock: Clock,
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """Create it.
+        """Create the timer.
 
         `next_due`: earliest time after another at which a cycle over the applied state could do something by time
         alone; `idle`: whether this replica leads and nothing is queued or in flight; `wake`: run the pump.

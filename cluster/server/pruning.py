@@ -85,7 +85,7 @@ class Pruner(Background):
         prune_some: Callable[[], bool],
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """Create it.
+        """Create the pruner.
 
         `authorise` records the range, or raises BrokenInvariant; `prune_some` removes some of it, and returns whether
         some is left (`wal.prune_some`); `fail` stops the replica.

@@ -1,4 +1,4 @@
-"""Snapshots of a replica: installation of the leader's, and their description for API and command line.
+"""Snapshots of a replica: installation of the leader's, and their description. `controller` decides when to save one.
 
 Chunks are written, the whole is verified beside the loop, and then adopted.
 """

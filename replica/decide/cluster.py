@@ -347,7 +347,7 @@ def loss_refusal(state: Facts, name: str) -> Refusal | None:
     if not node.down:
         return Refusal(
             RefusalCode.WRONG_STATE,
-            f"node {name} is {node.state.name}: its agent answers",
+            f"node {name} is {node.state.name}: its agent responds",
             "only nodes that are DOWN can be declared lost; to stop new work, use `forebay node drain`",
             "node",
         )

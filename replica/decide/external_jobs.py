@@ -96,7 +96,7 @@ class ExternalJobOutcome(Enum):
 
 
 class SchedulerCommand(Enum):
-    """Commands of a scheduler that the table distinguishes. The values are shown in messages."""
+    """Commands of an external scheduler, each with its own rules per phase. The values are shown in messages."""
 
     SETUP = "setup"
     SETUP_OF_ANOTHER = "setup of another"

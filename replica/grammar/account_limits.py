@@ -39,16 +39,16 @@ def _limit(key: str, value: str) -> Limit:
     kind = _KINDS.get(word.lower())
     if kind is None:
         listed = ", ".join(known.word for known in LimitKind)
-        raise LimitTextError(f"there is no limit {word[:64]!r}", f"known are {listed}")
+        raise LimitTextError(f"limit {word[:64]!r} is unknown", f"known are {listed}")
     if not kind.counts_space:
         if name:
-            raise LimitTextError(f"{kind.word} is no limit of space", f"write {kind.word}={value[:20]}")
+            raise LimitTextError(f"{kind.word} does not limit space", f"write {kind.word}={value[:20]}")
         if _NUMBER.fullmatch(value) is None or int(value) > SIZE_BYTES_MAX:
             raise LimitTextError(f"{kind.word} is {value[:64]!r}", "write a whole number")
         return Limit(kind, "", int(value))
     if not name.lower().startswith(TRES_PREFIX) or len(name) == len(TRES_PREFIX):
         raise LimitTextError(
-            f"{kind.word} does not say of what",
+            f"{kind.word} names no resource",
             f"write {kind.word}:bb/NAME, where NAME is a pool, or one of {', '.join(PROVIDERS)} for all pools together",
         )
     return Limit(kind, name[len(TRES_PREFIX) :], parse_space(value, kind.word))
@@ -93,13 +93,13 @@ def parse_reserved(text: str, pools: immutables.Map[str, Pool], provider: str) -
         size = words.pop()
         if words and words[0] in PROVIDERS and words[0] not in pools:
             if words[0] != provider:
-                raise LimitTextError(
-                    f"{words[0]!r} is not this cluster's provider", f"write {provider}, or leave it out"
-                )
+                raise LimitTextError(f"{words[0]!r} is not this cluster's provider", f"write {provider}, or omit it")
             del words[0]
         default = next((pool.name for pool in pools.values() if pool.is_default), "")
         if len(words) > 1 or (not words and not default):
-            raise LimitTextError(f"{item[:64]!r} names no pool", "write it as pool:size, for example fast:10TiB")
+            raise LimitTextError(
+                f"{item[:64]!r} is not a pool with a size", "write it as pool:size, for example fast:10TiB"
+            )
         pool = words[0] if words else default
         found[pool] = found.get(pool, 0) + parse_space(size, f"reservation of {pool[:64]}")
     return tuple(ReservedSpace(pool, size_bytes) for pool, size_bytes in sorted(found.items()))

@@ -201,7 +201,7 @@ def _syntax_fault(joined: _LogicalLine, position: int) -> ConfFault:
     rest = text[found.end() :].lstrip()
     value_at = min(len(text) - len(rest), max(len(text) - 1, 0))
     if not rest:
-        return ConfFault(joined.place(value_at), f"{name} has no value", "write one after =, or leave the key out")
+        return ConfFault(joined.place(value_at), f"{name} has no value", "write one after =, or omit the key")
     return ConfFault(
         joined.place(value_at), f"the quotes of {name} are not closed or not at its ends", f'write {name}="…"'
     )

@@ -148,7 +148,7 @@ def _read_file(text: str, kinds: DirectiveKinds, builder: RequestBuilder) -> Non
         raise DirectiveRejected(
             Refusal(
                 RefusalCode.INVALID_DIRECTIVE,
-                "the file of --bbf holds no directive",
+                "the --bbf file contains no directive",
                 f"start its lines with {' or '.join(kinds.known)}",
                 "--bbf line 1, column 1",
             )

@@ -177,7 +177,7 @@ def check_filesystem(filesystems: Mapping[str, SharedFilesystem], name: str, pat
         return Refusal(
             RefusalCode.LIMIT_EXCEEDED,
             f"there are {FILESYSTEMS_MAX} shared filesystems",
-            "use one that exists",
+            "use an existing one",
             "filesystem.name",
         )
     return None

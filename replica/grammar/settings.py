@@ -409,9 +409,7 @@ def parse_value(key: SettingKey, text: str) -> Any:
         ValueFormatError: the text is not a value of the key.
     """
     if not text:
-        raise ValueFormatError(
-            f"{key.name} has no value", f"write {key.kind.value}, or apply a file that leaves it out"
-        )
+        raise ValueFormatError(f"{key.name} has no value", f"write {key.kind.value}, or apply a file without it")
     match key.kind:
         case ValueKind.NUMBER | ValueKind.SECONDS:
             return _number(key, text)

@@ -40,7 +40,7 @@ def parse_tasks(text: str) -> tuple[int, ...]:
         last = first if found[2] is None else int(found[2])
         step = 1 if found[3] is None else int(found[3])
         if last < first or step < 1:
-            raise ArrayError(f"{part!r} names no tasks: its end is before its start, or its step is 0")
+            raise ArrayError(f"{part!r} is not a range of tasks: its end is before its start, or its step is 0")
         if last >= ARRAY_SIZE_MAX:
             raise ArrayError(f"task {last} is too large; the largest is {ARRAY_SIZE_MAX - 1}")
         named = range(first, last + 1, step)

@@ -169,7 +169,7 @@ def choose_partition(partitions: Partitions, partition: str, user: str, account:
     if found is None:
         listed = ", ".join(sorted(partitions)[:20])
         sentence = f"there is no partition {partition!r}"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, f"known are: {listed}", "partition")
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, f"use one of {listed}", "partition")
     if not found.admits(user, account):
         who = f"user {user} may not use partition {partition}" + (f" in account {account}" if account else "")
         remedy = "use another partition or account, or ask an operator"

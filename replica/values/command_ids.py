@@ -60,7 +60,7 @@ def encode_session_command_id(session: int, sequence: int, acknowledged: int) ->
     if not 0 < session <= SESSION_NUMBER_MAX or not 0 < sequence <= SEQUENCE_MAX or acknowledged < 0:
         raise ValueError(f"session {session} has no command {sequence}")
     if not 0 < outstanding <= SESSION_WINDOW_MAX:
-        raise ValueError(f"{outstanding} commands are outstanding; from 1 to {SESSION_WINDOW_MAX} may be")
+        raise ValueError(f"{outstanding} commands are outstanding; the limit is 1 to {SESSION_WINDOW_MAX}")
     number = session << 80 | SESSION_VERSION << 76 | outstanding << 64 | _VARIANT << 62 | sequence
     return number.to_bytes(16, "big")
 

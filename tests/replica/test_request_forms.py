@@ -259,7 +259,7 @@ def test_a_number_without_a_unit_in_bb_is_bytes_and_warned_of() -> None:
 
 def test_a_file_may_make_persistent_buffers_and_must_hold_a_directive() -> None:
     assert options_of(bbf="#BB create_persistent name=a capacity=1G\n").creates[0].place == "--bbf line 1, column 30"
-    assert "--bbf line 1, column 1: the file of --bbf holds no directive" in refused(bbf="echo test_bbf\n")
+    assert "--bbf line 1, column 1: the --bbf file contains no directive" in refused(bbf="echo test_bbf\n")
     with pytest.raises(DirectiveRejected) as caught:
         read(bbf="#DW jobdw capacity=1G\n" + "#" * DIRECTIVE_TEXT_BYTES_MAX)
     assert caught.value.refusal.code is RefusalCode.LIMIT_EXCEEDED

@@ -252,7 +252,7 @@ def _find_with_item(find: Callable[[ManifestRecord], _T], record: ManifestRecord
 
 
 def is_there(paths: RecordPaths, record: ManifestRecord, copied: CopiedFile) -> bool:
-    """Return whether the record's destination is the file put there."""
+    """Return whether the destination still is the file that this record put there."""
     try:
         directory, name = paths.destination(record)
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)

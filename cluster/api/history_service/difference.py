@@ -212,7 +212,7 @@ class _ChangeAuthors:
     def _read_entry(self, index: int) -> tuple[int, Batch]:
         found = self._follower.ledger.read_some(index, entries_max=1, bytes_max=1)
         if not found or found[0].index != index:
-            raise LookupError(f"entry {index} is not held by this replica")
+            raise LookupError(f"entry {index} is not stored on this replica")
         return found[0].base, decode_batch(found[0].data)
 
 

@@ -127,7 +127,7 @@ class EventPages:
             if not entries and index > self._follower.ledger.applied_index:
                 return
             if not entries or entries[0].index != index:
-                raise LookupError(f"entry {index} is not held by this replica")
+                raise LookupError(f"entry {index} is not stored on this replica")
             for entry in entries:
                 if entry.index != index:
                     break
@@ -145,7 +145,7 @@ class EventPages:
         """Raise LookupError if some of these entries are not indexed, because their events would be missing."""
         for hole in self._follower.holes:
             if hole.first_index <= last and hole.last_index >= first:
-                raise LookupError(f"the entries {hole.first_index} to {hole.last_index} are not held by this replica")
+                raise LookupError(f"the entries {hole.first_index} to {hole.last_index} are not stored on this replica")
 
     def _matching(self, sought: EventFilter, revision: int, batch: Batch, entry: Entry) -> CommandEvents | None:
         """Return the matching part of a command, or None."""
@@ -221,7 +221,7 @@ class EventPages:
     def _entry(self, index: int) -> LedgerEntry:
         found = self._follower.ledger.read_some(index, entries_max=1, bytes_max=1)
         if not found or found[0].index != index:
-            raise LookupError(f"entry {index} is not held by this replica")
+            raise LookupError(f"entry {index} is not stored on this replica")
         return found[0]
 
     def at(self, revision: int) -> Instant:

@@ -182,7 +182,7 @@ class HistoryQueries:
         if isinstance(after, QueryFailure):
             return after
         if before.revision > after.revision:
-            words = f"the first moment, revision {before.revision}, is after the second one, revision {after.revision}"
+            words = f"the start, revision {before.revision}, is after the end, revision {after.revision}"
             return QueryFailure(asked.number, REVERSED, before.revision, words)
         try:
             found = changes_between(self._follower, asked, before, after)
@@ -215,7 +215,7 @@ class HistoryQueries:
         while int(state.revision) < revision:
             found = ledger.read_some(index + 1, entries_max=min(STEP_ENTRIES, last - index), bytes_max=STEP_BYTES)
             if not found or found[0].index != index + 1:
-                raise NotHeld(f"the entries from {index + 1} on are not held by this replica")
+                raise NotHeld(f"the entries from {index + 1} on are not stored on this replica")
             for entry in found:
                 if entry.index != index + 1:
                     break
@@ -322,7 +322,7 @@ class HistoryQueries:
     def _entry(self, index: int) -> LedgerEntry:
         found = self._follower.ledger.read_some(index, entries_max=1, bytes_max=1)
         if not found or found[0].index != index:
-            raise NotHeld(f"entry {index} is not held by this replica")
+            raise NotHeld(f"entry {index} is not stored on this replica")
         return found[0]
 
     @staticmethod

@@ -324,8 +324,8 @@ class HistoryService:
                 return await future
         except TimeoutError as error:
             raise HistoryServiceTimeout(
-                f"the past is known up to entry {self.progress.index}, its proofs up to {self.progress.tree_size}, and "
-                f"{through} is asked for"
+                f"the history service has read up to entry {self.progress.index} (proofs: {self.progress.tree_size}), "
+                f"but entry {through} was requested"
             ) from error
         finally:
             del self._questions[asked.number]
@@ -421,7 +421,7 @@ class HistoryService:
             while True:
                 (size_bytes,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
                 if size_bytes > FRAME_BYTES_MAX:
-                    raise ChannelProtocolError(f"the historian says {size_bytes} bytes in one frame")
+                    raise ChannelProtocolError(f"the history service announced a frame of {size_bytes} bytes")
                 said = decode_reply(await reader.readexactly(size_bytes))
                 if isinstance(said, IndexProgress):
                     self.progress = said

@@ -38,7 +38,7 @@ def terms_of(ledger: Ledger, limit: int) -> tuple[LeaderTerm, ...]:
 
 
 def _first_of(ledger: Ledger, term: int, low: int, high: int) -> int:
-    """Return the first entry of a term that includes `high`; terms only grow."""
+    """Return the index of the first entry of `term`, to which the entry `high` belongs, by bisection."""
     while low < high:
         middle = (low + high) // 2
         entry = _held_entry(ledger, middle)

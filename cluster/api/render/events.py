@@ -28,7 +28,7 @@ from replica.model import (
 from replica.values import Instant, Revision, Verdict, format_size
 from wal import Configuration, Member
 
-_HELD = {Hold.USER: "by its user", Hold.ADMIN: "by an operator", Hold.SYSTEM: "because an operation failed for good"}
+_HELD = {Hold.USER: "by its user", Hold.ADMIN: "by an operator", Hold.SYSTEM: "because an operation failed permanently"}
 
 
 NO_OP = "no-op"
@@ -50,6 +50,8 @@ NAMES = frozenset({"left_out_first"})
 
 SECRET = frozenset({"disclosure_key"})
 """Fields that are never shown; values salted with them could otherwise be guessed."""
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 _INSTANTS = frozenset({"retry_at", "begin_at", "deadline", "promised_at", "started_at", "ended_at", "since"})
 
@@ -183,22 +185,22 @@ def _option_words(options: JobOptions) -> list[str]:
     ) if value]  # fmt: skip
     if options.nodes != NO_OPTIONS.nodes:
         words.append(f"{options.nodes} nodes" if options.nodes else "no nodes")
-    words += ["one of its name at a time"] * options.singleton + ["not to be requeued"] * (not options.requeue)
-    return words + ["one of its dependencies is enough"] * options.any_of
+    words += ["singleton"] * options.singleton + ["no requeue"] * (not options.requeue)
+    return words + ["any one dependency is enough"] * options.any_of
 
 
 def _buffer_option_words(buffer: BufferRequest) -> list[str]:
     words = []
     for made in buffer.creates:
         size = format_size(made.capacity_bytes) if made.units == "bytes" else str(made.capacity_bytes)
-        words.append(f"persistent buffer {made.name} to be made ({size} of {made.pool or 'the default pool'})")
-    words += [f"persistent buffer {gone.name} to be removed" for gone in buffer.destroys]
+        words.append(f"persistent buffer {made.name} to create ({size} of {made.pool or 'the default pool'})")
+    words += [f"persistent buffer {gone.name} to delete" for gone in buffer.destroys]
     words += [f"persistent buffer {name}" for name in buffer.uses]
     words += [f"{format_size(buffer.swap_bytes)} of swap on each node"] if buffer.swap_bytes else []
     for text, what in ((buffer.stage_in_command, "stage-in"), (buffer.stage_out_command, "stage-out")):
-        words += [f"{what} by a command of its own"] if text else []
+        words += [f"custom {what} command"] if text else []
     for listed in buffer.lists:
-        words.append(f"{'stage-out' if listed.outgoing else 'stage-in'} of what {listed.source} lists")
+        words.append(f"{'stage-out' if listed.outgoing else 'stage-in'} of the list {listed.source}")
     return words + [f"{', '.join(buffer.options)} for the provider"] * bool(buffer.options)
 
 
@@ -207,13 +209,21 @@ def _stage_sentence(what: str, event: e.StagedIn | e.StagedOut, provider: str) -
     if event.files or event.size_bytes:
         return f"{what}: {_files(event.files, event.size_bytes)}"
     if provider == NATIVE:
-        return f"{what}: nothing had to be moved"
-    return f"{what} by burst_buffer/{provider}, which does not say how much that was"
+        return f"{what}: nothing to move"
+    return f"{what} by burst_buffer/{provider} (amount not reported)"
 
 
 def _files(files: int, size_bytes: int) -> str:
-    size = format_size(size_bytes)
-    return f"{files} file{'' if files == 1 else 's'}, {size}{' bytes' if size.isdigit() else ''}"
+    return f"{files} file{'' if files == 1 else 's'}, {_rounded_size(size_bytes)}"
+
+
+def _rounded_size(size_bytes: int) -> str:
+    """Format an amount of data: `4KiB` if that is exact, otherwise rounded, `11.3 MiB`."""
+    exact = format_size(size_bytes)
+    if not exact.isdigit():
+        return exact
+    power = min(max(size_bytes.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
+    return f"{size_bytes / (1 << (10 * power)):.1f} {_UNITS[power]}" if power else f"{exact} bytes"
 
 
 def _submit_sentence(event: e.JobSubmitted) -> str:
@@ -224,7 +234,7 @@ def _submit_sentence(event: e.JobSubmitted) -> str:
         asks = (
             f"with {format_size(event.granted_bytes)} of pool {event.pool}"
             if event.pool
-            else "with a buffer of no capacity"
+            else "with a buffer without capacity"
         )
     held = "" if event.hold is Hold.NONE else ", held"
     sentence = "; ".join((f"submitted {asks}{held}", *also))
@@ -249,13 +259,13 @@ def _hold_sentence(event: e.JobHeld) -> str:
 
 
 def _revocation_sentence(event: e.AllocationRevoked) -> str:
-    sooner = f", so that job {event.beneficiary} may start sooner" if event.beneficiary else ""
-    return f"the buffer is taken back before the job ran{sooner}: {event.reason}"
+    sooner = f" so that job {event.beneficiary} can start earlier" if event.beneficiary else ""
+    return f"the buffer was revoked before the job ran{sooner}: {event.reason}"
 
 
 def _run_end_sentence(event: e.RunEnded) -> str:
     if event.result is JobState.PENDING:
-        return "the script ended, and the job waits again once its results are out"
+        return "the script ended; the job is requeued after stage-out"
     how = f"signal {event.signal}" if event.signal else f"exit code {event.exit_code}"
     return f"the script ended: {event.result.name}, {how}" + (f" ({event.message})" if event.message else "")
 
@@ -265,9 +275,9 @@ def _record_sentence(event: e.TransferRecorded, *, names: bool = False) -> str:
     how = "moved" if receipt.complete else "moved before it failed"
     words = [f"{_words(receipt.stage)} {how}: {_files(receipt.files, receipt.size_bytes)}"]
     if receipt.resumed_bytes:
-        words.append(f"{_files(receipt.resumed_files, receipt.resumed_bytes)} of it by an earlier attempt")
+        words.append(f"{_files(receipt.resumed_files, receipt.resumed_bytes)} of them by an earlier attempt")
     if receipt.retries:
-        words.append(f"{receipt.retries} moved again")
+        words.append(f"{receipt.retries} retries")
     if receipt.left_out:
         first = receipt.left_out_first[:LEFT_OUT_SAID] if names else ()
         named = ", ".join(f"{one.path} ({one.reason})" for one in first)
@@ -280,12 +290,12 @@ def _record_sentence(event: e.TransferRecorded, *, names: bool = False) -> str:
 
 def _checkpoint_sentence(event: e.TransferCheckpointed) -> str:
     checkpoint = event.checkpoint
-    return f"{_words(checkpoint.stage)} goes on: {_files(checkpoint.files, checkpoint.size_bytes)} are durable"
+    return f"{_words(checkpoint.stage)} goes on: {_files(checkpoint.files, checkpoint.size_bytes)} saved"
 
 
 def _teardown_sentence(event: e.TeardownStarted) -> str:
     hurry = ", without stage-out" if event.hurry else ""
-    return f"the job is {event.result.name}; its buffer is being removed{hurry}" + (
+    return f"the job is {event.result.name}; its buffer is being deleted{hurry}" + (
         f" ({event.reason})" if event.reason else ""
     )
 
@@ -305,8 +315,8 @@ def _update_sentence(event: e.JobUpdated) -> str:
         changes.append(f"{field} {value if value not in ('', None) else 'none'}")
     words = [f"changed: {'; '.join(changes)}"] if changes else []
     if event.buffer is not None:
-        size = f"{format_size(event.granted_bytes)} of pool {event.pool}" if event.pool else "a buffer of no capacity"
-        words.append(f"it asks for {size} now")
+        size = f"{format_size(event.granted_bytes)} of pool {event.pool}" if event.pool else "a buffer without capacity"
+        words.append(f"now requests {size}")
     return "; ".join(words)
 
 
@@ -314,7 +324,7 @@ def _external_setup_sentence(event: e.ExternalJobSetUp) -> str:
     external_job = event.external_job
     asks = f"{format_size(event.granted_bytes)} of pool {event.pool}" if event.pool else "no space of its own"
     return (
-        f"{external_job.name} was set up, epoch {external_job.epoch}, of user {event.request.user}: it asks for {asks}"
+        f"{external_job.name} was set up for user {event.request.user}, epoch {external_job.epoch}: it requests {asks}"
     )
 
 
@@ -349,15 +359,13 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.CertificateRevoked: lambda event: f"{event.revocation.certificate} was revoked",
     e.SessionOpened: lambda event: f"{event.actor} opened session {event.session}",
     e.SessionsEnded: lambda event: f"{len(event.sessions)} sessions {event.reason}, the first {event.sessions[0]}",
-    e.CachedRepliesDropped: lambda event: (
-        f"the answers to single commands up to revision {event.through} are forgotten"
-    ),
-    e.DisclosureKeyDrawn: lambda event: "the key was drawn with which proofs of the ledger are salted",
+    e.CachedRepliesDropped: lambda event: f"the cached replies up to revision {event.through} were dropped",
+    e.DisclosureKeyDrawn: lambda event: "the key that salts proofs of the ledger was generated",
     e.HistoriesCounted: lambda event: (
-        f"the records of {event.jobs} jobs up to entry {event.index} were counted: root {event.root.hex()[:16]}"
+        f"the root over the records of {event.jobs} jobs up to entry {event.index} is {event.root.hex()[:16]}"
     ),
     e.StateDigested: lambda event: f"the state after revision {event.revision} has the digest {event.state.hex()[:16]}",
-    e.CertificatesUnrevoked: lambda event: f"{', '.join(event.certificates[:20])} is revoked no more",
+    e.CertificatesUnrevoked: lambda event: f"{', '.join(event.certificates[:20])} is no longer revoked",
     e.ReservationSet: lambda event: f"reservation {event.reservation.name} was set",
     e.ReservationDeleted: lambda event: f"reservation {event.reservation} was deleted",
     e.ReservationStarted: lambda event: f"reservation {event.reservation} began",
@@ -365,17 +373,19 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.PartitionSet: lambda event: f"partition {event.partition.name} was set, {event.partition.state.name}",
     e.PartitionDeleted: lambda event: f"partition {event.partition} was deleted",
     e.UsageReset: lambda event: (
-        f"what {'account' if event.whose == 'a' else 'QOS'} {event.name} used of burst buffers counts as nothing"
+        f"the burst-buffer usage of {'account' if event.whose == 'a' else 'QOS'} {event.name} was reset"
     ),
     e.JobUpdated: _update_sentence,
-    e.SchedulingRulesSet: lambda event: "the rules of scheduling were changed",
+    e.SchedulingRulesSet: lambda event: "the scheduling rules were changed",
     e.NodeRegistered: lambda event: f"the agent of {event.node} registered with {event.cpus} CPUs",
     e.NodeDrained: lambda event: f"{event.node} was drained: {event.reason}",
     e.NodeResumed: lambda event: f"{event.node} was resumed",
     e.NodeWentDown: lambda event: f"{event.node} is down: {event.reason}",
     e.NodeLost: lambda event: f"{event.node} was {event.reason}",
-    e.BufferAbandoned: lambda event: f"given up on {event.node}, which does not answer; its agent removes it later",
-    e.AbandonedBufferRemoved: lambda event: f"{event.node} returned, and its agent removed what was given up there",
+    e.BufferAbandoned: lambda event: (
+        f"the buffer was abandoned on {event.node}, which does not respond; its agent removes it later"
+    ),
+    e.AbandonedBufferRemoved: lambda event: f"{event.node} returned, and its agent removed the abandoned buffer",
     e.NodeCameBack: lambda event: f"{event.node} is back",
     e.JobSubmitted: _submit_sentence,
     e.OperationQueued: lambda event: f"{_words(event.stage)} waits for earlier operations",
@@ -386,15 +396,15 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.StagedIn: lambda event: _stage_sentence("staged in", event, NATIVE),
     e.StageFailed: _stage_failure_sentence,
     e.StageRetried: lambda event: f"{_words(event.stage)} is tried again as attempt {event.attempt}: {event.reason}",
-    e.RunOrdered: lambda event: f"the script is to run on {event.node}",
+    e.RunOrdered: lambda event: f"the script was assigned to {event.node}",
     e.RunStarted: lambda event: "the script started",
     e.RunEnded: _run_end_sentence,
     e.StageOutStarted: lambda event: "stage-out started",
     e.StagedOut: lambda event: _stage_sentence("staged out", event, NATIVE),
     e.TeardownStarted: _teardown_sentence,
-    e.TornDown: lambda event: "the buffer is gone and its space is free",
-    e.CancelRequested: lambda event: "cancelling" + (", in a hurry" if event.hurry else ""),
-    e.JobCancelled: lambda event: "cancelled before it held anything",
+    e.TornDown: lambda event: "the buffer was deleted, and its space is free",
+    e.CancelRequested: lambda event: "cancellation requested" + (", without stage-out" if event.hurry else ""),
+    e.JobCancelled: lambda event: "cancelled before it had a buffer",
     e.JobPurged: lambda event: "left the list of finished jobs; its history stays in the ledger",
     e.AllocationRevoked: _revocation_sentence,
     e.JobRequeued: lambda event: "waits for a new buffer",
@@ -404,55 +414,51 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.PersistentReserved: lambda event: (
         f"{format_size(event.granted_bytes)} of pool {event.pool} are reserved for persistent buffer {event.name}"
     ),
-    e.PersistentCreated: lambda event: f"persistent buffer {event.name} is there",
+    e.PersistentCreated: lambda event: f"persistent buffer {event.name} was created",
     e.PersistentDeletionStarted: lambda event: f"persistent buffer {event.name} is being removed",
     e.PersistentDeleted: lambda event: (
-        f"persistent buffer {event.name} is gone" + (f" ({event.reason})" if event.reason else "")
+        f"persistent buffer {event.name} was deleted" + (f" ({event.reason})" if event.reason else "")
     ),
-    e.PreRunFailed: lambda event: f"what comes before the script failed: {event.reason}",
+    e.PreRunFailed: lambda event: f"pre-run failed: {event.reason}",
     e.JobSuspended: lambda event: "suspended",
     e.JobResumed: lambda event: "resumed",
-    e.RequeueRequested: lambda event: f"its run is being ended: {event.reason}",
-    e.RunRequeued: lambda event: "it waits again as if it had never run",
-    e.OperationsRestarted: lambda event: f"its operation begins again as attempt {event.attempt}: the leader changed",
-    e.BufferCleared: lambda event: f"its buffer left the list though it could not be removed: {event.reason}",
-    e.DeadlineMissed: lambda event: "it could no longer end before its deadline",
-    e.TransferRulesSet: lambda event: "how data is moved was configured",
+    e.RequeueRequested: lambda event: f"the run is being stopped, to be requeued: {event.reason}",
+    e.RunRequeued: lambda event: "requeued; the job waits for a new run",
+    e.OperationsRestarted: lambda event: f"the operation restarts as attempt {event.attempt}: the leader changed",
+    e.BufferCleared: lambda event: f"the buffer was cleared, although its removal failed: {event.reason}",
+    e.DeadlineMissed: lambda event: "the job could no longer end before its deadline",
+    e.TransferRulesSet: lambda event: "the transfer rules were changed",
     e.TransferRecorded: _record_sentence,
     e.TransferCheckpointed: _checkpoint_sentence,
     e.ExternalJobSetUp: _external_setup_sentence,
     e.ExternalJobSpaceAllocated: _external_space_sentence,
-    e.ExternalJobSetupFailed: lambda event: f"its setup failed: {event.reason}",
-    e.ExternalJobStageInOrdered: lambda event: f"its scheduler asked for stage-in, which starts on {event.mover}",
-    e.ExternalJobRunBegan: lambda event: "its scheduler began the job",
-    e.ExternalJobRunEnded: lambda event: "its scheduler says that the job has ended",
-    e.ExternalJobLingered: lambda event: "its scheduler tore it down before it ran: the data is kept for a while",
-    e.ExternalJobReactivated: lambda event: (
-        f"its scheduler set it up again, epoch {event.epoch}: it has its space as before"
+    e.ExternalJobSetupFailed: lambda event: f"setup failed: {event.reason}",
+    e.ExternalJobStageInOrdered: lambda event: (
+        f"the external scheduler requested stage-in, which starts on {event.mover}"
     ),
     e.ExternalJobRetained: lambda event: f"its results are retained until they are exported: {event.reason}",
     e.SchedulerBound: lambda event: (
         f"external jobs of scheduler {event.scheduler.name} come from {event.scheduler.address}"
     ),
-    e.SchedulerReleased: lambda event: f"another cluster may have external jobs as scheduler {event.scheduler}",
+    e.SchedulerReleased: lambda event: f"scheduler {event.scheduler} was released; another cluster can register it",
     e.ExternalJobMissing: lambda event: (
-        f"the scheduler has {event.external_job} as {event.state}, and there is no such external job"
+        f"the external scheduler reports {event.external_job} as {event.state}, but that job is unknown here"
     ),
     e.DrillStarted: lambda event: (
         f"{event.by} began drill {event.drill}: {event.scenario} of {event.target}"
-        + (f", although these did not hold: {', '.join(event.forced)}" if event.forced else "")
+        + (f", overriding failed preconditions: {', '.join(event.forced)}" if event.forced else "")
     ),
-    e.DrillRenewed: lambda event: f"who carries out drill {event.drill} is still there",
-    e.DrillConfirmed: lambda event: f"{event.by} agreed to drill {event.drill}",
-    e.DrillAbortRequested: lambda event: f"drill {event.drill} is to end: {event.reason}",
+    e.DrillRenewed: lambda event: f"the coordinator of drill {event.drill} renewed it",
+    e.DrillConfirmed: lambda event: f"{event.by} approved drill {event.drill}",
+    e.DrillAbortRequested: lambda event: f"drill {event.drill} is being aborted: {event.reason}",
     e.DrillEnded: lambda event: f"drill {event.drill} {event.verdict.word}: {event.sentence}",
-    e.DrillsLocked: lambda event: f"{event.by} wants no drills: {event.reason}",
-    e.DrillsUnlocked: lambda event: f"what {event.by} said against drills was taken back",
+    e.DrillsLocked: lambda event: f"{event.by} locked drills: {event.reason}",
+    e.DrillsUnlocked: lambda event: f"the drill lock of {event.by} was removed",
     e.ClusterRecovered: lambda event: (
-        f"{event.recovery.by} began incarnation {event.recovery.incarnation} of the cluster from what "
+        f"{event.recovery.by} began incarnation {event.recovery.incarnation} of the cluster from "
         + ("a snapshot" if event.recovery.is_snapshot else event.recovery.replica)
-        + f" had up to entry {event.recovery.kept_index}; what came after is lost, and jobs "
-        f"{event.recovery.last_job + 1} to {event.recovery.first_job - 1} may have been"
+        + f" at entry {event.recovery.kept_index}; later entries are lost, and with them possibly jobs "
+        f"{event.recovery.last_job + 1} to {event.recovery.first_job - 1}"
     ),
     e.ClockSet: lambda event: f"an operator set the clock back to {format_instant(event.at)}",
     e.FeatureLevelRaised: lambda event: (

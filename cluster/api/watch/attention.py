@@ -79,7 +79,11 @@ def _of_job(job: Job, buffer: Buffer) -> tuple[NeedKind, str, str] | None:
         return None
     if buffer.state in (BufferState.POST_RUN, BufferState.STAGING_OUT):
         sentence = said or "its results could not be exported"
-        return "not_exported", sentence, "forebay job release {job}; --partial gives up what is not there"
+        return (
+            "not_exported",
+            sentence,
+            "forebay job release {job}; add --partial to export without the missing results",
+        )
     if buffer.state in (BufferState.TEARDOWN, *_OF_A_RUN):
         return "operation_failed", said or "an operation of its buffer failed", "forebay job why {job}"
     return "operation_failed", said or "staging in failed", "forebay job release {job}, or cancel it"
@@ -91,11 +95,11 @@ async def find_nodes(state: State, needs: AttentionItems, work: SlicedWork) -> N
         node = state.nodes[name]
         if node.down:
             busy = len(state.on_node.get(name, ()))
-            jobs = f"; {busy} jobs have something there" if busy else ""
-            sentence = f"down: {node.reason or 'its agent is not heard of'}{jobs}"
+            jobs = f"; {busy} jobs have data there" if busy else ""
+            sentence = f"down: {node.reason or 'its agent does not respond'}{jobs}"
             remedy = f"start its agent: {start_command('agent', name)}"
             if busy and not node.lost and not node.is_mover:
-                remedy += f"; or give up what is on it: forebay node lost {name}"
+                remedy += f"; or give up its data: forebay node lost {name}"
             needs.add("node_down", f"node {name}", sentence, remedy)
 
 

@@ -17,7 +17,9 @@ _ACTOR_ROLES = {
 
 def not_identified(error: IdentityError) -> Problem:
     """Return the error for an unidentified client."""
-    return Problem(401, "not_identified", str(error), "use a certificate that `forebay cluster init` made")
+    return Problem(
+        401, "not_identified", str(error), "use a certificate that `forebay cluster init` or `forebay cert issue` made"
+    )
 
 
 def permit(identity: Identity, roles: frozenset[Role], what: str) -> None:
@@ -31,7 +33,7 @@ def permit_node(identity: Identity, node: str) -> None:
     """Check that an agent acts for its own node; Problem 403."""
     if identity.name != node:
         remedy = "start each agent with the certificate of its own node"
-        raise permission_denied(f"{identity} may not speak for node {node!r}", remedy)
+        raise permission_denied(f"{identity} may not act for node {node!r}", remedy)
 
 
 def actor_of(identity: Identity) -> Actor:

@@ -74,9 +74,9 @@ class BodyClaim:
         """Reserve further bytes; Problem 503 if the quota is exhausted."""
         account, who = self._account, self._who
         if account.held_by[who] + size_bytes > account.room.share_bytes:
-            raise too_busy(f"this replica is reading as much of {who} as it may")
+            raise too_busy(f"the limit of request data that {who} may send at once is reached")
         if account.held_bytes + size_bytes > account.room.bytes_max:
-            raise too_busy("this replica is reading as many requests as it may")
+            raise too_busy("the limit of requests that this replica reads at once is reached")
         self._hold(size_bytes)
 
     def give(self) -> None:

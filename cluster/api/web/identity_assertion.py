@@ -165,7 +165,8 @@ class IdentityAssertions:
             if rules.users and not is_operator and not await self._is_among(account, rules.users):
                 words = f"the account {account} may not use this cluster"
                 raise permission_denied(
-                    words, f"ask for an entry of [access] users, which names {', '.join(rules.users):.200}"
+                    words,
+                    f"request access: add the account to users in [access], which has {', '.join(rules.users):.200}",
                 )
         except NotKnownNow as error:
             raise too_busy(str(error)) from error
@@ -182,7 +183,7 @@ class IdentityAssertions:
 
     async def _decode_in_thread(self, credential: str) -> MungeCredential:
         if self._decoding >= DECODES_MAX:
-            raise too_busy("munged has as many credentials to decode as it may")
+            raise too_busy("the limit of credentials that munged decodes at once is reached")
         loop = asyncio.get_running_loop()
         self._decoding += 1
         try:
@@ -195,7 +196,7 @@ class IdentityAssertions:
         except MungeUnavailable as error:
             LOGGER.error("MUNGE credentials cannot be decoded: %s", error)
             raise Problem(
-                503, "munge_unavailable", f"this replica cannot ask munged: {error}", "start munged"
+                503, "munge_unavailable", f"this replica cannot reach munged: {error}", "start munged"
             ) from error
         finally:
             self._decoding -= 1

@@ -1,7 +1,7 @@
 """Limits per user: commands and bytes per minute, and unfinished jobs and script bytes.
 
-Only the leader counts, in memory, with one token bucket per user. Operators and agents are not limited, because their
-certificates allow worse.
+Only the leader counts, in memory, with one token bucket per user. Operators and agents are not limited: their
+certificates permit more than a flood of requests.
 """
 
 from __future__ import annotations

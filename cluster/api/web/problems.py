@@ -134,8 +134,8 @@ def outcome_unknown() -> Problem:
     return Problem(
         503,
         "outcome_unknown",
-        "this replica stopped leading while the command was under way, so what became of it is not known here",
-        "send it again with the same command_id: it is carried out once, and you get its answer",
+        "this replica lost leadership while the command was in progress, so its outcome is unknown here",
+        "send it again with the same command_id: it is applied at most once, and you get its answer",
         outcome="unknown",
         headers={"Retry-After": str(RETRY_AFTER_S)},
     )

@@ -49,9 +49,7 @@ def find_operation(method: str, raw_path: str) -> tuple[ApiOperation[Any, Any], 
                     headers={"Allow": allowed},
                 )
             return operation, params
-    raise Problem(
-        404, "unknown_route", f"there is nothing at {raw_path[:SEGMENT_CHARACTERS_MAX]}", "see /v1/openapi.json"
-    )
+    raise Problem(404, "unknown_route", f"no route matches {raw_path[:SEGMENT_CHARACTERS_MAX]}", "see /v1/openapi.json")
 
 
 _LONG = tuple(

@@ -268,10 +268,10 @@ class _Connection(ReadingProtocol):
             self._greeted = True
             return
         if not self._greeted:
-            raise ChannelProtocolError("a command came before the greeting")
+            raise ChannelProtocolError("a command arrived before the greeting")
         number = message.number
         if number in self._waiting:
-            raise ChannelProtocolError(f"number {number} is in use by a command that waits")
+            raise ChannelProtocolError(f"number {number} is in use by a waiting command")
         asker = self._waiting[number] = _LocalCommandClient(self, number, self._heard_s)
         try:
             self._begin(message, self._identity, asker)

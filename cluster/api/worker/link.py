@@ -130,7 +130,9 @@ class RemoteBackend(ReadingProtocol):
 
     def _begin(self, welcome: f.Welcome) -> None:
         if welcome.version != f.WORKER_VERSION:
-            raise ChannelProtocolError(f"it speaks version {welcome.version}, and this door {f.WORKER_VERSION}")
+            raise ChannelProtocolError(
+                f"it speaks version {welcome.version}, and this API worker version {f.WORKER_VERSION}"
+            )
         self.cluster_id = welcome.cluster_id
         self.vouching = IdentityAssertions(welcome.access, welcome.cluster_id)
         self.peers = Peers(welcome.cluster_id, SystemClock())

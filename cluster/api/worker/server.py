@@ -197,11 +197,13 @@ class Server:
                 raise not_identified(connection.stranger or IdentityError("the connection has ended"))
             voucher = await vouching.by_munge(authorization[0])
         elif authorization:
-            raise bad_request("there is a certificate and an Authorization", "use one of both", "head")
+            raise bad_request(
+                "the request has both a client certificate and an Authorization header", "use only one of them", "head"
+            )
         elif certificate.identity.role is not Role.GATEWAY:
             if named:
                 raise permission_denied(
-                    f"{certificate.identity} may not speak for a user", "leave it to a gateway", USER_HEADER
+                    f"{certificate.identity} may not act for a user", "only a gateway may do that", USER_HEADER
                 )
             return Voucher(certificate)
         elif len(named) != 1:
@@ -214,7 +216,9 @@ class Server:
         except IdentityError as error:
             raise not_identified(error) from error
         if certificate is None and not connection.become(voucher.shown.identity):
-            raise too_many(f"{voucher.shown.identity} has as many connections as one user may have", "close some")
+            raise too_many(
+                f"{voucher.shown.identity} has reached the limit of connections for one user", "close unused ones"
+            )
         return voucher
 
     def _operation(self, request: web.BaseRequest) -> tuple[ApiOperation[Any, Any], dict[str, str]]:

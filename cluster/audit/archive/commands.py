@@ -71,7 +71,7 @@ def _written(ledger: Ledger, home: Path, directory: Path, progress: Any) -> tupl
         return archive_ledger(ledger, home, directory, progress=progress)
     except BlockingIOError as error:
         raise Failure(
-            ExitCode.REFUSED, f"{directory} is being written by another process", "wait until it has ended"
+            ExitCode.REFUSED, f"{directory} is being written by another process", "wait until that process has ended"
         ) from error
     except OSError as error:
         if isinstance(error, PermissionError):
@@ -278,7 +278,7 @@ class _Opened:
                 if answer is None:
                     answer = answer_to_note(home)
                 if answer:
-                    raise Failure(ExitCode.REFUSED, f"the replica refuses it: {answer.strip()}", "try again later")
+                    raise Failure(ExitCode.REFUSED, f"the replica rejected it: {answer.strip()}", "try again later")
                 gap = next((gap for gap in Ledger(environment).gaps() if gap.first_index < last), None)
                 before, reached = reached, 0 if gap is None else gap.last_index
                 if reached > before:
@@ -287,8 +287,8 @@ class _Opened:
                 elif clock.monotonic_s() > until_s:
                     raise Failure(
                         ExitCode.UNREACHABLE,
-                        f"the replica has not removed anything for a while; it has come to entry {reached} of {last}",
-                        f"nothing is lost: what {home / 'prune'} says is done once it runs; see its log",
+                        f"the replica has stopped removing entries, at entry {reached} of {last}",
+                        f"nothing is lost: it continues with {home / 'prune'} once it runs; see its log",
                     )
                 Event().wait(LOOK_S)
 
@@ -350,7 +350,7 @@ def retain(options: dict[str, Any]) -> None:
                 plan = prune_plan(environment, home, below, table_.archives, keys, progress=progress)
         elif _is_worth(ledger, wanted):
             sentence = f"{last} has come up to entry {most - 1} only, so the entries below {wanted} cannot go yet"
-            raise Failure(ExitCode.REFUSED, sentence, "they are archived: type the command again in some minutes")
+            raise Failure(ExitCode.REFUSED, sentence, "they are archived; repeat the command in a few minutes")
         opened = _Opened(directory, environment)
     done = opened.prune(plan) if plan is not None and plan.entries else ""
     _show_retained(archived, plan, done, as_json=options["as_json"])
@@ -398,7 +398,7 @@ def restore_ledger(options: dict[str, Any]) -> None:
         except RecoveryRefused as error:
             if error.condition is not Condition.HELD_BY_ANOTHER_PROCESS:
                 raise
-            raise Failure(ExitCode.REFUSED, f"{directory} is of a replica that runs", "stop it first") from error
+            raise Failure(ExitCode.REFUSED, f"{directory} belongs to a running replica", "stop it first") from error
     if options["as_json"]:
         show_json({"tree_size": found.tree_size, "below": found.below})
         return

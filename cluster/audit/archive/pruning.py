@@ -87,12 +87,12 @@ def prune_plan(
     first = KEPT_ENTRIES + 1 if front is None else front.last_index + 1
     if last < TILE_WIDTH:
         raise PruneRefused(
-            f"whole tiles of {TILE_WIDTH} entries are pruned, and there is none before entry {asked}",
+            f"only whole tiles of {TILE_WIDTH} entries can be pruned, and none ends before entry {asked}",
             f"name a later entry, --below {TILE_WIDTH + 1} at least",
         )
     if asked > ledger.applied_index + 1:
         raise PruneRefused(
-            f"there is no entry {asked - 1}: the ledger ends with {ledger.applied_index}",
+            f"entry {asked - 1} does not exist: the ledger ends with entry {ledger.applied_index}",
             f"use --below {ledger.applied_index + 1} at most",
         )
     _check_consensus(env, below)
@@ -118,8 +118,8 @@ def _check_consensus(env: Environment, below: int) -> None:
     most = prunable_below(env)
     if below > most:
         raise PruneRefused(
-            f"consensus still sees entry {most} and later ones: nothing behind its last compaction is pruned",
-            f"use --below {most}; `forebay cluster snapshot` lets it forget more",
+            f"consensus still needs entry {most} and later ones, because its log is compacted only up to there",
+            f"use --below {most}; `forebay cluster snapshot` compacts it further",
         )
 
 
@@ -131,18 +131,18 @@ def _check_checkpoint(ledger: Ledger, home: Path, last: int, keys: Keys) -> tupl
         raise PruneRefused(str(error), error.remedy) from error
     if found.size < last:
         raise PruneRefused(
-            f"the last checkpoint is of {found.size} entries, and entry {last} is to go",
+            f"the last checkpoint covers {found.size} entries, but entry {last} would be pruned",
             f"use --below {found.size + 1}, or wait for the next one",
         )
     if found.size > ledger.applied_index:
         raise PruneRefused(
-            f"the checkpoint is of {found.size} entries, and {ledger.applied_index} are stored here",
+            f"the checkpoint covers {found.size} entries, but {ledger.applied_index} are stored here",
             "try again in a moment",
         )
     try:
         signers = signers_of(note, keys)
     except NoteError as error:
-        raise PruneRefused(f"the last checkpoint is not believed: {error}", f"see {keys.place}") from error
+        raise PruneRefused(f"the last checkpoint is not valid: {error}", f"check the keys in {keys.place}") from error
     if signers < keys.majority(found.origin):
         raise PruneRefused(
             f"{signers} of the {len(keys.of(found.origin))} replicas whose keys of {found.origin} {keys.place} has "
@@ -157,7 +157,7 @@ def _opened(archives: Sequence[Path], ledger: Ledger, below: int) -> list[Archiv
     places = {os.path.realpath(directory) for directory in archives}
     if len(places) < COPIES_MIN:
         raise PruneRefused(
-            f"{len(places)} archive is named, and what goes must be in {COPIES_MIN}",
+            f"{len(places)} archive is named, but pruned entries must be in {COPIES_MIN}",
             "name two directories with --archive, on file systems that do not fail together",
         )
     opened = [Archive(directory) for directory in archives]
@@ -167,14 +167,14 @@ def _opened(archives: Sequence[Path], ledger: Ledger, below: int) -> list[Archiv
             status = segment.path.stat()
             other = files.setdefault((status.st_dev, status.st_ino), segment.path)
             if other != segment.path:
-                raise PruneRefused(f"{segment.path} and {other} are one file", "make a copy of its own")
+                raise PruneRefused(f"{segment.path} and {other} are the same file", "make a separate copy")
         if archive.segments and archive.cluster_id != ledger.cluster_id:
             raise SegmentBroken(
                 archive.directory, f"it is of the cluster {archive.cluster_id}, and the ledger of {ledger.cluster_id}"
             )
         if archive.last_index < below - 1:
             raise PruneRefused(
-                f"{archive.directory} has the entries up to {archive.last_index}, and {below - 1} is to go",
+                f"{archive.directory} ends with entry {archive.last_index}, but entry {below - 1} would be pruned",
                 f"use --below {archive.last_index + 1}, or run `forebay audit archive` for it first",
             )
     return opened
@@ -190,20 +190,22 @@ def _check_index(ledger: Ledger, home: Path, last: int) -> None:
         finally:
             stored.close()
     except (JobIndexBroken, OSError) as error:
-        raise PruneRefused(f"the index by job cannot be read ({error})", "start the replica: it makes it") from error
+        raise PruneRefused(
+            f"the index by job cannot be read ({error})", "start the replica, which builds it"
+        ) from error
     if position.index < last:
         raise PruneRefused(
-            f"the index by job has come to entry {position.index}, and {last} is to go",
-            f"use --below {position.index + 1}, or let the replica run until it has come further",
+            f"the index by job has reached entry {position.index}, but entry {last} would be pruned",
+            f"use --below {position.index + 1}, or wait until the running replica has indexed more",
         )
     try:
         known = ledger.row_at(position.index).digest
     except LedgerBroken as error:
         raise PruneRefused(
-            f"the index by job cannot be compared: {error}", "start the replica: it makes it anew"
+            f"the index by job cannot be compared: {error}", "start the replica, which builds a new one"
         ) from error
     if known != position.digest:
-        raise PruneRefused("the index by job is of another ledger", "start the replica: it makes it anew")
+        raise PruneRefused("the index by job belongs to another ledger", "start the replica, which builds a new one")
 
 
 def _check_snapshot(ledger: Ledger, home: Path, last: int, progress: Progress) -> int:
@@ -238,7 +240,7 @@ def _check_snapshot(ledger: Ledger, home: Path, last: int, progress: Progress) -
         if why is not None
         else f"the snapshot of entry {beyond[-1][0]} is not bound to the ledger yet: no "
         "digest of a state is recorded behind it",
-        "wait: the leader records one about once a minute of change",
+        "wait: the leader records one about every minute while the state changes",
     )
 
 
@@ -253,8 +255,8 @@ def _check_tree(ledger: Ledger, home: Path, size: int, first: int, last: int, ar
         tree = LedgerTree(lambda: ledger, directory, readonly=True)
         if tree.size < last:
             raise PruneRefused(
-                f"the tree of the ledger has come to entry {tree.size}, and {last} is to go",
-                f"use --below {tree.size + 1}, or let the replica run until it has come further",
+                f"the Merkle tree has reached entry {tree.size}, but entry {last} would be pruned",
+                f"use --below {tree.size + 1}, or wait until the running replica has indexed more",
             )
         while tree.size < size and tree.step():
             pass
@@ -270,12 +272,12 @@ def _check_tree(ledger: Ledger, home: Path, size: int, first: int, last: int, ar
         sync_leaves(directory, first, last)
     except (NoDisclosureKey, NotInTree, OSError) as error:
         raise PruneRefused(
-            f"the tree of the ledger, which stays, is not whole: {error}", "let the replica run until it has made it"
+            f"the Merkle tree, which is kept, is incomplete: {error}", "let the replica run until the tree is complete"
         ) from error
     if tree.made_again:
         raise PruneRefused(
-            f"{tree.made_again} files of the tree of the ledger are missing or damaged",
-            "let the replica run and ask it for a proof: it makes them again",
+            f"{tree.made_again} files of the Merkle tree are missing or damaged",
+            "start the replica and request a proof, which restores them",
         )
 
 

@@ -99,9 +99,9 @@ def read_keys(path: Path, cluster_id: str) -> Keys:
     for key in of_replicas:
         origin = parse_origin(key.name)
         if origin is None or origin[0] != cluster_id:
-            raise NoteError(f"it has a key of {key.name}, and the ledger is of {origin_of(cluster_id)}")
+            raise NoteError(f"it contains a key of {key.name}, but the ledger belongs to {origin_of(cluster_id)}")
     if not of_replicas:
-        raise NoteError("it has no key of a replica")
+        raise NoteError("it contains no key of a replica")
     return Keys(path, of_replicas)
 
 

@@ -59,7 +59,7 @@ def archive_ledger(
     note, found = checkpoint_in(home, seen)
     if found.size > seen.applied_index:
         raise NotArchived(
-            f"the checkpoint is of {found.size} entries, and {seen.applied_index} are stored here",
+            f"the checkpoint covers {found.size} entries, but {seen.applied_index} are stored here",
             "try again in a moment; a replica that is behind catches up",
         )
     if not directory.exists():

@@ -134,7 +134,7 @@ class ScenarioChanges:
                 raise ChangeRejected(refusal) from error
             if quantity < 0:
                 sentence = f"pool {name} has only {format_amount(pool.quantity_bytes, pool.unit)}"
-                refusal = Refusal(RefusalCode.INVALID_FIELD, sentence, "take away less", f"Pool={name}")
+                refusal = Refusal(RefusalCode.INVALID_FIELD, sentence, "remove less", f"Pool={name}")
                 raise ChangeRejected(refusal)
             yield OPERATOR, c.ChangePool(name, quantity=quantity)
         yield from self._nodes_made(state)
@@ -147,7 +147,7 @@ class ScenarioChanges:
         if not cpus:
             sentence = "there are no nodes yet, so the CPU count of additional nodes is unknown"
             raise ChangeRejected(
-                Refusal(RefusalCode.UNKNOWN_NODE, sentence, "let the window begin later", f"Nodes=+{self._nodes}")
+                Refusal(RefusalCode.UNKNOWN_NODE, sentence, "use a later start of the window", f"Nodes=+{self._nodes}")
             )
         usual = max(cpus.items(), key=lambda one: (one[1], one[0]))[0]
         made = number = 0

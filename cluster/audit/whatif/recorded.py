@@ -324,7 +324,7 @@ def _check(ledger: Ledger, first: Edge, last: Edge) -> None:
         raise WindowRefused(f"revision {last.revision} is not settled", _what_there_is(ledger))
     pairs = ((first.revision, last.revision), (first.at_us, last.at_us))
     if any(begin is not None and end is not None and begin >= end for begin, end in pairs):
-        raise WindowRefused(f"the window ends at {last}, and begins at {first}", "let it end after its beginning")
+        raise WindowRefused(f"the window ends at {last}, and begins at {first}", "use an end after the start")
 
 
 def _what_there_is(ledger: Ledger) -> str:
@@ -344,12 +344,14 @@ def end_of(ledger: Ledger, last: Edge) -> int:
         return last.at_us
     if last.revision is None or last.revision >= ledger.applied_revision:
         if not (at := _instants(ledger)):
-            raise WindowRefused("the ledger has no commands at its end", "`forebay audit verify` says what is held")
+            raise WindowRefused(
+                "the ledger has no commands at its end", "`forebay audit verify` shows the stored entries"
+            )
         return at[-1]
     try:
         index = ledger.index_of_revision(Revision(max(1, last.revision)))
     except LookupError as error:
-        raise WindowRefused(f"revision {last.revision} is not held here", _what_there_is(ledger)) from error
+        raise WindowRefused(f"revision {last.revision} is not stored here", _what_there_is(ledger)) from error
     entry = next(iter(ledger.read(index, limit=1)))
     return int(instant_of(entry.data) or 0)
 

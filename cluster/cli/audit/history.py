@@ -26,7 +26,7 @@ PROGRESS_S = 2.0
 _MOMENTS = "1207, 10:03, 2026-01-31T10:03:00"
 
 _OF = (
-    click.option("--job", type=click.IntRange(min=1), metavar="JOB", help="Only of this job."),
+    click.option("--job", type=click.IntRange(min=1), metavar="JOB", help="Only changes of this job."),
     click.option("--pool", metavar="NAME", help="Only changes of this pool, as --of pool=NAME."),
     click.option("--node", metavar="NAME", help="Only changes of this node."),
     click.option(

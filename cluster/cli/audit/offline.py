@@ -31,7 +31,7 @@ _DATA = click.option(
     type=click.Path(path_type=Path),
     help="Read this replica's directory (./r1) or its wal directory; the replica may be running.",
 )
-_NAME = click.option("--name", help="Read the directory of this replica of the configuration.")
+_NAME = click.option("--name", help="Read the directory that the configuration names for this replica.")
 _RELEASE = click.option(
     "--release",
     type=click.Path(path_type=Path),
@@ -140,7 +140,7 @@ def replay(**options: Any) -> None:
 @_DATA
 @_NAME
 @_RELEASE
-@click.option("--since", metavar="WHEN", help=f"Only decisions since then: {SINCE_FORMS}.")
+@click.option("--since", metavar="WHEN", help=f"Only decisions since this time: {SINCE_FORMS}.")
 @click.option("--from-snapshot", type=click.Path(path_type=Path), help="Start from this snapshot.")
 @_ARCHIVE
 @JSON_OPTION
@@ -218,7 +218,7 @@ def archive(**options: Any) -> None:
 @_DATA
 @_NAME
 @click.option("--below", type=click.IntRange(1, REVISION_MAX), metavar="INDEX", help="Remove entries before this one.")
-@click.option("--older-than", metavar="AGE", help="Remove entries older than this before the end: 90m, 12h, 90d.")
+@click.option("--older-than", metavar="AGE", help="Remove entries older than this at the ledger's end: 90m, 12h, 90d.")
 @click.option(
     "--archive",
     "archives",
@@ -386,7 +386,7 @@ def whatif(**options: Any) -> None:
 
 @click.command("restore")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--name", required=True, help="Create this replica of this machine; it must have no data.")
+@click.option("--name", required=True, help="Restore into this replica, which runs on this machine and has no data.")
 @click.option("--confirm", metavar="ID", help="Run the plan with this ID.")
 @click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @click.option("--by", metavar="OPERATOR", help="Record this operator in the ledger.  [default: this account]")

@@ -326,7 +326,7 @@ def _show_witnesses(name: str, status: StatusView) -> None:
     for witness, sentence in status.witness_errors.items():
         note(f"{name} has no cosignature of the witness {plain(witness)}: {plain(sentence)}")
     if status.unwitnessed_s is not None and status.unwitnessed_s > UNWITNESSED_NOTICE_S:
-        note(f"{name}: checkpoints lack the cosignatures that are needed since {status.unwitnessed_s:.0f} s")
+        note(f"{name}: checkpoints have lacked the required cosignatures for {status.unwitnessed_s:.0f} s")
 
 
 async def _ask(client: Client, replica: ReplicaConfig, digest: bool) -> ReplicaStatus:

@@ -125,7 +125,9 @@ class _SubmitCommand(click.Command):
 @click.option("--parsable", is_flag=True, help="Print only the job's ID.")
 @click.option("--export", metavar="NAME=VALUE", multiple=True, help="Pass a variable to the job; NAME alone copies it.")
 @click.option("--uid", "owner", metavar="USER", help="Submit on behalf of this user (operators).")
-@click.option("--command-id", metavar="ID", help="Repeat a submit whose outcome is unknown; it happens once.")
+@click.option(
+    "--command-id", metavar="ID", help="Reuse the ID of a submit whose outcome is unknown: no job is submitted twice."
+)
 @JSON_OPTION
 def submit(
     scripts: tuple[str, ...], owner: str | None, command_id: str | None, as_json: bool, export: tuple[str, ...],

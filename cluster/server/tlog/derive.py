@@ -110,7 +110,7 @@ class LedgerTree:
     """Tree over one replica's ledger, for one process at a time."""
 
     def __init__(self, look: Callable[[], Ledger], directory: Path, *, readonly: bool = False) -> None:
-        """Create it.
+        """Create the tree.
 
         `look` returns the present ledger, read beside the replica; `directory`: location of the files, which are
         written unless `readonly`. Raises NoDisclosureKey; LedgerBroken; OSError.

@@ -148,7 +148,7 @@ class Publisher(Background):
         clock: Clock,
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """Create it.
+        """Create a publisher.
 
         `directory`: of the replica's tree; `tree_size`: known size of it; `root` returns its root at a size, and waits
         until it exists; `peers` returns the other members; `fail` stops the replica.

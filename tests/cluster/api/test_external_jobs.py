@@ -92,8 +92,8 @@ async def test_an_external_job_goes_through_its_life_as_its_scheduler_says(confi
         assert (await slurm.show())["phase"] == "over"
         history = await harness.ask("GET", "/v1/jobs/slurm:42/history", who="slurm")
         said = [row["sentence"] for row in history.body["rows"]]
-        assert said[0] == "slurm:42 was set up, epoch 1, of user alice: it asks for 8MiB of pool fast"
-        assert "its scheduler began the job" in said
+        assert said[0] == "slurm:42 was set up for user alice, epoch 1: it requests 8MiB of pool fast"
+        assert "the external scheduler started the job" in said
 
 
 @story
@@ -114,7 +114,7 @@ async def test_people_name_an_external_job_as_its_scheduler_does(config: Config)
         assert (cancelled.status, cancelled.code) == (409, "wrong_state")
         assert "use its scheduler" in cancelled.remedy
         gone = await harness.ask("GET", "/v1/jobs/slurm:43", who="alice")
-        assert (gone.status, gone.sentence) == (404, "there is no external job 'slurm:43' in the state")
+        assert (gone.status, gone.sentence) == (404, "external job 'slurm:43' does not exist")
         estimate = await harness.ask("GET", "/v1/jobs/slurm:42/estimate", who="alice")
         assert (estimate.status, estimate.code) == (409, "wrong_state")
 
@@ -132,7 +132,7 @@ async def test_a_scheduler_looks_at_its_own_external_jobs_and_nothing_else(confi
                 answer = await harness.ask("GET", what.format(other), who="slurm")
                 assert (answer.status, answer.sentence) == (
                     403,
-                    "scheduler slurm may look at its own external jobs only",
+                    "scheduler slurm may see only its own external jobs",
                 )
 
 

@@ -123,7 +123,7 @@ def test_what_is_archived_and_pruned_is_still_verified_replayed_and_proven(
     assert f"entries 65 to {PRUNED - 1} are missing" in incomplete.stderr
     assert f"those before {PRUNED} were pruned: name their archive with --archive" in incomplete.stderr
     refused = typed("audit", "replay", "--data", site.home)
-    assert refused.exit_code == ExitCode.NOT_FOUND and "does not hold the entries 65 to 512" in refused.stderr
+    assert refused.exit_code == ExitCode.NOT_FOUND and "does not store the entries 65 to 512" in refused.stderr
     # With either archive it is whole.
     for archive in archives:
         both = answer(
@@ -388,23 +388,28 @@ def damaged_tree(site: Site, archives: tuple[Path, Path]) -> tuple[Path, ...]:
 
 
 REFUSED: dict[str, tuple[Spoil, int, str, str]] = {
-    "one copy only": (one_copy, BELOW, "1 archive is named, and what goes must be in 2", "name two directories"),
+    "one copy only": (one_copy, BELOW, "1 archive is named, but pruned entries must be in 2", "name two directories"),
     "one copy named twice": (one_copy_twice, BELOW, "1 archive is named", "name two directories"),
-    "two names of one file": (one_file, BELOW, "are one file", "make a copy of its own"),
-    "a copy that ends too early": (short, BELOW, "b has the entries up to 0, and 512 is to go", "use --below 1"),
+    "two names of one file": (one_file, BELOW, "are the same file", "make a separate copy"),
+    "a copy that ends too early": (short, BELOW, "b ends with entry 0, but entry 512 would be pruned", "use --below 1"),
     "no checkpoint": (no_checkpoint, BELOW, "has no checkpoint", "let the cluster publish one"),
-    "a checkpoint below it": (early_checkpoint, BELOW, "of 400 entries, and entry 512 is to go", "use --below 401"),
+    "a checkpoint below it": (
+        early_checkpoint,
+        BELOW,
+        "covers 400 entries, but entry 512 would be pruned",
+        "use --below 401",
+    ),
     "a checkpoint of a minority": (minority, BELOW, "1 of the 3 replicas", "wait for one that more have signed"),
     "a checkpoint of strangers": (stranger, BELOW, "0 of the 3 replicas", "`forebay audit keys`"),
     "no snapshot": (no_snapshot, BELOW, "there is no snapshot", "run `forebay cluster snapshot` first"),
     "a snapshot below it": (early_snapshot, BELOW, "newest snapshot is of entry 500", "use --below 501"),
-    "a snapshot that nothing binds": (unbound_snapshot, BELOW, "is not bound to the ledger yet", "once a minute"),
+    "a snapshot that nothing binds": (unbound_snapshot, BELOW, "is not bound to the ledger yet", "every minute"),
     "no index by job": (no_index, BELOW, "the index by job cannot be read", "start the replica"),
-    "an index that is behind": (early_index, BELOW, "the index by job has come to entry", "use --below"),
-    "a tree that is behind": (early_tree, BELOW, "the tree of the ledger has come to entry 256", "use --below 257"),
-    "a tree with a damaged file": (damaged_tree, BELOW, "1 files of the tree", "let the replica run"),
-    "what consensus needs": (lambda site, archives: archives, 10_000, "there is no entry 9999", "use --below 825"),
-    "no whole tile": (lambda site, archives: archives, 256, "there is none before entry 256", "--below 257"),
+    "an index that is behind": (early_index, BELOW, "the index by job has reached entry", "use --below"),
+    "a tree that is behind": (early_tree, BELOW, "the Merkle tree has reached entry 256", "use --below 257"),
+    "a tree with a damaged file": (damaged_tree, BELOW, "1 files of the Merkle tree", "start the replica"),
+    "what consensus needs": (lambda site, archives: archives, 10_000, "entry 9999 does not exist", "use --below 825"),
+    "no whole tile": (lambda site, archives: archives, 256, "none ends before entry 256", "--below 257"),
 }
 
 
@@ -426,7 +431,7 @@ def test_consensus_keeps_what_it_sees(made: Site, archives: tuple[Path, Path], t
     site = Site(home, made.made)
     site.write_keys(3)
     result = prune(site, *archives)
-    assert result.exit_code == ExitCode.REFUSED and "consensus still sees entry 1" in result.stderr
+    assert result.exit_code == ExitCode.REFUSED and "consensus still needs entry 1" in result.stderr
 
 
 def flip(path: Path, at: float) -> None:

@@ -268,7 +268,7 @@ def test_history_that_is_not_held_here_is_named_and_can_be_bridged_by_a_snapshot
         journal.sync()
     refused = typed("audit", "replay", "--data", tmp_path)
     assert refused.exit_code == ExitCode.NOT_FOUND
-    assert f"does not hold the entries 1 to {index}" in refused.stderr
+    assert f"does not store the entries 1 to {index}" in refused.stderr
     assert "--from-snapshot" in refused.stderr
     verified = typed("audit", "verify", "--data", tmp_path, "--json")
     assert msgspec.json.decode(verified.stdout)["missing"][0]["last_index"] == index
@@ -293,7 +293,7 @@ def test_history_that_is_not_held_here_is_named_and_can_be_bridged_by_a_snapshot
     assert msgspec.json.decode(deep.stdout)["state_digest"] == made.state_digest
     shutil.rmtree(tmp_path / "snapshots")
     deep = typed("audit", "verify", "--data", tmp_path, "--deep")
-    assert deep.exit_code == ExitCode.NOT_FOUND and "does not hold the entries 1 to" in deep.stderr
+    assert deep.exit_code == ExitCode.NOT_FOUND and "does not store the entries 1 to" in deep.stderr
 
 
 def _with_snapshots(made: Made, directory: Path, *images: Image) -> Path:
@@ -413,7 +413,7 @@ def test_the_replica_of_the_configuration_is_found_by_name(tmp_path: Path) -> No
     assert made.applied_digest in found.stdout
     unknown = real("--config", config, "audit", "verify", "--name", "r9")
     assert unknown.returncode == ExitCode.BAD_INPUT
-    assert "there is no replica 'r9'" in unknown.stderr
+    assert "replica 'r9' does not exist" in unknown.stderr
 
 
 def test_an_index_by_job_that_says_what_the_ledger_does_not_is_a_failed_verification(tmp_path: Path) -> None:

@@ -476,7 +476,7 @@ def test_a_change_that_there_cannot_be_is_refused_with_what_there_is(golden: Pat
     wrong.write_text("StageInTimeout=60\nStageInTimeuot=60\n", encoding="utf-8")
     for words, sentences in (
         (("--set", "Pool=fasst:+1GiB"), ("pool 'fasst' does not exist", "use one of: fast, wide")),
-        (("--set", "Pool=fast:-2PiB"), ("pool fast has only 100GiB", "take away less")),
+        (("--set", "Pool=fast:-2PiB"), ("pool fast has only 100GiB", "remove less")),
         (("--set", "Pool=fast"), ("has no size", "NAME:+SIZE")),
         (("--set", "Pool=fast:+many"), ("does not start with a number",)),
         (("--set", "Pool=fast:1GiB", "--set", "Pool=fast:2GiB"), ("pool 'fast' is changed twice",)),

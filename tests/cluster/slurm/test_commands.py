@@ -52,7 +52,7 @@ def bridge(config: Path, directory: Path, name: str = "tall") -> tuple[int, str]
 def test_a_bridge_without_a_certificate_ends_with_78_and_says_which_file(double: Double, tmp_path: Path) -> None:
     code, said = bridge(double.config.file, tmp_path)
     assert code == EXIT_CONFIGURATION == 78
-    assert f"there is no certificate {double.config.tls.certificates}/tall.pem" in said
+    assert f"certificate {double.config.tls.certificates}/tall.pem does not exist" in said
     assert "forebay cert issue tall --role scheduler" in said
 
 

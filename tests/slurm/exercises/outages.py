@@ -91,7 +91,7 @@ async def certificates(slurm: Slurm) -> None:
         for role, at, sentences in (
             (Role.USER, now, ("has the role user, but a bridge needs the role scheduler", "cert issue NAME")),
             (Role.SCHEDULER, Instant(now - YEARS_US), ("expired on", "--role scheduler --replace")),
-            (None, now, ("there is no certificate", "forebay cert issue slurm --role scheduler")),
+            (None, now, ("certificate ", "does not exist", "forebay cert issue slurm --role scheduler")),
         ):
             for path in good:
                 path.unlink()
