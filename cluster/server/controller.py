@@ -24,7 +24,7 @@ from cluster.config import Config
 from cluster.consensus import HELD_BACK_ENTRIES, Engine, Machine, NotLeader, Role, SnapshotRef, SnapshotSink
 from cluster.schemas import made_of
 from cluster.server.agreed_time import AgreedTime, ClockWatch
-from cluster.server.applied_log import AppliedEntry, AppliedLog, read_batch, read_configuration
+from cluster.server.applied_log import AppliedEntry, AppliedLog, Observer, Transition, read_batch, read_configuration
 from cluster.server.bootstrap import Bootstrap
 from cluster.server.disk_watch import DiskWatch, Room, room_of
 from cluster.server.divergence import Checkpoints, DigestRecorder
@@ -179,6 +179,16 @@ class Controller:
         self.snapshot_at_s: float | None = None
         self.scrubbed = ScrubResults()
         self.checkpoints = checkpoints
+        self._observers: tuple[Observer, ...] = (
+            self.orders,
+            self.external_jobs,
+            self.job_totals,
+            self.transfer_totals,
+            self.applied_log,
+            self.proposer,
+            *(() if checkpoints is None else (checkpoints,)),
+        )
+        """Parts that follow applied entries, in the order in which they do."""
         self._duties = Duties(leads=lambda: self.leads, check=self._check)
         self._register_duties(raises_level=raises_level, draw=draw)
 
@@ -401,20 +411,14 @@ class Controller:
         self._state, self._index, self._term, self._digest = after, index, term, digest
         self.entries_applied += 1
         self.entries_void += void
-        if batch is not None and not void:
-            if precomputed is None:
-                self.agreed.applied(after.at)
-            self.orders.applied(before, batch, after)
-            self.external_jobs.applied(batch, after)
-            self.job_totals.applied(before, batch, after)
-            if before.transfers is not after.transfers:
-                self.transfer_totals.applied(batch)
-        self.applied_log.append(
-            AppliedEntry(index, term, digest, before.revision, after.revision, batch, void, len(data), configuration)
+        if batch is not None and not void and precomputed is None:
+            self.agreed.applied(after.at)
+        entry = AppliedEntry(
+            index, term, digest, before.revision, after.revision, batch, void, len(data), configuration
         )
-        self.proposer.applied(index, term, after, void=void)
-        if self.checkpoints is not None:
-            self.checkpoints.applied(index, before, after, None if void else batch)
+        transition = Transition(before, after, entry)
+        for observer in self._observers:
+            observer.applied(transition)
         self._release_appliers()
         if index - self._attempted_index >= self.config.storage.snapshot_every_entries and not self.snapshots.saving:
             self.save_snapshot()

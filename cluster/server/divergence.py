@@ -26,9 +26,10 @@ from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple, NoReturn, Protocol
 
+from cluster.server.applied_log import Transition
 from cluster.server.pending import Answer, NotLeading, QueueFull
 from cluster.system.eventloop import Background
-from replica.messages import CONTROLLER, Batch, RecordStateDigest, Request
+from replica.messages import CONTROLLER, RecordStateDigest, Request
 from replica.state import State, is_checkpoint, recorded_digests, state_digest
 
 LOGGER = logging.getLogger(__name__)
@@ -178,11 +179,13 @@ class Checkpoints(Background):
             self._quiet.cancel()
         await super().stop()
 
-    def applied(self, index: int, before: State, after: State, batch: Batch | None = None) -> None:
+    def applied(self, transition: Transition) -> None:
         """Handle an applied entry; at a checkpoint its state is digested in the background.
 
-        `batch` is its content, if any. Does not return if the batch records another digest than this replica's.
+        Does not return if the entry records another digest than this replica's.
         """
+        index, before = transition.entry.index, transition.before
+        after, batch = transition.after, transition.batch
         records = 0
         for recorded in () if batch is None else recorded_digests(batch):
             records += 1
