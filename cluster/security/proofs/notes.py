@@ -35,6 +35,10 @@ class NoteError(ValueError):
     """A note, checkpoint or key is malformed, or a signature does not match its key."""
 
 
+class UnsignedNoteError(NoteError):
+    """A note without a signature of a known key."""
+
+
 @dataclass(frozen=True, slots=True)
 class VerifierKey:
     """Public key of a trusted signer: name, kind (NOTE_KEY or COSIGNATURE_KEY) and 32 bytes."""
@@ -144,7 +148,8 @@ def verify_note(held: bytes, keys: Sequence[VerifierKey]) -> tuple[str, list[Ver
     """Return the text and one verified signature of each known signer; unknown keys are ignored.
 
     Raises:
-        NoteError: A known key's signature is false, or no known key has signed.
+        UnsignedNoteError: No known key has signed.
+        NoteError: A known key's signature is false.
     """
     text, signatures = parse_note(held)
     known = {(key.name, key.key_id): key for key in keys}
@@ -154,7 +159,7 @@ def verify_note(held: bytes, keys: Sequence[VerifierKey]) -> tuple[str, list[Ver
         if key is not None:
             verified.setdefault(key, _verify(text, one, key))
     if not verified:
-        raise NoteError("the note has no signature of a known key")
+        raise UnsignedNoteError("the note has no signature of a known key")
     return text, list(verified.values())
 
 

@@ -196,9 +196,9 @@ async def test_what_is_not_json_or_not_as_expected_is_refused_with_its_place(con
             data=b"x",
             headers={"Content-Encoding": "gzip"},
         )
-        await refused("GET", "/v1/jobs/99", 404, "unknown_job", "no job 99")
-        await refused("GET", "/v1/jobs/99/why", 404, "unknown_job", "no job 99")
-        await refused("GET", "/v1/jobs/99/history", 404, "unknown_job", "no job 99")
+        await refused("GET", "/v1/jobs/99", 404, "unknown_job", "job 99 does not exist")
+        await refused("GET", "/v1/jobs/99/why", 404, "unknown_job", "job 99 does not exist")
+        await refused("GET", "/v1/jobs/99/history", 404, "unknown_job", "job 99 does not exist")
         await refused("GET", "/v1/jobs/one", 400, "invalid_field", "'one'")
         await refused("GET", "/v1/jobs/%FF", 400, "invalid_field", "UTF-8")
         await refused("GET", "/v1/jobs?colour=red", 400, "unknown_query", "colour")

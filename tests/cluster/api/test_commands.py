@@ -281,7 +281,7 @@ async def test_what_was_carried_out_is_not_called_refused_because_its_job_has_le
         for path, again in (("/v1/jobs", body), ("/v1/jobs/1/cancel", cancel)):
             answer = await harness.ask("POST", path, again, who="alice")
             assert (answer.status, answer.body["error"]["outcome"]) == (404, "unknown")
-            assert "was carried out at revision" in answer.sentence
+            assert "was applied at revision" in answer.sentence
 
 
 @story

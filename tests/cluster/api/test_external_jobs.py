@@ -93,7 +93,7 @@ async def test_an_external_job_goes_through_its_life_as_its_scheduler_says(confi
         history = await harness.ask("GET", "/v1/jobs/slurm:42/history", who="slurm")
         said = [row["sentence"] for row in history.body["rows"]]
         assert said[0] == "slurm:42 was set up for user alice, epoch 1: it requests 8MiB of pool fast"
-        assert "the external scheduler started the job" in said
+        assert "external job run began" in said
 
 
 @story

@@ -400,7 +400,7 @@ REFUSED: dict[str, tuple[Spoil, int, str, str]] = {
         "use --below 401",
     ),
     "a checkpoint of a minority": (minority, BELOW, "1 of the 3 replicas", "wait for one that more have signed"),
-    "a checkpoint of strangers": (stranger, BELOW, "0 of the 3 replicas", "`forebay audit keys`"),
+    "a checkpoint of strangers": (stranger, BELOW, "the note has no signature of a known key", "`forebay audit keys`"),
     "no snapshot": (no_snapshot, BELOW, "there is no snapshot", "run `forebay cluster snapshot` first"),
     "a snapshot below it": (early_snapshot, BELOW, "newest snapshot is of entry 500", "use --below 501"),
     "a snapshot that nothing binds": (unbound_snapshot, BELOW, "is not bound to the ledger yet", "every minute"),

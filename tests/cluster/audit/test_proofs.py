@@ -294,7 +294,7 @@ async def test_of_a_purged_job_it_is_shown_that_these_are_all_records_too(tmp_pa
     said = verdict(output.read_bytes(), site.keys, whole=True)
     assert "JobPurged" in said and "proven: all 3 records of job" in said, said
     missing = altered(output.read_bytes(), lambda proof: proof["records"].pop())
-    assert "and 2 are shown" in verdict(missing, site.keys)
+    assert "the proof shows 2 of 3 records" in verdict(missing, site.keys)
 
 
 def test_who_has_not_signed_and_whose_key_is_not_given_count_for_nothing(site: Site, tmp_path: Path) -> None:

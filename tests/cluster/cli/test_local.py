@@ -335,7 +335,7 @@ def test_serve_and_agent_refuse_a_name_that_is_not_configured(tmp_path: Path) ->
     for kind in ("replica", "agent"):
         result = typed("--config", config, "run", kind, "--name", "x9")
         assert result.exit_code == ExitCode.BAD_INPUT
-        assert f"there is no {kind} 'x9'" in result.stderr
+        assert f"{kind} 'x9' does not exist" in result.stderr
 
 
 def test_the_command_line_is_a_program_with_exit_codes_and_no_tracebacks(tmp_path: Path) -> None:
