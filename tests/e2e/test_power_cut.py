@@ -68,7 +68,6 @@ def test_the_histories_alone_find_out_a_disk_that_only_says_that_it_has_synced()
     for _ in range(ATTEMPTS):
         done = run_script("powercut", "--count", "12", "--lying-disk", "all", "--histories-only")
         assert done.code == 1, done.said
-        assert done.summary["objects_checked"] == 0
         remove_kept("powercut", done.said)
         said += done.said
         if "is not linearizable" in said:
