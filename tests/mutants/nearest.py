@@ -4,10 +4,11 @@ A test file is near a module if few imports lie between them. The distance is th
 imports from the test file, or a helper of `tests` that it uses, to the module. A name that a package exports counts as
 an import of the module that defines it, so a package's `__init__.py` adds no distance and connects no strangers.
 
-`test_MODULE.py` in the folder that mirrors the module's package, or above it, is the first, whatever it imports. Files
-of the same distance are ordered by their folder: first the mirror (`replica/scheduler`: `tests/replica/scheduler`, or
-the closest folder above it that exists), then the folders that have the most of its path in common, then by name. Files
-of the mirror, or directly above it, without such a chain are the last: they may start the module in another process.
+`test_MODULE.py` in the folder that mirrors the module's package, or above it, is the first, whatever it imports; so is
+`test_redecide.py` for `redecide_text.py`. Files of the same distance are ordered by their folder: first the mirror
+(`replica/scheduler`: `tests/replica/scheduler`, or the closest folder above it that exists), then the folders that have
+the most of its path in common, then by name. Files of the mirror, or directly above it, without such a chain are the
+last: they may start the module in another process.
 
 Tests that start whole clusters, virtual machines or browsers are left out: each of them would take longer than all of
 the others, and a fault that only they notice lacks a test of its own.
@@ -48,7 +49,7 @@ def nearest_tests(tree: Path, module: Path) -> list[Path]:
         beneath = mirror is not None and mirror in file.parents
         above = mirror is not None and len(file.parent.parts) > 1 and file.parent in mirror.parents
         distance = distances.get(name)
-        if (beneath or above) and file.name == f"test_{module.stem}.py":
+        if (beneath or above) and f"test_{module.stem}_".startswith(f"{file.stem}_"):
             distance = 0
         elif distance is None:
             if not (beneath or above):

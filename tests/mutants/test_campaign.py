@@ -74,6 +74,8 @@ def test_the_faults_that_are_drawn_are_the_same_for_a_seed_and_spread_over_packa
 def test_the_nearest_tests_of_a_module_begin_with_its_own() -> None:
     module = Path("replica/scheduler/preemption.py")
     assert nearest_tests(TREE, module)[0] == Path("tests/replica/scheduler/test_preemption.py")
+    redecide = Path("tests/cluster/audit/test_redecide.py")
+    assert nearest_tests(TREE, Path("cluster/audit/redecide_text.py"))[0] == redecide
     assert Path("tests/replica/test_filesystems.py") in nearest_tests(TREE, Path("replica/operations/movers.py"))
 
 
