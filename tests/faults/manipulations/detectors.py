@@ -19,6 +19,7 @@ from cluster.consensus import HistoryElsewhere, KeyReplaced, Seals, Timing
 from cluster.consensus.engine import Engine
 from cluster.consensus.frames import Heartbeat
 from cluster.consensus.leader_election import is_heeded_by_new
+from cluster.consensus.log_replication import append_what_is_missing
 from cluster.schemas.ledger import HandedView
 from cluster.security.proofs import (
     ProofError,
@@ -76,6 +77,7 @@ class Finder(StrEnum):
     TILES = "tiles"
     SIGNING = "signing"
     HISTORY = "history"
+    COMMITTED = "committed"
     KEYS = "keys"
     LEADER = "leader"
     NOTE = "note"
@@ -320,6 +322,7 @@ async def _live(case: Case, found: dict[Finder, str]) -> Outcome:
             member.others = {other: one for other, one in members.items() if other != name}
         stopped: set[str] = set()
         _meet(members, found, stopped)
+        _lead(case, members, found)
         await _compare(members, found, stopped)
         await _mend(case, members, found, stopped)
         with suppress(LedgerBroken):
@@ -371,6 +374,25 @@ def _meet(members: dict[str, Member], found: dict[Finder, str], stopped: set[str
             stopped.add(member.name)
             found[Finder.HISTORY] = str(member.error)
             member.error = None
+
+
+def _lead(case: Case, members: dict[str, Member], found: dict[Finder, str]) -> None:
+    """Have the altered replicas, if they are a majority, elect one of them, and the others receive its first entry."""
+    altered, others = (
+        [one for one in members.values() if (one.name in case.altered) is which] for which in (True, False)
+    )
+    if len(altered) <= len(others):
+        return
+    leader = max(altered, key=lambda member: member.storage.journal.last_index)
+    journal = leader.storage.journal
+    first = Entry(journal.last_index + 1, journal.term + 1, NO_OP)
+    for member in others:
+        # A later entry would be appended here; only one in the place of a committed one is of interest.
+        if first.index <= member.engine.raft.commit_index:
+            try:
+                append_what_is_missing(member.engine.raft, leader.storage.identity, [first])
+            except BrokenInvariant as error:
+                found[Finder.COMMITTED] = str(error)
 
 
 async def _compare(members: dict[str, Member], found: dict[Finder, str], stopped: set[str]) -> None:

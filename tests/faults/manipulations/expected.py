@@ -35,6 +35,11 @@ FINDERS: Final = {
         "with the first request from a peer after its start",
         1,
     ),
+    Finder.COMMITTED: Known(
+        "a follower: the leader's entries against those it has committed; it stops if they differ",
+        "with each request of a leader",
+        1,
+    ),
     Finder.KEYS: Known(
         "the replica: its key against the one in the configuration",
         "at its start, and with each configuration",
@@ -244,7 +249,7 @@ EXPECTED: Final = {
     ),
     "I8": Expected("note", Then.GOES_ON, "a later note shows it"),
     "I9": Expected("", Then.GOES_ON, "no note from later was kept outside"),
-    "I10": Expected("signing", Then.STOPS),
+    "I10": Expected("committed signing", Then.STOPS),
     "I11": Expected("verify deep scrub", Then.NAMED),
     "I12": Expected("verify deep backfill", Then.MENDED),
     "I13": Expected("verify deep", Then.GOES_ON, "no replica has the entries any more; `verify --complete` names them"),

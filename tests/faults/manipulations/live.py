@@ -24,6 +24,7 @@ from cluster.system.clock import SystemClock
 from tests.cluster.harness import PATIENCE_S
 from tests.faults.manipulations.detectors import Finder, Then
 from tests.faults.manipulations.site import NAMES, VICTIM, Case
+from wal import BrokenInvariant
 
 POLL_S: Final = 0.02
 CHANGE_S: Final = 0.3
@@ -120,6 +121,8 @@ def _finder_of(error: BaseException) -> Finder:
             return Finder.KEYS
         case LostDurableState():
             return Finder.LEADER
+        case BrokenInvariant() if str(error).endswith("is committed"):
+            return Finder.COMMITTED
     raise AssertionError(f"a replica stopped for something else: {error!r}") from error
 
 
