@@ -1,12 +1,13 @@
 """Charts: each figure has its shape, at the place of its time on the axis."""
 
 import re
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.schemas.page import BAR_WIDTH_MIN, ChartBar, ChartFrame, Layer, areas, bar_strip
-from cluster.schemas.page.svg import HEIGHT, STRIP
+from cluster.schemas.page.svg import HEIGHT, STRIP, TICKS
 
 FRAME = ChartFrame(0, 1_000_000)
 times = st.integers(-100_000, 1_100_000)
@@ -41,3 +42,12 @@ def test_each_layer_with_steps_is_an_area_within_the_strip(found: list[Layer]) -
     for points in drawn:
         corners = [tuple(map(float, point.split(","))) for point in points.split()]
         assert all(0 <= x <= STRIP and 0 <= y <= HEIGHT for x, y in corners)
+
+
+@given(st.integers(0, 10**15), st.integers(4_000_000, 4_000 * 86_400_000_000))
+def test_an_axis_has_a_few_times_at_equal_distances(from_us: int, span_us: int) -> None:
+    ticks = ChartFrame(from_us, from_us + span_us).ticks()
+    assert 1 <= len(ticks) <= TICKS + 1
+    assert from_us <= ticks[0] and ticks[-1] <= from_us + span_us
+    distances = {later - earlier for earlier, later in pairwise(ticks)}
+    assert len(distances) <= 1 and all(at % distance == 0 for distance in distances for at in ticks)
