@@ -15,8 +15,9 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from http import HTTPStatus
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -24,8 +25,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import uvloop
 
 from cluster.api import ApiService, ApiWorkers, ChannelServer, LocalBackend, Server
-from cluster.client import ApiError, Client, WitnessClient, WitnessReply, WitnessUnreachable
-from cluster.config import AGREED, Config, ConfigError, Reloader
+from cluster.config import AGREED, Config, ConfigError, Reloader, ReplicaConfig
 from cluster.consensus import (
     Consensus,
     Engine,
@@ -37,16 +37,13 @@ from cluster.consensus import (
     Seals,
     Timing,
 )
+from cluster.peer_calls import PeerCalls
 from cluster.providers.calls import PoolWatch
-from cluster.schemas import CheckpointRequest, HandedView, SignRequest, StatusView
-from cluster.schemas import operations as ops
 from cluster.security import Credentials, Peers, TlsError, until_valid
-from cluster.security.proofs import VerifierKey, parse_key
 from cluster.server import (
     Backfill,
     Checkpoints,
     Controller,
-    Digests,
     JoiningRefused,
     Pruner,
     Scrub,
@@ -62,13 +59,12 @@ from cluster.server import (
 )
 from cluster.server.mail import DrillReminder, Mailer, post_of, sender_of
 from cluster.server.recovery import refuse_beside_history, refuse_incarnation_over
-from cluster.server.tlog import SIGNING_DIRECTORY, CountedHistories, LogPeers, NoAnswer, SignedCheckpoint, private_key
+from cluster.server.tlog import SIGNING_DIRECTORY, private_key
 from cluster.system import (
     EXIT_CONFIGURATION,
     LEVELS,
     READY,
     STOPPING,
-    Address,
     Clock,
     Collector,
     SystemClock,
@@ -108,9 +104,6 @@ COMMIT_NOTICE_SHARE = 0.1
 
 SWITCH_S = 0.001
 """How long the loop waits for its turn while a thread computes, seconds: a fifth of Python's default."""
-
-PEER_ANSWER_S = 2.0
-"""How long a peer may take to tell its digests, seconds; it is asked again later."""
 
 OPEN_FILES = 16_384
 """Files that a replica may have open, count, if the machine lets it: its connections, those to its channel, and its
@@ -154,7 +147,7 @@ def timing_of(config: Config) -> Timing:
             commit_notice_s=min(Timing().commit_notice_s, COMMIT_NOTICE_SHARE * timing.heartbeat_s),
         )
     except ValueError as error:
-        raise ConfigError(config.file, "timing", str(error), "write election times of several heartbeats") from error
+        raise ConfigError(config.file, "timing", str(error), "use election timeouts of several heartbeats") from error
 
 
 def release() -> str:
@@ -202,6 +195,67 @@ def _member_of(storage: Storage) -> Member | None:
     return None if placed is None else placed.configuration.by_id(storage.identity)
 
 
+def _open(config: Config, me: ReplicaConfig, *, first_start: bool) -> Storage:
+    """Open a replica's storage and rebuild its state; Refused."""
+    no_founder = Refused(
+        f"replica {me.name} is not a founder; add it with `forebay cluster add`, then start it", EXIT_STORAGE_REFUSED
+    )
+    if me.joins and first_start:
+        raise no_founder
+    try:
+        storage = open_storage(config, me.name, first_start=first_start)
+    except (RecoveryRefused, StorageRefused, StorageFailed, SnapshotFailed, BrokenInvariant) as error:
+        raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
+    except ReleaseNeeded as error:
+        raise Refused(str(error), EXIT_RELEASE_NEEDED) from error
+    if me.joins and storage.identity == me.name:
+        storage.close()
+        raise no_founder
+    LOGGER.info(
+        "revision %d, entry %d, %d replayed",
+        storage.state.revision,
+        storage.index,
+        storage.replayed,
+        extra=about(revision=storage.state.revision),
+    )
+    return storage
+
+
+def _engine(
+    config: Config,
+    name: str,
+    storage: Storage,
+    seals: Seals,
+    machine: Machine,
+    on_change: Callable[[], None],
+    stop: Callable[[BaseException], NoReturn],
+    **more: Any,
+) -> Engine:
+    """Return the consensus of a replica that continues from its storage; `more` are arguments of `Consensus`."""
+
+    def stop_for(error: BaseException) -> NoReturn:
+        if isinstance(error, LostDurableState):
+            note_forgotten(config, name, str(error))
+        if isinstance(error, IncarnationOver):
+            note_superseded(config, name, str(error))
+        stop(error)
+
+    return Consensus(
+        me=storage.identity,
+        seals=seals,
+        members=config.members,
+        bootstrap=founding_of(config, storage.identity),
+        configuration=storage.configuration,
+        incarnation=storage.environment.incarnation,
+        cluster_id=config.cluster.id,
+        journal=storage.journal,
+        machine=machine,
+        on_change=on_change,
+        fail=stop_for,
+        **more,
+    )
+
+
 class CommitWatch:
     """Watch of a replica's progress: entries to commit and apply at one check must have advanced at the next.
 
@@ -222,10 +276,10 @@ class CommitWatch:
         self._note()
         now_term, _, now_commit, now_applied = self._seen
         if now_commit < last and now_commit == commit and now_term == term and self._controller.leads:
-            LOGGER.error("entry %d was not committed since the last look of the watchdog", commit + 1)
+            LOGGER.error("entry %d was not committed since the watchdog's last check", commit + 1)
             return False
         if now_applied < commit and now_applied == applied:
-            LOGGER.error("entry %d was not applied since the last look of the watchdog", applied + 1)
+            LOGGER.error("entry %d was not applied since the watchdog's last check", applied + 1)
             return False
         return True
 
@@ -260,8 +314,8 @@ class Replica:
         """
         try:
             me = config.replica(name)
-            files = config.tls_files(name)
-            credentials = Credentials(files, serves=True, open_to_all=config.access.munge, clock=clock)
+            self._files = config.tls_files(name)
+            credentials = Credentials(self._files, serves=True, open_to_all=config.access.munge, clock=clock)
             timing = timing_of(config)
         except (ConfigError, TlsError) as error:
             raise Refused(str(error), EXIT_CONFIGURATION) from error
@@ -274,154 +328,103 @@ class Replica:
         self.peers = Peers(config.cluster.id, clock)
         self.peers.checks.append(credentials.refresh)
         credentials.on_authorities.append(self.peers.close_all)
-        no_founder = Refused(
-            f"replica {name} is no founder; `forebay cluster add` it and start it", EXIT_STORAGE_REFUSED
-        )
-        if me.joins and first_start:
-            raise no_founder
-        try:
-            storage = open_storage(config, name, first_start=first_start)
-        except (RecoveryRefused, StorageRefused, StorageFailed, SnapshotFailed, BrokenInvariant) as error:
-            raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
-        except ReleaseNeeded as error:
-            raise Refused(str(error), EXIT_RELEASE_NEEDED) from error
-        if me.joins and storage.identity == name:
-            storage.close()
-            raise no_founder
-        LOGGER.info(
-            "revision %d, entry %d, %d replayed",
-            storage.state.revision,
-            storage.index,
-            storage.replayed,
-            extra=about(revision=storage.state.revision),
-        )
-
+        self._running = AsyncExitStack()
+        """Everything to stop, in the order in which it was started."""
+        storage = _open(config, me, first_start=first_start)
         try:
             private = private_key(config.storage.directory / name / SIGNING_DIRECTORY, _member_of(storage))
-        except StorageRefused as error:
-            storage.close()
-            raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
-        seals = Seals(config.cluster.id, storage.identity, private)
-
-        def make_engine(
-            machine: Machine, on_change: Callable[[], None], stop: Callable[[BaseException], NoReturn]
-        ) -> Engine:
-            def stop_for(error: BaseException) -> NoReturn:
-                if isinstance(error, LostDurableState):
-                    note_forgotten(config, name, str(error))
-                if isinstance(error, IncarnationOver):
-                    note_superseded(config, name, str(error))
-                stop(error)
-
-            return Consensus(
-                me=storage.identity,
-                seals=seals,
-                members=config.members,
-                bootstrap=founding_of(config, storage.identity),
-                configuration=storage.configuration,
-                found_without=frozenset(found_without),
-                incarnation=storage.environment.incarnation,
-                cluster_id=config.cluster.id,
-                journal=storage.journal,
-                machine=machine,
-                timing=timing,
-                tls=credentials,
-                peers=self.peers,
-                clock=clock,
-                on_change=on_change,
-                fail=stop_for,
-            )
-
-        try:
-            self._client = Client.from_config(config, name, clock=clock, deadline_s=PEER_ANSWER_S)
-            self._witnesses = WitnessClient(config.witnesses)
+            self._calls = PeerCalls(config, name, api_of=self._api_of, clock=clock)
             self.controller = Controller(
                 name=name,
                 config=config,
                 storage=storage,
-                make_engine=make_engine,
+                make_engine=partial(
+                    _engine,
+                    config,
+                    name,
+                    storage,
+                    Seals(config.cluster.id, storage.identity, private),
+                    timing=timing,
+                    tls=credentials,
+                    peers=self.peers,
+                    clock=clock,
+                    found_without=frozenset(found_without),
+                ),
                 clock=clock,
                 fail=fail,
                 node_down_s=config.timing.node_down_s,
-                ask=self._status_of,
+                ask=self._calls.status,
                 version=release(),
-                checkpoints=Checkpoints(name, self._peers, self._digests_of, fail, chain=storage.journal),
+                checkpoints=Checkpoints(name, self._peers, self._calls.digests, fail, chain=storage.journal),
             )
+            self.service = ApiService(
+                self.controller, version=release(), fail=fail, peers=self.peers, log_peers=self._calls.of_log()
+            )
+            self.publisher = self.service.publisher
         except RemovedFromCluster as error:
             storage.close()
             raise Refused(str(error), EXIT_NOT_A_MEMBER) from error
-        except (ValueError, TlsError, BrokenInvariant) as error:
+        except (StorageRefused, ValueError, TlsError, BrokenInvariant) as error:
             storage.close()
             raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
-        self.backfill = Backfill(
-            self.controller.ledger,
-            fill=self.controller.fill_history,
-            journal_fill=lambda: self.controller.journal_fill,
-            peers=self._peers,
-            ask=self._history_of,
-            fail=fail,
-        )
-        self.scrub = Scrub(
-            self.controller.ledger,
-            found=self.controller.scrubbed,
-            mend=self.controller.mend_history,
-            peers=self._peers,
-            ask=self._history_of,
-            clock=clock,
-            fail=fail,
-        )
-        self.pruner = Pruner(
-            config.storage.directory / name,
-            authorise=self.controller.authorise_pruning,
-            prune_some=self.controller.prune_some,
-            fail=fail,
-        )
-        for duty in mail_duties(self.controller, lambda: self.config):
-            self.controller.register(duty)
-        self.service = ApiService(
-            self.controller,
-            version=release(),
-            fail=fail,
-            peers=self.peers,
-            log_peers=LogPeers(
-                self._signed_by,
-                self._hand_checkpoint,
-                self._log_key_of,
-                note_of=self._checkpoint_of,
-                submit=self._ask_witness,
-                count_of=self._counted_by,
-            ),
-        )
-        try:
-            self.publisher = self.service.publisher
-        except StorageRefused as error:
-            storage.close()
-            raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
-        self.controller.register(
-            PoolWatch(
-                self.service.providing.calls,
-                self.service.providing.local,
-                state=lambda: self.controller.state,
-                leads=lambda: self.controller.leads,
-                submit=self.controller.submit,
-                clock=clock,
-            )
-        )
-        core = LocalBackend(self.service)
-        self.fronts: list[ApiWorkers | Server | ChannelServer] = []
+        self._register_duties(fail)
+        self.fronts = self._fronts(me)
         """Servers of clients, in their starting order: API workers, or this process itself."""
-        if me.api_workers:
-            workers = ApiWorkers(core, count=me.api_workers, api=me.api, channel=me.channel, files=files)
-            credentials.on_renewed.append(workers.refresh)
-            self.fronts.append(workers)
-        else:
-            self.fronts.append(Server(core, address=me.api, tls=credentials.api_context))
-            if me.channel is not None:
-                self.fronts.append(ChannelServer(core, address=me.channel, tls=credentials.server_context))
         self.collector = Collector(
             leads=lambda: self.controller.leads, election_min_s=timing.election_min_s, clock=clock
         )
         _time_syncs(storage.environment, clock, self.service)
+
+    def _register_duties(self, fail: Callable[[BaseException], NoReturn]) -> None:
+        controller, calls = self.controller, self.service.providing
+        self.backfill = Backfill(
+            controller.ledger,
+            fill=controller.fill_history,
+            journal_fill=lambda: controller.journal_fill,
+            peers=self._peers,
+            ask=self._calls.history,
+            fail=fail,
+        )
+        self.scrub = Scrub(
+            controller.ledger,
+            found=controller.scrubbed,
+            mend=controller.mend_history,
+            peers=self._peers,
+            ask=self._calls.history,
+            clock=controller.clock,
+            fail=fail,
+        )
+        self.pruner = Pruner(
+            self.config.storage.directory / controller.name,
+            authorise=controller.authorise_pruning,
+            prune_some=controller.prune_some,
+            fail=fail,
+        )
+        for duty in mail_duties(controller, lambda: self.config):
+            controller.register(duty)
+        controller.register(
+            PoolWatch(
+                calls.calls,
+                calls.local,
+                state=lambda: controller.state,
+                leads=lambda: controller.leads,
+                submit=controller.submit,
+                clock=controller.clock,
+            )
+        )
+
+    def _fronts(self, me: ReplicaConfig) -> list[ApiWorkers | Server | ChannelServer]:
+        core = LocalBackend(self.service)
+        if me.api_workers:
+            workers = ApiWorkers(core, count=me.api_workers, api=me.api, channel=me.channel, files=self._files)
+            self.credentials.on_renewed.append(workers.refresh)
+            return [workers]
+        fronts: list[ApiWorkers | Server | ChannelServer] = [
+            Server(core, address=me.api, tls=self.credentials.api_context)
+        ]
+        if me.channel is not None:
+            fronts.append(ChannelServer(core, address=me.channel, tls=self.credentials.server_context))
+        return fronts
 
     def reload(self) -> None:
         """Read certificates and configuration again, as SIGHUP asks."""
@@ -431,102 +434,53 @@ class Replica:
     def _renew(self, config: Config) -> None:
         self.config = config
         self.controller.membership.reach(config)
-        self._client.reach_at(config.endpoints)
-        self._witnesses.renew(config.witnesses)
+        self._calls.renew(config)
         self.service.renew(config)
 
     async def start(self) -> None:
         """Listen and take part; Refused if an address cannot be used."""
-        # What was loaded is collected once before this replica answers to anybody.
-        self.collector.start()
-        self.peers.start()
-        try:
-            for front in self.fronts:
-                await front.start()
-            await self.controller.start()
-            self.service.past.start()
-            self.service.tracer.renew(self.config.traces)
-            self.backfill.start()
-            self.scrub.start()
-            self.pruner.start()
+        async with AsyncExitStack() as running:
+            for close in (self._calls.close, self.controller.stop, self.service.past.stop, self.service.tracer.stop):
+                running.push_async_callback(close)
+            running.push_async_callback(self.service.providing.close)
+            # What was loaded is collected once before this replica answers to anybody.
+            self.collector.start()
+            running.callback(self.collector.stop)
+            self.peers.start()
+            running.callback(self.peers.stop)
+            try:
+                for front in self.fronts:
+                    running.push_async_callback(front.stop)
+                    await front.start()
+                running.callback(self.service.wake)
+                await self.controller.start()
+                self.service.past.start()
+                self.service.tracer.renew(self.config.traces)
+            except OSError as error:
+                raise Refused(
+                    f"an address of replica {self.controller.name} cannot be used ({error.strerror or error}); "
+                    f"see [[replica]] in {self.controller.config.file}",
+                    EXIT_ADDRESS_UNUSABLE,
+                ) from error
+            for duty in (self.backfill, self.scrub, self.pruner):
+                duty.start()
+                running.push_async_callback(duty.stop)
+            # A leader has its last entries signed, and hands the leadership over while it can still be asked.
+            running.push_async_callback(self.controller.membership.hand_over)
+            running.push_async_callback(self.publisher.conclude)
             self.publisher.start()
-        except OSError as error:
-            await self.stop()
-            raise Refused(
-                f"an address of replica {self.controller.name} cannot be used ({error.strerror or error}); "
-                f"see [[replica]] in {self.controller.config.file}",
-                EXIT_ADDRESS_UNUSABLE,
-            ) from error
+            running.push_async_callback(self.publisher.stop)
+            self._running = running.pop_all()
 
     async def stop(self) -> None:
         """Have what was led signed, hand the leadership over, stop accepting, write what is known."""
-        await self.publisher.stop()
-        await self.publisher.conclude()
-        await self.controller.membership.hand_over()
-        self.collector.stop()
-        self.peers.stop()
-        await self.backfill.stop()
-        await self.scrub.stop()
-        await self.pruner.stop()
-        self.service.wake()
-        for front in reversed(self.fronts):
-            await front.stop()
-        await self.service.providing.close()
-        await self.service.tracer.stop()
-        await self.service.past.stop()
-        await self.controller.stop()
-        await self._client.close()
-        await self._witnesses.close()
+        await self._running.aclose()
 
     def _peers(self) -> tuple[str, ...]:
         return tuple(peer.name for peer in self.controller.engine.peers())
 
-    async def _digests_of(self, peer: str, index: int) -> Digests:
-        answer = await self._client.call(ops.LIST_DIGESTS, ledger=index, replica=self._api_of(peer))
-        return Digests(answer.digests, answer.ledgers)
-
-    async def _history_of(self, peer: str, last: int) -> Iterable[HandedView]:
-        return (await self._client.call(ops.READ_STORED_ENTRIES, last=last, replica=self._api_of(peer))).entries
-
-    async def _signed_by(self, peer: str, size: int, root: bytes) -> SignedCheckpoint:
-        request = SignRequest(size=size, root=root.hex())
-        answer = await self._client.call(ops.SIGN_CHECKPOINT, request, replica=self._api_of(peer))
-        return SignedCheckpoint(parse_key(answer.key), bytes.fromhex(answer.root), answer.note)
-
-    async def _counted_by(self, peer: str, size: int, root: bytes) -> CountedHistories | None:
-        request = SignRequest(size=size, root=root.hex(), histories=True)
-        found = (await self._client.call(ops.SIGN_CHECKPOINT, request, replica=self._api_of(peer))).histories
-        return None if found is None else CountedHistories(found.jobs, bytes.fromhex(found.root))
-
-    async def _hand_checkpoint(self, peer: str, note: str) -> None:
-        await self._client.call(ops.TAKE_CHECKPOINT, CheckpointRequest(note=note), replica=self._api_of(peer))
-
-    async def _log_key_of(self, peer: str) -> VerifierKey:
-        (found,) = (await self._client.call(ops.LIST_LOG_KEYS, alone=True, replica=self._api_of(peer))).keys
-        return parse_key(found.key)
-
-    async def _ask_witness(self, witness: str, body: bytes) -> WitnessReply:
-        try:
-            return await self._witnesses.add_checkpoint(witness, body)
-        except WitnessUnreachable as error:
-            raise NoAnswer(str(error)) from error
-
-    async def _checkpoint_of(self, peer: str) -> str:
-        try:
-            return await self._client.call(ops.READ_CHECKPOINT, replica=self._api_of(peer))
-        except ApiError as error:
-            if error.status != HTTPStatus.NOT_FOUND:
-                raise
-            return ""
-
-    async def _status_of(self, peer: str) -> StatusView:
-        return await self._client.call(ops.SHOW_STATUS, replica=self._api_of(peer))
-
-    def _api_of(self, peer: str) -> Address:
-        api = self.controller.membership.api_of(peer)
-        if api is None:
-            raise LookupError(f"nobody says where the API of {peer} is")
-        return Address.parse(api)
+    def _api_of(self, peer: str) -> str | None:
+        return self.controller.membership.api_of(peer)
 
 
 def _time_syncs(environment: Environment, clock: Clock, service: ApiService) -> None:
@@ -555,7 +509,7 @@ async def run(
     stopped = asyncio.Event()
     stop_on_signals(stopped)
     clock = SystemClock()
-    tell_manager(status="waits until its certificate is valid and the others say how they stand")
+    tell_manager(status="waits for a valid certificate and for the status of the other replicas")
     try:
         if not await until_valid(config.tls_files(name).certificate, clock, stopped):
             return
@@ -590,7 +544,7 @@ async def run(
     watchdog.start()
     await stopped.wait()
     LOGGER.info("stopping on request")
-    tell_manager(STOPPING, status="hands over what it leads, and stops")
+    tell_manager(STOPPING, status="transfers leadership, and stops")
     await watchdog.stop()
     await replica.stop()
 
@@ -632,18 +586,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     leave_when_terminated()
     parser = argparse.ArgumentParser(prog="forebay run replica", description="Run one replica in the foreground.")
     parser.add_argument("--config", type=Path, required=True, help="the cluster's forebay.toml")
-    parser.add_argument("--name", required=True, help="which replica of it this is")
+    parser.add_argument("--name", required=True, help="name of the replica")
     empty = parser.add_mutually_exclusive_group()
     empty.add_argument(
-        "--first-start", action="store_true", help="the replica has never run: let it start without data"
+        "--first-start",
+        action="store_true",
+        help="declare that the replica has never run, so that it may start without data",
     )
     empty.add_argument(
         "--join",
         action="store_true",
-        help="join as a new member that was added or replaced; no effect on one with data",
+        help="join as a member that was added or replaced; no effect on a replica with data",
     )
     parser.add_argument(
-        "--found-without", action="append", default=[], metavar="NAME", help="found the cluster without this founder"
+        "--found-without", action="append", default=[], metavar="NAME", help="found the cluster without this replica"
     )
     parser.add_argument("--log-level", choices=LEVELS)
     try:

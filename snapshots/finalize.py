@@ -152,7 +152,7 @@ def create_temporary(disk: SnapshotDisk, directory: int, name: str) -> int:
             file = disk.create(directory, name)
         except FileExistsError:
             if last or not remove_if_abandoned(disk, directory, name):
-                raise BlockingIOError(errno.EAGAIN, "another process is writing it") from None
+                raise BlockingIOError(errno.EAGAIN, "another process is writing the file") from None
             continue
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -172,7 +172,7 @@ def reopen_temporary(disk: SnapshotDisk, directory: int, name: str) -> int:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise FileNotFoundError(errno.ENOENT, "it is no regular file")
+            raise FileNotFoundError(errno.ENOENT, "it is not a regular file")
     except BaseException:
         os.close(file)
         raise
@@ -267,7 +267,7 @@ def failure(path: Path, why: OSError) -> SnapshotFailed:
         errno.ENOENT: "create the directory",
         errno.EIO: "replace the disk",
         errno.EAGAIN: "let the other process finish",
-    }.get(why.errno or 0, "see to the cause; the replica tries again with its next snapshot")
+    }.get(why.errno or 0, "remove the cause; the replica tries again with its next snapshot")
     return SnapshotFailed(f"{path}: the snapshot was not written: {why.strerror or why}; {remedy}")
 
 

@@ -231,7 +231,7 @@ def _records(table: Table, state: State, held: dict[str, int], breathe: Callable
         written = record if table.own_key else (key, record)
         if table.pair(written)[0] != key:
             own = table.pair(written)[0]
-            raise ImageRejected(f"section {table.field}: the record under {key!r} says that it is {own!r}")
+            raise ImageRejected(f"section {table.field}: the record with key {key!r} names {own!r}")
         yield written
 
 
@@ -352,7 +352,7 @@ class Assembly:
         repeats = before == section and section in self._records
         if (not before) != (section == HEADER) or (before and place <= ORDER[before] and not repeats):
             after = f"after {WORDS[before]}" if before else "at the start"
-            raise ImageRejected(f"section {WORDS[section]} stands {after}, where it cannot be")
+            raise ImageRejected(f"section {WORDS[section]} is out of order {after}")
         self._section = section
         found = decode(section, payload)
         if section == HEADER:
@@ -380,16 +380,14 @@ class Assembly:
         placed = header.configuration
         wrong = None if placed is None else check_members(placed.configuration)
         if placed is not None and (wrong is not None or not 0 < placed.index <= header.index):
-            raise ImageRejected(
-                f"its members are not sound: {wrong or f'entry {placed.index} cannot say who they are'}"
-            )
+            raise ImageRejected(f"its members are not valid: {wrong or f'entry {placed.index} cannot define them'}")
         sections = [section for section, _ in header.counts]
         if sections != [section for section in TABLE_OF if section in sections] or not all(n for _, n in header.counts):
-            raise ImageRejected(f"it says that it has the sections {sections}, which cannot be")
+            raise ImageRejected(f"its header lists the sections {sections}, which is not possible")
         for section, count in header.counts:
             if count > TABLE_OF[section].records_max:
                 most = TABLE_OF[section].records_max
-                raise ImageRejected(f"it says {count} {WORDS[section]}; at most {most} are read")
+                raise ImageRejected(f"its header announces {count} {WORDS[section]}; at most {most} are read")
         self._header = header
 
     def _take_records(self, section: int, found: list[Any], *, first: bool) -> None:
@@ -403,7 +401,7 @@ class Assembly:
             key, record = (written.name, written) if table is None else table.pair(written)
             place = record.revision if section == RECEIPTS else key
             if last is not None and place <= last:
-                raise ImageRejected(f"section {WORDS[section]}: {place!r} stands after {last!r}, out of order")
+                raise ImageRejected(f"section {WORDS[section]}: {place!r} follows {last!r}, out of order")
             last = place
             if WORDS[section] in HOLDERS:
                 self._held[record.pool] += record.held_bytes
@@ -414,7 +412,7 @@ class Assembly:
         self._counts[section] += len(found)
         limit = self._expected(section)
         if self._counts[section] > limit:
-            raise ImageRejected(f"section {WORDS[section]} has more than the {limit} records that the header says")
+            raise ImageRejected(f"section {WORDS[section]} has more than the {limit} records that the header announces")
 
     def _shared(self, section: int, key: Any, record: Any) -> tuple[Any, Any]:
         """Return the record with its common parts shared between records, as in a folded State."""
@@ -434,17 +432,17 @@ class Assembly:
         for section in self._records:
             if self._counts[section] != self._expected(section):
                 raise ImageRejected(
-                    f"section {WORDS[section]} has {self._counts[section]} records; the header says "
+                    f"section {WORDS[section]} has {self._counts[section]} records; the header announces "
                     f"{self._expected(section)}"
                 )
         said = sum(count for _, count in self.header.counts)
         if total != said:
-            raise ImageRejected(f"the end says {total} records; the header says {said}")
+            raise ImageRejected(f"the end announces {total} records; the header {said}")
 
     def finish(self) -> None:
         """Compare the derived capacity once all slices have been added; raise ImageRefused with the pool's name."""
         if self._section != END:
-            raise ImageRejected("it ends before its end section: it is cut short")
+            raise ImageRejected("it ends before its end section: it is truncated")
         derived = derived_capacity({pool.name: pool for pool in self.pools}, self._held)
         compare_capacity(self.capacity, derived, self._held, "the snapshot says")
 
@@ -494,7 +492,7 @@ class Assembly:
         broken = find_violations(state)
         if broken:
             more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-            raise ImageRejected(f"an invariant does not hold: {broken[0]}{more}")
+            raise ImageRejected(f"an invariant is violated: {broken[0]}{more}")
         return Image(state, header.index, header.term, header.chain_digest, header.configuration)
 
 

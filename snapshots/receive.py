@@ -91,7 +91,7 @@ class Receiver:
     def image(self) -> Image:
         """Verified image, which saves reading the file again; only after `verify`."""
         if self._image is None:
-            raise SnapshotRefused(self._path, "it has not been received as a whole")
+            raise SnapshotRefused(self._path, "it has not been received completely")
         return self._image
 
     def write(self, offset: int, data: bytes) -> int:
@@ -103,12 +103,12 @@ class Receiver:
         """
         self._must_be_open()
         if self._verifying or self._image is not None:
-            raise SnapshotRefused(self._path, "it is complete, and takes no more")
+            raise SnapshotRefused(self._path, "it is already complete")
         if len(data) > CHUNK_BYTES_MAX:
-            raise SnapshotRefused(self._path, f"a chunk has {len(data)} bytes; at most {CHUNK_BYTES_MAX} are taken")
+            raise SnapshotRefused(self._path, f"a chunk has {len(data)} bytes; at most {CHUNK_BYTES_MAX} are accepted")
         if offset < 0 or offset > self._received_bytes:
             raise SnapshotRefused(
-                self._path, f"a chunk starts at byte {offset}, but byte {self._received_bytes} must come next"
+                self._path, f"a chunk starts at byte {offset}, but byte {self._received_bytes} was expected next"
             )
         if offset + len(data) > SNAPSHOT_BYTES_MAX:
             raise SnapshotRefused(self._path, f"it has more than the {SNAPSHOT_BYTES_MAX} bytes that are read")
@@ -116,7 +116,8 @@ class Receiver:
         try:
             if known and os.pread(self._file, known, offset) != data[:known]:
                 raise SnapshotRefused(
-                    self._path, f"the chunk at byte {offset} is not what came there before: its sender must start again"
+                    self._path,
+                    f"the chunk at byte {offset} differs from the one received before: the sender must start again",
                 )
             if known < len(data):
                 self._disk.write(self._file, data[known:])
@@ -209,7 +210,7 @@ class Receiver:
 
     def _breathe_unless_over(self) -> None:
         if self._over:
-            raise SnapshotAbandoned(f"{self._path}: it is not wanted any more")
+            raise SnapshotAbandoned(f"{self._path}: it is no longer needed")
         self._breathe()
 
     def _end(self, *, remove: bool) -> None:
@@ -230,4 +231,4 @@ class Receiver:
 
     def _must_be_open(self) -> None:
         if self._over:
-            raise SnapshotFailed(f"{self._path}: receiving it is over; begin again")
+            raise SnapshotFailed(f"{self._path}: its reception has ended; start again")

@@ -168,7 +168,7 @@ def _read(file: int, path: Path, *, keep: bool, breathe: Callable[[], None] = no
     if size_bytes > SNAPSHOT_BYTES_MAX:
         raise SnapshotRefused(path, f"it has {size_bytes} bytes; at most {SNAPSHOT_BYTES_MAX} are read")
     if size_bytes < len(PREAMBLE) + TRAILER_BYTES:
-        raise SnapshotRefused(path, f"it has {size_bytes} bytes only: it is cut short")
+        raise SnapshotRefused(path, f"it has only {size_bytes} bytes: it is truncated")
     try:
         preamble = _exactly(file, len(PREAMBLE))
         _check_preamble(preamble)
@@ -181,13 +181,13 @@ def _read(file: int, path: Path, *, keep: bool, breathe: Callable[[], None] = no
             except ImageRejected as why:
                 raise ImageRejected(f"{why.sentence} (before byte {offset})") from why
         if _exactly(file, TRAILER_BYTES) != digest.digest():
-            raise ImageRejected("the checksum of the whole file does not match: it is cut short or damaged")
+            raise ImageRejected("the checksum of the whole file does not match: it is truncated or damaged")
         assembly.finish()
         named = SnapshotName.parse(path.name)
         held = SnapshotName(assembly.header.index, assembly.header.term)
         if named is not None and named != held:
             raise ImageRejected(
-                f"its name says index {named.index} of term {named.term}; it holds {held.index} of {held.term}"
+                f"its name states index {named.index} of term {named.term}; it contains {held.index} of {held.term}"
             )
     except ImageRejected as why:
         raise SnapshotRefused(path, why.sentence) from why
@@ -199,8 +199,8 @@ def _read(file: int, path: Path, *, keep: bool, breathe: Callable[[], None] = no
 def _check_preamble(preamble: bytes) -> None:
     if preamble[: len(MAGIC)] == MAGIC_OF_A_STEP:
         raise ImageRejected(
-            "it is of one of the construction steps 0.1 to 0.3, whose formats no release reads; read it with the tree "
-            "that wrote it"
+            "it has the format of a construction step (0.1 to 0.3), which no release reads; use the source tree that "
+            "wrote it"
         )
     if preamble[: len(MAGIC)] != MAGIC:
         raise ImageRejected("it does not start like a Forebay snapshot")
@@ -226,7 +226,7 @@ def _frames(file: int, left: int, seen: Callable[[bytes], object]) -> Iterator[t
     while left:
         data = os.read(file, min(READ_BYTES, left))
         if not data:
-            raise ImageRejected(f"it ends at byte {len(PREAMBLE) + fed}, while it is read")
+            raise ImageRejected(f"it ended at byte {len(PREAMBLE) + fed} while it was read")
         left -= len(data)
         fed += len(data)
         seen(data)
@@ -244,18 +244,18 @@ def _frames(file: int, left: int, seen: Callable[[bytes], object]) -> Iterator[t
                 f"the frame at byte {place} cannot be read: it is damaged ({type(why).__name__})"
             ) from why
     if end != fed:
-        raise ImageRejected(f"the frame at byte {len(PREAMBLE) + end} is cut short")
+        raise ImageRejected(f"the frame at byte {len(PREAMBLE) + end} is truncated")
 
 
 def _checked(frame: object, sequence: int, offset: int) -> tuple[int, bytes]:
     if not isinstance(frame, tuple) or len(frame) != FRAME_FIELDS:
-        raise ImageRejected(f"what ends at byte {offset} is not a frame: it is damaged")
+        raise ImageRejected(f"the data before byte {offset} is not a frame: it is damaged")
     section, number, payload, checksum = frame
     if type(section) is not int or type(number) is not int or type(payload) is not bytes or type(checksum) is not int:
-        raise ImageRejected(f"what ends at byte {offset} is not a frame: it is damaged")
+        raise ImageRejected(f"the data before byte {offset} is not a frame: it is damaged")
     if number != sequence:
         raise ImageRejected(
-            f"the frame that ends at byte {offset} is number {number}, where number {sequence} must stand"
+            f"the frame that ends at byte {offset} is number {number}, but number {sequence} was expected"
         )
     if not 0 <= section < 2**63 or checksum != frame_checksum(section, number, payload):
         raise ImageRejected(f"frame {number}, which ends at byte {offset}, does not match its checksum: it is damaged")
@@ -267,6 +267,6 @@ def _exactly(file: int, size_bytes: int) -> bytes:
     while len(pieces) < size_bytes:
         piece = os.read(file, size_bytes - len(pieces))
         if not piece:
-            raise ImageRejected("it is cut short")
+            raise ImageRejected("it is truncated")
         pieces += piece
     return pieces

@@ -148,13 +148,13 @@ class SnapshotStore:
             try:
                 image = self.load(name)
             except SnapshotRefused as error:
-                LOGGER.warning("snapshot %s is passed over: %s", error.path, error.sentence)
+                LOGGER.warning("snapshot %s is ignored: %s", error.path, error.sentence)
                 continue
             path = self._directory / str(name)
             sentence = why_not(image)
             if sentence is None:
                 return path, image
-            LOGGER.warning("snapshot %s is passed over: %s", path, sentence)
+            LOGGER.warning("snapshot %s is ignored: %s", path, sentence)
             self.pass_over(name, sentence)
         return None
 
@@ -208,7 +208,7 @@ class SnapshotStore:
             try:
                 self.load(name)
             except SnapshotRefused as error:
-                LOGGER.error("snapshot %s is sent no more: %s", error.path, error.sentence)
+                LOGGER.error("snapshot %s is no longer sent: %s", error.path, error.sentence)
             else:
                 with self._lock:
                     self._doubted.add(name)
@@ -273,8 +273,8 @@ class SnapshotStore:
             self._receiver.abort()
             if self._receiver.verifying:
                 raise SnapshotFailed(
-                    f"{self._directory}: the snapshot that was received before is still being verified; "
-                    "offer this one again in a moment"
+                    f"{self._directory}: the previously received snapshot is still being verified; offer this one "
+                    "again in a moment"
                 )
         name = SnapshotName(index, term)
         if SnapshotName.parse(str(name)) != name or index < 1 or term < 1:
@@ -282,7 +282,7 @@ class SnapshotStore:
 
         def accept(image: Image) -> str | None:
             if (image.index, image.term) != (index, term):
-                return f"it was announced as {index} of term {term}; it holds {image.index} of {image.term}"
+                return f"it was announced as {index} of term {term}; it contains {image.index} of {image.term}"
             return self._foreign(image)
 
         # Do not prune yet: until the caller has adopted the snapshot durably, a restart may need an older one.
@@ -326,7 +326,7 @@ class SnapshotStore:
 
     def _breathe(self) -> None:
         if self._stop.wait(BREATH_S):
-            raise SnapshotAbandoned(f"{self._directory}: the snapshot was given up because the replica is stopping")
+            raise SnapshotAbandoned(f"{self._directory}: the snapshot was abandoned because the replica is stopping")
 
     def _trust(self, name: SnapshotName) -> None:
         with self._lock:
@@ -338,7 +338,7 @@ class SnapshotStore:
         theirs = image.state.cluster_id
         if self._cluster_id is None or not theirs or theirs == self._cluster_id:
             return None
-        return f"it is of cluster {theirs!r}; this replica belongs to {self._cluster_id!r}"
+        return f"it belongs to cluster {theirs!r}; this replica belongs to {self._cluster_id!r}"
 
     def _clean(self) -> None:
         """Remove the remains of dead writers, except the newest part of a snapshot newer than the existing ones."""

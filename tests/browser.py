@@ -41,6 +41,50 @@ SCREENS: Mapping[str, Mapping[str, Any]] = {
 
 TAB, ENTER = "Tab", "Enter"
 
+CONTRASTS = """(() => {
+  const channel = (one) => (one /= 255) <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4;
+  const parse = (text) => (text.match(/[0-9.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const behind = (one) => {
+    for (; one; one = one.parentElement) {
+      const found = parse(getComputedStyle(one).backgroundColor);
+      if (found.length === 3 || found[3] === 1) return found;
+    }
+  };
+  const poor = [];
+  for (const one of document.querySelectorAll("body *")) {
+    if (![...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim())) continue;
+    const style = getComputedStyle(one), box = one.getBoundingClientRect();
+    if (!box.width || style.visibility === "hidden" || one.closest("progress, title")) continue;
+    const colour = one instanceof SVGElement ? style.fill : style.color;
+    const [above, below] = [light(parse(colour)), light(behind(one))];
+    const ratio = (Math.max(above, below) + 0.05) / (Math.min(above, below) + 0.05);
+    if (ratio < 4.5) poor.push([one.textContent.trim().slice(0, 40), ratio]);
+  }
+  return poor;
+})()"""
+"""Texts with less contrast than 4.5:1, the least of WCAG 2.1 AA, each with its ratio."""
+
+AXES = """(() => {
+  const poor = [];
+  for (const one of document.querySelectorAll(".plot")) {
+    const values = [...one.querySelectorAll(".y span")].map((label) => label.textContent);
+    const boxes = [...one.querySelectorAll(".x text")].map((label) => label.getBoundingClientRect());
+    if (values.length < 2 || !values.every((label) => /^[0-9]/.test(label)) || !boxes.length
+      || boxes.some((box, place) => place && box.left < boxes[place - 1].right)) {
+      poor.push([one.querySelector("[aria-label]").getAttribute("aria-label"), values, boxes.length]);
+    }
+  }
+  return poor;
+})()"""
+"""Charts whose axes lack labels, or have labels that overlap."""
+
+CUT = """[...document.querySelectorAll("body *")].filter((one) => {
+  const style = getComputedStyle(one);
+  return style.overflowX === "hidden" && one.clientWidth > 1 && one.scrollWidth > one.clientWidth;
+}).map((one) => one.textContent.slice(0, 40))"""
+"""Texts of which a part cannot be seen."""
+
 
 @asynccontextmanager
 async def relayed(config: Config, identity: str, replica: str) -> AsyncIterator[str]:
@@ -171,12 +215,14 @@ class Browser:
         file.write_bytes(base64.b64decode(answer["data"]))
 
     async def pictures(self, url: str, directory: Path, name: str, screens: Mapping[str, Mapping[str, Any]]) -> None:
-        """Open a page, and write it as it is on each of these screens; nothing may be wider than a screen."""
+        """Open a page, write it as it is on each of these screens, and check that all of it can be read."""
         for screen, size in screens.items():
             await self.look(**size)
             await self.open(url)
             await self.picture(directory / f"{name}-{screen}.png")
             assert await self.run("document.documentElement.scrollWidth <= innerWidth"), (name, screen)
+            for fault in (CONTRASTS, AXES, CUT):
+                assert await self.run(fault) == [], (name, screen)
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """Pictures of the status page and of reports: `python -m tests.screenshots --into DIRECTORY`.
 
 A replica serves a working day of so many jobs (`tests.working_day`) to Chromium, light and dark, on a desk and on a
-phone. `--docs` writes those of docs/images instead.
+phone; the report of a drill is that of its test. `--docs` writes the pictures of docs/images instead.
 """
 
 from __future__ import annotations
@@ -11,17 +11,23 @@ import asyncio
 import contextlib
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from cluster.audit.report import page_of, read_window
+from cluster.cli.drills.report import render_page
 from cluster.config import Config
 from cluster.config.new_site import Founding, PoolSpec, create_site
+from cluster.schemas.ledger import StoryRow
 from cluster.system import SystemClock
 from tests.browser import SCREENS, Browser, browser, relayed
-from tests.cluster.harness import PATIENCE_S, Harness, placed
-from tests.working_day import NODES, WorkingDay, write_ledger
+from tests.cluster.cli.drills.test_preconditions import drill
+from tests.cluster.cli.drills.test_report import DRILL, FIGURES, TERMS
+from tests.cluster.harness import Harness, placed
+from tests.working_day import CLUSTER, NODES, WorkingDay, write_ledger
 from wal import Environment, Ledger
 
 PAGES = ("", "/jobs", "/jobs?state=FAILED", "/transfers", "/nodes", "/jobs/17", "/jobs/nothing")
@@ -30,11 +36,20 @@ DOCS = Path(__file__).parents[1] / "docs" / "images"
 DOCS_BYTES_MAX = 150_000
 """Size of a picture in the documents, bytes."""
 
+DOCS_JOBS = 500
+"""Jobs of the day in the documents: they fill the pools now and then."""
+
+HISTORY_S = 600.0
+"""Seconds that the replica may take to read its ledger for the charts: a bound against hanging."""
+
+PLOTS = "document.querySelectorAll('#pools .plot').length === 2"
+"""Whether the overview shows the history of both pools, which it loads after the rest on a busy machine."""
+
 
 def site_in(directory: Path) -> Config:
     """Write the configuration and certificates of a replica alone."""
     founding = Founding(
-        name="aurora",
+        name=CLUSTER,
         replicas=1,
         agents=NODES,
         pools=(PoolSpec("fast", "96GiB", "64MiB", True), PoolSpec("wide", "768GiB", "64MiB")),
@@ -56,11 +71,20 @@ async def serving(directory: Path, jobs: int) -> AsyncIterator[Harness]:
     write_ledger(day, config.wal_directory("r1"), config.cluster.id, "r1", api)
     write_report(config, directory / "report.html")
     async with Harness(config, clock=clock) as harness:
-        async with asyncio.timeout(PATIENCE_S):
-            while not (await harness.ask("GET", "/v1/history/pools")).body.get("pools"):
-                await asyncio.sleep(0.1)
+        async with asyncio.timeout(HISTORY_S):
+            while not await history_is_read(harness):
+                await asyncio.sleep(0.2)
         await report_progress(harness)
         yield harness
+
+
+async def history_is_read(harness: Harness) -> bool:
+    """Return whether the history of pool use has reached the present."""
+    use = (await harness.ask("GET", "/v1/history/pools")).body.get("pools", ())
+    present = (await harness.ask("GET", "/v1/pools")).body["pools"]
+    return {pool["name"]: pool["steps"][-1]["held_bytes"] for pool in use} == {
+        pool["name"]: pool["held_bytes"] for pool in present
+    }
 
 
 async def report_progress(harness: Harness) -> None:
@@ -81,14 +105,15 @@ async def report_progress(harness: Harness) -> None:
         assert answer.status == 200, answer.body
 
 
-async def write_pictures(page: Browser, harness: Harness, directory: Path, jobs: int, report: Path) -> None:
+async def write_pictures(page: Browser, harness: Harness, directory: Path, jobs: int, files: Path) -> None:
     """Write every page and report on every screen."""
     async with relayed(harness.config, "operator", "r1") as url:
         for path in PAGES:
             await report_progress(harness)
             name = path.replace("/", "-").replace("?state=", "-") or "-overview"
             await page.pictures(f"{url}/page{path}", directory, f"{jobs}{name}", SCREENS)
-    await page.pictures(report.as_uri(), directory, f"{jobs}-report", SCREENS)
+    for report in ("report", "drill"):
+        await page.pictures((files / f"{report}.html").as_uri(), directory, f"{jobs}-{report}", SCREENS)
 
 
 def write_report(config: Config, file: Path) -> None:
@@ -99,35 +124,68 @@ def write_report(config: Config, file: Path) -> None:
     file.write_text(page_of(report, "forebay audit report html report.html --last 6h"))
 
 
-async def write_docs(page: Browser, harness: Harness, report: Path) -> None:
+def write_drill(file: Path) -> None:
+    """Write the report of a drill, with what happened meanwhile and with two earlier drills."""
+    earlier = tuple(
+        drill(
+            number, scenario=DRILL.scenario, target=target, began=f"2026-01-{day}T12:00:00Z",
+            figures={"write_stop_us": stop_us, "read_stop_us": 380_000, "target_back_us": 5_900_000, "writes_lost": 0},
+        )
+        for number, target, day, stop_us in ((7, "r2", 24, 391_200), (4, "r1", 17, 402_700))
+    )  # fmt: skip
+    story = [
+        StoryRow(
+            revision=80 + place, at=f"2026-01-31T12:00:{second}Z", actor=actor, command="c", event="e", job_id=job,
+            sentence=sentence,
+        )
+        for place, (second, actor, job, sentence) in enumerate(
+            (
+                ("00.000000", "operator ann", None, "ann began drill 9: leader-hang of r1"),
+                ("01.412000", "agent n2", 41, "staged in: 12 files, 9.6 GiB"),
+                ("01.416000", "scheduler", 41, "the script was assigned to n2"),
+                ("02.402100", "agent n1", 38, "the script ended: COMPLETED, exit code 0"),
+                ("02.403900", "agent n1", 38, "stage-out started"),
+                ("06.871500", "user carol", 43, "submitted with 2GiB of pool fast"),
+                ("10.000000", "operator ann", None, "drill 9 passed: r1 is back"),
+            )
+        )
+    ]  # fmt: skip
+    shown = replace(DRILL, forced=(), figures={**FIGURES, "write_stop_at_us": 12_000})
+    file.write_text(render_page(shown, earlier, TERMS, story, "forebay drill show 9 --html drill.html"))
+
+
+async def write_docs(page: Browser, harness: Harness, files: Path) -> None:
     """Write the pictures of the documents."""
     DOCS.mkdir(exist_ok=True)
     async with relayed(harness.config, "operator", "r1") as url:
-        for name, address, size in (
+        screens: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
             ("page-overview", f"{url}/page", {"width": 1400, "height": 1000}),
-            ("page-overview-dark", f"{url}/page", {"width": 1400, "height": 1000, "dark": True}),
             ("page-phone", f"{url}/page", {"width": 390, "height": 844}),
-            ("page-jobs", f"{url}/page/jobs?state=PENDING", {"width": 1400, "height": 900}),
-            ("report", report.as_uri(), {"width": 1400, "height": 1000}),
-        ):
+            ("report", (files / "report.html").as_uri(), {"width": 1400, "height": 1000}),
+            ("drill-report", (files / "drill.html").as_uri(), {"width": 1400, "height": 800}),
+        )
+        for name, address, size in screens:
             await report_progress(harness)
             await page.look(**size)
             await page.open(address)
+            if address.endswith("/page"):
+                await page.until(PLOTS)
             file = DOCS / f"{name}.webp"
             await page.picture(file, first_screen=True)
             assert file.stat().st_size < DOCS_BYTES_MAX, file
 
 
 async def run(options: Any) -> None:
-    for jobs in [2_000] if options.docs else options.jobs:
+    for jobs in [DOCS_JOBS] if options.docs else options.jobs:
         with tempfile.TemporaryDirectory(prefix="forebay-pictures-") as place:
             directory = Path(place)
+            write_drill(directory / "drill.html")
             async with serving(directory, jobs) as harness, browser(directory / "profile") as page:
                 if options.docs:
-                    await write_docs(page, harness, directory / "report.html")
+                    await write_docs(page, harness, directory)
                 else:
                     options.into.mkdir(parents=True, exist_ok=True)
-                    await write_pictures(page, harness, options.into, jobs, directory / "report.html")
+                    await write_pictures(page, harness, options.into, jobs, directory)
         print(f"{jobs} jobs: done", file=sys.stderr, flush=True)
 
 

@@ -33,6 +33,7 @@ from wal.journal import Journal
 
 GIB: Final = 1 << 30
 POOLS: Final = {"fast": 96 * GIB, "wide": 768 * GIB}
+CLUSTER: Final = "aurora"
 NODES: Final = 4
 CPUS: Final = 8
 SPAN_S: Final = 6 * 3_600
@@ -67,7 +68,7 @@ class WorkingDay(World):
         self._numbers = itertools.count()
         span_s = SPAN_S if jobs > 100 else SPAN_S // 6
         begun = Instant(until - span_s * MICROSECONDS_PER_SECOND)
-        super().__init__(dict(POOLS), 64 << 20, NODES, CPUS, cluster_id=cluster_id, start=begun)
+        super().__init__(dict(POOLS), 64 << 20, NODES, CPUS, cluster_id=cluster_id, name=CLUSTER, start=begun)
         if jobs:
             self._live(until, jobs)
         self.at = until
@@ -113,7 +114,7 @@ class WorkingDay(World):
         size = chance.choice((1, 2, 4, 8, 12)) * (6 if pool == "wide" else 1)
         array = parse_array(f"0-{most - 1}")[0] if most > 8 and chance.random() < 0.04 else ()
         hold = Hold.USER if chance.random() < 0.01 else Hold.NONE
-        limit_s = chance.choice((900, 1_800, 3_600))
+        limit_s = chance.choice((1_800, 3_600, 7_200))
         more = {"array": array} if array else {}
         self.submit(f"capacity={size * GIB} pool={pool}", who=user, name=name, time_limit_s=limit_s, hold=hold, **more)
         return max(1, len(array))

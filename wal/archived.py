@@ -21,7 +21,8 @@ class ArchivedLedger(Ledger):
         self.archive = archive
         if archive.segments and archive.cluster_id != env.identity.cluster_id:
             raise SegmentBroken(
-                archive.directory, f"it is of the cluster {archive.cluster_id}, the ledger of {env.identity.cluster_id}"
+                archive.directory,
+                f"it belongs to cluster {archive.cluster_id}, but the ledger to {env.identity.cluster_id}",
             )
         self._check_links()
 
@@ -91,7 +92,7 @@ class ArchivedLedger(Ledger):
                     raise SegmentBroken(
                         archive.directory,
                         f"its entry {index} leads to digest {row.digest.hex()[:16]} and revision {row.revision}; the "
-                        f"ledger has {known.digest.hex()[:16]} and {known.revision}: they are not of one history",
+                        f"ledger has {known.digest.hex()[:16]} and {known.revision}: their histories differ",
                     )
 
     def _step(self, scan: _Scan, first: int, limit: int, bytes_max: int = STEP_MAX_BYTES) -> list[LedgerEntry]:
@@ -107,7 +108,7 @@ class ArchivedLedger(Ledger):
         try:
             return self.archive.read_some(index, entries_max=min(limit, end - index + 1), bytes_max=bytes_max)
         except SegmentBroken as error:
-            raise LedgerBroken(index, f"it is not held here, and the archive does not give it: {error}") from error
+            raise LedgerBroken(index, f"it is not available on this replica, nor in the archive: {error}") from error
 
 
 def open_with_archive(env: Environment, directory: Path | None) -> Ledger:

@@ -124,7 +124,7 @@ def one_of_batch(data: bytes, position: int) -> bytes:
 def _checked_size(data: bytes) -> bytes:
     if len(data) > ENTRY_MAX_BYTES:
         raise CodecError(
-            f"the batch has {len(data)} bytes; an entry has at most {ENTRY_MAX_BYTES}: propose smaller batches"
+            f"the batch has {len(data)} bytes; the maximum for an entry is {ENTRY_MAX_BYTES}: propose smaller batches"
         )
     return data
 
@@ -137,9 +137,9 @@ def decode_batch(data: bytes) -> Batch:
     batch.
     """
     if len(data) > ENTRY_MAX_BYTES:
-        raise CodecError(f"the entry has {len(data)} bytes; an entry has at most {ENTRY_MAX_BYTES}")
+        raise CodecError(f"the entry has {len(data)} bytes; the maximum is {ENTRY_MAX_BYTES}")
     if kind_of(data) is not EntryKind.BATCH:
-        raise CodecError(f"the entry is not a batch: its first byte is {data[0]}, a batch has {EntryKind.BATCH.value}")
+        raise CodecError(f"the entry is not a batch: its first byte is {data[0]}, not {EntryKind.BATCH.value}")
     if data[1:2] != _HEAD[1:]:
         raise CodecError(f"the batch has format {data[1:2].hex() or 'none'}; this release reads {BATCH_FORMAT:02x}")
     body = memoryview(data)[len(_HEAD) :]
@@ -150,7 +150,7 @@ def decode_batch(data: bytes) -> Batch:
         _raise_if_written_later(bytes(body))
         raise CodecError(f"the batch cannot be decoded: {error}") from error
     if again != body and not is_earlier_form(bytes(body), again):
-        raise CodecError("the batch is not canonical: encoded again it gives other bytes")
+        raise CodecError("the batch is not canonical: encoding it again gives other bytes")
     return batch
 
 
@@ -168,9 +168,9 @@ def kind_of(data: bytes) -> EntryKind:
     """Return the kind of an entry from its first byte. CodecError if it is missing or unknown."""
     kind = _KINDS.get(data[:1])
     if kind is None:
-        raise CodecError(f"the entry begins with {data[:1].hex() or 'nothing'}, which is no known kind")
+        raise CodecError(f"the entry begins with {data[:1].hex() or 'nothing'}, which is not a known kind")
     if kind is EntryKind.NO_OP and len(data) > len(NO_OP) + LEADER_MAX_BYTES:
-        raise CodecError(f"the entry is a no-op of a leader whose id has {len(data) - len(NO_OP)} bytes")
+        raise CodecError(f"the entry is a no-op of a leader whose ID has {len(data) - len(NO_OP)} bytes")
     return kind
 
 
@@ -222,9 +222,7 @@ def _raise_if_written_later(body: bytes) -> None:
                 case [tag, int(to), str(name)] if tag == _RAISED and to > features.FEATURE_LEVEL_KNOWN:
                     level, release = to, name
                 case [int(tag), *_] if tag not in _TAGS:
-                    what = (
-                        f"the batch cannot be decoded: it has an event with tag {tag}, which this release does not know"
-                    )
+                    what = f"the batch cannot be decoded: it has an event with the unknown tag {tag}"
                     raise WrittenLater(what, level=level, release=release, revision=revision)
 
 

@@ -178,19 +178,19 @@ def check(configuration: Configuration) -> str | None:
     for members in (configuration.voters, configuration.learners):
         ids = [member.id for member in members]
         if ids != sorted(set(ids)):
-            return "the members are not sorted by id, each once"
+            return "the members are not sorted by ID, or one occurs twice"
     names = [member.name for member in configuration.members()]
     if len(set(names)) != len(names):
-        return "a name is there twice"
+        return "a name occurs twice"
     for member in configuration.members():
         if _ID.fullmatch(member.id) is None:
-            return f"{member.id!r} is no member's id"
+            return f"{member.id!r} is not a valid member ID"
         if len(member.key) not in (0, KEY_BYTES):
             return f"the key of {member.id!r} has {len(member.key)} bytes instead of {KEY_BYTES}"
         if member.incarnation > configuration.version:
             return f"{member.id!r} was added by a later version than {configuration.version}"
     if not configuration.voters:
-        return "nobody votes"
+        return "it has no voters"
     return None
 
 
@@ -214,7 +214,7 @@ def encode_configuration(configuration: Configuration) -> bytes:
 def decode_configuration(data: bytes) -> Configuration:
     """Decode the configuration in an entry. CodecError for another kind or format, or a non-canonical encoding."""
     if kind_of(data) is not EntryKind.CONFIGURATION:
-        raise CodecError(f"the entry is no configuration: its first byte is {data[0]}")
+        raise CodecError(f"the entry is not a configuration: its first byte is {data[0]}")
     if data[1:2] != _HEAD[1:]:
         raise CodecError(
             f"the configuration has format {data[1:2].hex() or 'none'}; this release reads {CONFIGURATION_FORMAT:02x}"
@@ -226,9 +226,9 @@ def decode_configuration(data: bytes) -> Configuration:
         raise CodecError(f"the configuration cannot be decoded: {error}") from error
     wrong = check(configuration)
     if wrong is not None or configuration.version == 0:
-        raise CodecError(f"the configuration is not sound: {wrong or 'it has no version'}")
+        raise CodecError(f"the configuration is not valid: {wrong or 'it has no version'}")
     if _encoder.encode(configuration) != body:
-        raise CodecError("the configuration is not canonical: encoded again it gives other bytes")
+        raise CodecError("the configuration is not canonical: encoding it again gives other bytes")
     return configuration
 
 

@@ -192,7 +192,7 @@ def lock(directory: Path, replica: str, *, create: bool) -> Lock:
             os.close(file)
         os.close(descriptor)
         if held:
-            who = holder or f"a process that cannot be named, because {LOCK_FILE} was removed"
+            who = holder or f"an unknown process, because {LOCK_FILE} was removed"
             raise RecoveryRefused(Condition.HELD_BY_ANOTHER_PROCESS, f"{directory} (by {who})") from error
         raise RecoveryRefused(Condition.DIRECTORY_UNUSABLE, f"{directory / LOCK_FILE} ({error.strerror})") from error
     return Lock(descriptor, file)
@@ -248,9 +248,9 @@ class OpenedFiles:
             try:
                 found = _identity(os.stat(path, follow_symlinks=path == self._directory))
             except OSError as error:
-                return _gone(path, f"cannot be found any more ({error.strerror})")
+                return _gone(path, f"no longer exists ({error.strerror})")
             if found != opened:
-                return _gone(path, "is another one than this replica has open")
+                return _gone(path, "is not the one that this replica has open")
         return None
 
 
@@ -281,7 +281,7 @@ def _wrong_with_readers(path: Path, error: Exception) -> str | None:
         return str(unreadable.strerror)
     # The data file's version was checked before, so a version mismatch concerns the table.
     if head != _READERS_MAGIC or isinstance(error, lmdb.VersionMismatchError):
-        return "it is no table of readers"
+        return "it is not a reader table"
     return None
 
 
@@ -291,11 +291,11 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
 
 def _gone(path: Path, what: str) -> str:
     remedy = {
-        READERS_FILE: "Start the replica again, and the readers of its directory, such as audits",
-        DATA_FILE: "Put back the file that was there, not a copy of it, or replace the replica",
-        LOG_FILE: "Put back the file that was there, not a copy of it, or replace the replica",
-    }.get(path.name, "Put back the directory that was there, not a copy of it, or replace the replica")
+        READERS_FILE: "Restart the replica and the readers of its directory, such as audits",
+        DATA_FILE: "Restore the original file, not a copy, or replace the replica",
+        LOG_FILE: "Restore the original file, not a copy, or replace the replica",
+    }.get(path.name, "Restore the original directory, not a copy, or replace the replica")
     return (
-        f"{path} {what}: it was removed or replaced while the replica ran, which must stop, because a restart would "
-        f"not find what it writes now. {remedy}"
+        f"{path} {what}: it was removed or replaced while the replica ran. The replica stops, because a restart would "
+        f"not find its new writes. {remedy}"
     )

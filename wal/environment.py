@@ -468,14 +468,14 @@ def _commit(sync: "lmdb.Transaction[bytes] | SyncRecord") -> None:
 def _not_durable(path: Path, error: Exception) -> str:
     return (
         f"{path} could not be written durably: {error}. Free space or replace the disk, then start the replica again: "
-        "it must not go on, because what the disk holds is not known"
+        "it must not continue, because the content of the disk is unknown"
     )
 
 
 def _map_full(directory: Path, map_size_bytes: int) -> str:
     return (
-        f"{directory / DATA_FILE} has reached its bound of {map_size_bytes} bytes. Set a larger map_size in [storage] "
-        "of forebay.toml, see that the disk has the space, and start the replica again"
+        f"{directory / DATA_FILE} has reached its maximum of {map_size_bytes} bytes. Set a larger map_size in "
+        "[storage] of forebay.toml, check that the disk has the space, and start the replica again"
     )
 
 

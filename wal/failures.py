@@ -22,8 +22,8 @@ class BrokenInvariant(Exception):
 
 REPLACE = (
     "Run `forebay cluster replace NAME`, move this replica's directory away (keep it for an examination) and start it "
-    "again. Never let it start empty as who it was, because it may have promised what it no longer holds. Where the "
-    "data of a majority is lost, `forebay cluster recover` on a machine that has some left makes a cluster of it"
+    "again. Never let it start empty under its old identity, because it may have lost promised votes and entries. If "
+    "a majority lost its data, `forebay cluster recover` on a machine that still has data rebuilds the cluster from it"
 )
 OTHERWISE_REPLACE = f"{REPLACE[0].lower()}{REPLACE[1:]}"
 OTHER_DIRECTORY = "Name the right directory in [storage] of forebay.toml, or the right replica on the command line"
@@ -53,13 +53,13 @@ class Condition(Enum):
 
     FIRST_START = Row(
         Reaction.CREATE,
-        "no data file, and the caller says that this replica has never run",
-        "there is no promise that could be forgotten",
+        "no data file, and the operator declares that this replica has never run",
+        "no promise can be forgotten",
         "none needed",
     )
     DIRECTORY_EMPTY = Row(
         Reaction.REFUSE,
-        "no data file, and the caller says that this replica has run before",
+        "no data file, and no declaration that this replica has never run",
         "a replica that starts empty under its old name can vote twice in a term and forget acknowledged entries",
         f"{OTHER_DIRECTORY}. If it has never run: `forebay run replica --name NAME --first-start`, once. If the disk "
         f"is "
@@ -74,19 +74,20 @@ class Condition(Enum):
     TRANSACTION_UNFINISHED = Row(
         Reaction.CUT,
         "pages of a transaction whose meta page did not reach the disk (the torn tail)",
-        "promises leave after the sync that writes the meta page, so nothing of it was promised; LMDB ignores it",
+        "promises are sent after the sync that writes the meta page, so these pages promised nothing; LMDB ignores "
+        "them",
         "none needed",
     )
     HINT_BEHIND = Row(
         Reaction.CONTINUE,
-        "commit or applied mark below the truth",
-        "both are written lazily; consensus learns the commit index anew, and applying again compares with it",
+        "commit or applied mark too low",
+        "both are written lazily; consensus determines the commit index again, and reapplied entries are compared",
         "none needed",
     )
     DIRECTORY_UNUSABLE = Row(
         Reaction.REFUSE,
-        "the directory cannot be made, opened or locked by this account",
-        "nothing can be remembered there",
+        "this account cannot create, open or lock the directory",
+        "the replica cannot store its promises there",
         "Make it a directory that this account owns, on a local disk with free space",
     )
     HELD_BY_ANOTHER_PROCESS = Row(
@@ -97,29 +98,29 @@ class Condition(Enum):
     )
     CANNOT_BE_OPENED = Row(
         Reaction.REFUSE,
-        "the system does not open the data file, or what LMDB needs beside it: permission, a read-only file system, a "
-        "symbolic link, a full disk, or a limit on open files, memory or readers",
-        "nothing says that it is damaged, and without it nothing can be promised",
+        "the data file, or a file or resource that LMDB needs, cannot be opened: permission, a read-only file system, "
+        "a symbolic link, a full disk, or a limit on open files, memory or readers",
+        "the data may be intact, but the replica can promise nothing without it",
         "Do not replace the replica: remove the cause that the message names (owner and mode of the files, the mount, "
         "the link, the limits, the full disk) and start it again",
     )
     TABLE_OF_READERS_UNUSABLE = Row(
         Reaction.REFUSE,
-        f"{READERS_FILE} is altered while a reader has it open, or is no file",
-        "LMDB would not know which pages are being read; nothing is wrong with the data",
+        f"{READERS_FILE} is altered while a reader has it open, or is not a file",
+        "LMDB would not know which pages are being read; the data is intact",
         f"Stop the readers of this directory, such as audits, remove {READERS_FILE} (nothing else), and start the "
         "replica again",
     )
     DATA_FILE_MISSING = Row(
         Reaction.REFUSE,
-        "a sync log that was used, and no data file beside it, or one without a single transaction",
-        "what was promised was in the data file and may be in the log, and a new one would make both void",
-        f"Put {DATA_FILE} back if it was moved. If it is lost: {OTHERWISE_REPLACE}",
+        "a used sync log without a data file, or with one that has no transaction",
+        "the data file and perhaps the log held promises, which a new data file would void",
+        f"Restore {DATA_FILE} if it was moved. If it is lost: {OTHERWISE_REPLACE}",
     )
     DATA_FILE_UNREADABLE = Row(
         Reaction.REFUSE,
-        "LMDB refuses the data file or finds a broken page in it",
-        "what cannot be read cannot be trusted",
+        "LMDB rejects the data file or finds a damaged page in it",
+        "unreadable data cannot be trusted",
         REPLACE,
     )
     META_PAGES_DISAGREE = Row(
@@ -129,32 +130,32 @@ class Condition(Enum):
         REPLACE,
     )
     TABLE_MISSING = Row(
-        Reaction.REFUSE, "a table is not there", "all tables are made in the first transaction", REPLACE
+        Reaction.REFUSE, "a table is missing", "all tables are created in the first transaction", REPLACE
     )
     FORMAT_UNKNOWN = Row(
         Reaction.REFUSE,
-        "the format version is not one that this release reads",
+        "this release does not read the format version",
         "another release wrote it, and guessing would corrupt it",
-        "Start the release that wrote it, or one that says it reads this format",
+        "Start the release that wrote it, or one that documents that it reads this format",
     )
     FORMAT_OF_A_CONSTRUCTION_STEP = Row(
         Reaction.REFUSE,
         "the format is that of one of the construction steps 0.1 to 0.3",
         "0.1 to 0.3 were construction steps: release 1.0 begins the formats anew, and no release reads theirs",
-        "Make a new cluster with this release in another directory. What the old one did can be read with the tree "
-        "that wrote it: `forebay audit dump --data DIRECTORY`",
+        "Make a new cluster with this release in another directory. To read the old history, use the source tree that "
+        "wrote it: `forebay audit dump --data DIRECTORY`",
     )
     IDENTITY_DAMAGED = Row(
         Reaction.REFUSE,
         "identity or format fails its checksum",
-        "it is not known whose promises these are",
+        "it is not known which replica made these promises",
         REPLACE,
     )
     CLUSTER_FOREIGN = Row(
-        Reaction.REFUSE, "the identity names another cluster", "its entries are not ours", OTHER_DIRECTORY
+        Reaction.REFUSE, "the identity names another cluster", "its entries belong to that cluster", OTHER_DIRECTORY
     )
     REPLICA_FOREIGN = Row(
-        Reaction.REFUSE, "the identity names another replica", "its votes are not ours", OTHER_DIRECTORY
+        Reaction.REFUSE, "the identity names another replica", "its votes belong to that replica", OTHER_DIRECTORY
     )
     HARD_STATE_MISSING = Row(
         Reaction.REFUSE, "no term and vote", "without them a second vote in a term is possible", REPLACE
@@ -168,7 +169,7 @@ class Condition(Enum):
     COMMIT_BEYOND_LAST = Row(
         Reaction.REFUSE,
         "the commit mark lies beyond the last entry",
-        "committed entries are missing, and this replica may be one of the majority that holds them",
+        "committed entries are missing, and this replica may be part of the majority that held them",
         REPLACE,
     )
     APPLIED_ENTRY_DAMAGED = Row(
@@ -180,17 +181,17 @@ class Condition(Enum):
     TAIL_ENTRY_DAMAGED = Row(
         Reaction.REFUSE,
         "an entry above the applied mark fails its checksum",
-        "a transaction is written whole or not at all, so this is damage after the sync. The entry may be acknowledged "
-        "although the commit hint, which is lazy, lies below it; cutting it could lose it from the majority",
+        "transactions are atomic, so this damage happened after the sync. The entry may be acknowledged although the "
+        "lazily written commit mark is lower; truncation could remove it from the majority",
         REPLACE,
     )
     ENTRY_MISSING = Row(
-        Reaction.REFUSE, "a hole in the indexes", "a synced entry is gone, and it may be acknowledged", REPLACE
+        Reaction.REFUSE, "a gap in the indexes", "a synced entry is missing, and it may be acknowledged", REPLACE
     )
     ENTRY_BEYOND_LAST = Row(
         Reaction.REFUSE,
         "an entry beyond the last index of the marks",
-        "entry and marks are written in one transaction: one of the two is from another time",
+        "entry and marks are written in one transaction: one of them is older or newer",
         REPLACE,
     )
     TERM_OUT_OF_ORDER = Row(
@@ -203,26 +204,26 @@ class Condition(Enum):
     CHAIN_ROW_DAMAGED = Row(Reaction.REFUSE, "a digest fails its checksum", "the history cannot be proven", REPLACE)
     CHAIN_MISMATCH = Row(
         Reaction.REFUSE,
-        "an entry is not the one that the chained digest speaks of",
-        "history was altered, although each checksum holds",
+        "an entry contradicts the chained digest",
+        "history was altered, although each checksum is correct",
         REPLACE,
     )
     SYNC_UNFINISHED = Row(
         Reaction.CUT,
-        "a record at the end of the sync log of which sectors were not written (the torn tail)",
-        "promises leave after the flush that follows its write, so nothing of it was promised",
+        "a record at the end of the sync log with unwritten sectors (the torn tail)",
+        "promises are sent after the flush that follows the write, so this record promised nothing",
         "none needed",
     )
     GENERATION_OVER = Row(
         Reaction.CONTINUE,
         "the sync log holds records of an older generation than LMDB names",
-        "LMDB began the next generation in the transaction that took them over: they are in it",
+        "LMDB began the next generation in the transaction that copied them: LMDB contains them",
         "none needed",
     )
     LOG_MARK_MISSING = Row(
         Reaction.REFUSE,
         "LMDB does not name the generation of the sync log",
-        "every transaction since the sync log was made writes it, and without it the log cannot be read",
+        "every transaction since the creation of the sync log writes it, and without it the log cannot be read",
         REPLACE,
     )
     LOG_MARK_DAMAGED = Row(
@@ -230,171 +231,174 @@ class Condition(Enum):
     )
     SYNC_LOG_NOT_MADE = Row(
         Reaction.REFUSE,
-        "the sync log of a new storage cannot be made",
-        "there would be nowhere to sync to; what was promised so far is all in LMDB",
-        "Free space, see that this account owns the directory, and start the replica again",
+        "the sync log of a new storage cannot be created",
+        "nothing could be synced; LMDB contains all promises so far",
+        "Free space, check that this account owns the directory, and start the replica again",
     )
     SYNC_LOG_MISSING = Row(
         Reaction.REFUSE,
-        "LMDB speaks of a sync log and there is none",
-        "what was acknowledged since the last checkpoint was in it",
-        f"Put {LOG_FILE} back if it was moved. If it is lost: {OTHERWISE_REPLACE}",
+        "LMDB refers to a sync log that does not exist",
+        "it contained the entries acknowledged since the last checkpoint",
+        f"Restore {LOG_FILE} if it was moved. If it is lost: {OTHERWISE_REPLACE}",
     )
     SYNC_LOG_UNREADABLE = Row(
         Reaction.REFUSE,
-        "the sync log is no regular file, may not be opened, or cannot be read",
-        "it may hold what was acknowledged since the last checkpoint",
-        f"See that {LOG_FILE} is a file that this account owns. If its disk fails: {OTHERWISE_REPLACE}",
+        "the sync log is not a regular file, may not be opened, or cannot be read",
+        "it may contain entries acknowledged since the last checkpoint",
+        f"Check that {LOG_FILE} is a file that this account owns. If its disk fails: {OTHERWISE_REPLACE}",
     )
     SYNC_LOG_OF_ANOTHER_SIZE = Row(
         Reaction.REFUSE,
         "the sync log is shorter or longer than LMDB says",
-        "its size never changes, so what was acknowledged since the last checkpoint may be cut off",
+        "its size never changes, so entries acknowledged since the last checkpoint may be cut off",
         REPLACE,
     )
     SYNC_LOG_FOREIGN = Row(
         Reaction.REFUSE,
         "the sync log is another replica's",
-        "its promises are not ours, and ours are gone",
+        "its promises belong to that replica, and this replica's are missing",
         REPLACE,
     )
     SYNC_LOG_DAMAGED = Row(
         Reaction.REFUSE,
-        "a record of the sync log is there as a whole and fails its checksum, or is gone although a later one is there",
-        "it was damaged after its sync and may have been acknowledged; cutting it could lose it from the majority",
+        "a complete record of the sync log fails its checksum, or is missing although a later one exists",
+        "it was damaged after its sync and may have been acknowledged; truncation could remove it from the majority",
         REPLACE,
     )
     SYNC_LOG_AHEAD = Row(
         Reaction.REFUSE,
         "the sync log is of a later generation than LMDB",
-        "a generation begins in LMDB first: the data file is an older copy, and has forgotten what was acknowledged",
+        "a generation begins in LMDB first: the data file is an older copy, and lacks acknowledged entries",
         REPLACE,
     )
     SYNC_LOG_CONTRADICTS = Row(
         Reaction.REFUSE,
-        "a record of the sync log does not follow from what LMDB and the records before it say",
-        "the two files are not of one history, although each checksum holds",
+        "a record of the sync log contradicts LMDB or the records before it",
+        "the two files have different histories, although each checksum is correct",
         REPLACE,
     )
     SYNC_LOG_RESTLESS = Row(
         Reaction.REFUSE,
         "a reader beside the running replica finds the sync log changed each time that it reads it",
-        "a view of two moments is no view; nothing is wrong with the replica",
+        "the two files were read at different times; the replica itself is sound",
         "Read again when the replica is less busy, or read another replica's ledger",
     )
     LOCK_FILE_ALTERED = Row(
         Reaction.CONTINUE,
         "replica.lock is lost or altered",
-        "the lock is the kernel's and on the directory itself, so no second process is let in even while one runs. "
-        "What this file says is for people, and each start writes it anew",
+        "the kernel locks the directory itself, so no second process can open it. This file only informs operators, "
+        "and each start writes it again",
         "none needed",
     )
     TABLE_OF_READERS_ALTERED = Row(
         Reaction.CONTINUE,
-        f"{READERS_FILE} is lost, or altered while nobody has it open",
-        "it only says who reads which pages, and a start makes it anew. Removed while the replica runs, it stops the "
-        "replica within a second, because readers that come later would have pages written under them",
-        "start readers that had it open again",
+        f"{READERS_FILE} is lost, or altered while no process has it open",
+        "it only lists which process reads which pages, and a start creates it again. Its removal while the replica "
+        "runs stops the replica within a second, because pages would be overwritten while later readers use them",
+        "restart readers that had it open",
     )
     DISK_FULL = Row(
         Reaction.REFUSE,
         "the disk is full, or fails, when the checkpoint that ends a start is written",
-        "who cannot write can promise nothing; what was promised is there, and the next start finds it",
+        "a replica that cannot write can promise nothing; earlier promises are kept, and the next start finds them",
         "Free space or replace the disk, then start the replica again",
     )
     FIRST_START_KEPT = Row(
         Reaction.REFUSE,
         "the mark that allows a first start cannot be removed",
         "it would allow another start without data after the data was lost",
-        "See that this account may write in that directory, or remove the mark by hand, and start the replica again",
+        "Check that this account may write in that directory, or remove the mark by hand, and start the replica again",
     )
     HAS_RUN = Row(
         Reaction.REFUSE,
-        "`--first-start` where a data file, a sync log, a snapshot, or the file member says otherwise",
-        "a replica that starts empty under its old name has forgotten votes and entries that others count on",
+        "`--first-start` although there is a data file, a sync log, a snapshot, or the file `member`",
+        "a replica that starts empty under its old name has forgotten votes and entries that other replicas rely on",
         f"Start it without `--first-start`. If its data is lost: {OTHERWISE_REPLACE}",
     )
     MEMBER_NOTE_DAMAGED = Row(
         Reaction.REFUSE,
-        "the file member cannot be read, or says what is no id of this replica",
-        "it says under which id the replica joined, and another id has other promises",
-        "Write into it the id that `forebay cluster members --json` shows for this replica, or, if it cannot be "
+        "the file `member` cannot be read, or does not contain an ID of this replica",
+        "it contains the ID under which the replica joined, and another ID has other promises",
+        "Write the ID that `forebay cluster members --json` shows for this replica into it, or, if it cannot be "
         "written: " + OTHERWISE_REPLACE,
     )
     MEMBER_NOTE_CONTRADICTS = Row(
         Reaction.REFUSE,
-        "the file member is lost, or names another id of this replica than the storage does",
-        "the storage holds what was promised under its own id, and nobody may go on with it as somebody else",
-        "If `forebay cluster members --json` shows the storage's id for this replica, write it into the file member. "
-        "If it shows another one, this directory is of an earlier life: " + OTHERWISE_REPLACE,
+        "the file `member` is lost, or contains another ID than the storage",
+        "the promises in the storage were made under its own ID, and must not be continued under another ID",
+        "If `forebay cluster members --json` shows the storage's ID for this replica, write it into the file "
+        "`member`. If it shows another ID, this directory belongs to an earlier member: " + OTHERWISE_REPLACE,
     )
     PROMISES_FORGOTTEN = Row(
         Reaction.REFUSE,
-        "the file forgotten is there, whatever it says",
+        "the file `forgotten` exists, whatever its content",
         "the leader found that this replica lacks what it had acknowledged, and a restart does not bring it back",
         REPLACE,
     )
     INCARNATION_OVER = Row(
         Reaction.REFUSE,
-        "the file superseded is there, whatever it says",
-        "the cluster was recovered after a majority was lost, and goes on as a later incarnation without this replica",
-        "Keep the directory for an examination: it may hold what the recovery lost (`forebay audit dump --data "
-        "DIRECTORY`). Then move it away, run `forebay cluster add` with its name and "
-        "addresses, and start it again",
+        "the file `superseded` exists, whatever its content",
+        "the cluster was recovered after a majority was lost, and continues as a later incarnation without this "
+        "replica",
+        "Keep the directory for an examination: it may contain entries that the recovery lost (`forebay audit dump "
+        "--data DIRECTORY`). Then move it away, run `forebay cluster add` with its name and addresses, and start it "
+        "again",
     )
     SNAPSHOT_UNFINISHED = Row(
         Reaction.CUT,
         "a snapshot that was being written or received when the process died",
-        "it never had its name, so nothing counts on it; of what was received the frames that are sound are kept",
+        "it never had its final name, so nothing relies on it; valid received frames are kept",
         "none needed",
     )
     SNAPSHOT_LOST = Row(
         Reaction.CONTINUE,
-        "a snapshot is gone, or all of them are, and the ledger is whole behind an older one or from its beginning",
-        "a snapshot is never the only copy of what the ledger holds: more of it is folded, and the start takes longer",
+        "some or all snapshots are missing, and the ledger is complete after an older one or from its beginning",
+        "the ledger contains the data of every snapshot: more entries are applied, and the start takes longer",
         "none needed",
     )
     SNAPSHOT_DAMAGED = Row(
         Reaction.CONTINUE,
-        "a snapshot is cut, fails a checksum, or is of another cluster, and an older one or the ledger can serve",
-        "every byte of it is checked before it is believed; it is passed over, not sent to peers, and the log says why",
-        "none needed; if it comes again, see to the disk",
+        "a snapshot is truncated, fails a checksum, or belongs to another cluster, and an older one or the ledger "
+        "suffices",
+        "every byte is verified before use; the snapshot is ignored, not sent to peers, and the log gives the reason",
+        "none needed; if it recurs, check the disk",
     )
     SNAPSHOT_NOT_OF_THIS_LEDGER = Row(
         Reaction.CONTINUE,
-        "a sound snapshot is ahead of the applied mark, or its digest is not the ledger's, and another one can serve",
-        "the process died before it was installed, or it is of another history: it is passed over like a damaged one",
+        "a sound snapshot is ahead of the applied mark, or its digest contradicts the ledger, and another one suffices",
+        "the process died before its installation, or its history differs: it is ignored like a damaged one",
         "none needed",
     )
     SNAPSHOT_NEEDED = Row(
         Reaction.REFUSE,
-        "no snapshot can serve, and the ledger has a gap where one was installed",
-        "the state cannot be rebuilt: nothing else here says what the entries of the gap did",
-        f"If it was moved, put the snapshot back. If it is lost: {OTHERWISE_REPLACE}",
+        "no snapshot is usable, and the ledger has a gap where one was installed",
+        "the state cannot be rebuilt without the entries of the gap",
+        f"If the snapshot was moved, restore it. If it is lost: {OTHERWISE_REPLACE}",
     )
     SNAPSHOTS_UNUSABLE = Row(
         Reaction.REFUSE,
-        "the directory of the snapshots cannot be made, read or cleaned",
-        "without snapshots the journal only grows, and which of them can be trusted is not known",
-        "Do what the message names: free space, or make it a directory that this account owns",
+        "the directory of the snapshots cannot be created, read or cleaned",
+        "without snapshots the journal only grows, and it is not known which of them can be trusted",
+        "Follow the message: free space, or make it a directory that this account owns",
     )
     LEDGER_DAMAGED = Row(
         Reaction.REFUSE,
-        "an entry before those that are checked at every start is damaged or missing, and no snapshot stands behind it",
+        "an entry before those that are checked at every start is damaged or missing, and no snapshot replaces it",
         "history that was acknowledged is damaged, and the state cannot be rebuilt without it",
         REPLACE,
     )
     STATE_CONTRADICTS = Row(
         Reaction.REFUSE,
-        "the state that snapshot and entries add up to has another revision than the applied mark",
-        "one of them is not what was agreed, although each checksum holds, or this release folds otherwise",
+        "the state rebuilt from snapshot and entries contradicts the revision in the applied mark",
+        "one of them was altered, although each checksum is correct, or this release applies entries differently",
         REPLACE,
     )
     STATE_NOT_THE_RECORDED = Row(
         Reaction.REFUSE,
-        "the state that snapshot and entries add up to is not the one whose digest the ledger records",
-        "the snapshot or the history was altered, although each checksum holds, or this release folds otherwise",
-        f"Keep the directory for an inquiry. {REPLACE}",
+        "the state rebuilt from snapshot and entries contradicts the digest that the ledger records",
+        "the snapshot or the history was altered, although each checksum is correct, or this release applies entries "
+        "differently",
+        f"Keep the directory for an examination. {REPLACE}",
     )
 
     @property

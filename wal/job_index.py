@@ -233,7 +233,7 @@ def _unpack(first: int, body: bytes) -> list[JobIndexRow]:
         delta, note_bytes = _ROW.unpack_from(body, at)
         at += _ROW.size
         if at + note_bytes > len(body):
-            raise DamagedValue("a row ends behind its value")
+            raise DamagedValue("a row has data after its value")
         found.append(JobIndexRow(first + delta, body[at : at + note_bytes]))
         at += note_bytes
     return found
@@ -247,5 +247,5 @@ def _pack(position: IndexPosition) -> bytes:
 def _position(body: bytes) -> IndexPosition:
     version, index, revision, digest = _POSITION.unpack_from(body)
     if version != JOB_INDEX_VERSION:
-        raise DamagedValue(f"it is of version {version}")
+        raise DamagedValue(f"it has version {version}")
     return IndexPosition(index, revision, digest, tuple(map(Hole._make, _HOLE.iter_unpack(body[_POSITION.size :]))))

@@ -329,11 +329,11 @@ class Journal:
                 )
             if len(entry.data) > ENTRY_MAX_BYTES:
                 raise BrokenInvariant(
-                    f"entry {entry.index} has {len(entry.data)} bytes; the bound is {ENTRY_MAX_BYTES}"
+                    f"entry {entry.index} has {len(entry.data)} bytes; the maximum is {ENTRY_MAX_BYTES}"
                 )
             if len(entry.seal) > SEAL_MAX_BYTES:
                 raise BrokenInvariant(
-                    f"the seal of entry {entry.index} has {len(entry.seal)} bytes; the bound is {SEAL_MAX_BYTES}"
+                    f"the seal of entry {entry.index} has {len(entry.seal)} bytes; the maximum is {SEAL_MAX_BYTES}"
                 )
             index, term = entry.index, entry.term
         for entry in entries:

@@ -285,7 +285,7 @@ class Ledger:
         try:
             return None if value is None else records.unpack_pruned(value)
         except DamagedValue as error:
-            raise LedgerBroken(0, f"what is recorded as pruned: {error}") from error
+            raise LedgerBroken(0, f"the record of pruned entries: {error}") from error
 
     def missing(self) -> tuple[Gap, ...]:
         """Gaps that should be filled: all gaps without the pruned range. LedgerBroken."""
@@ -308,7 +308,7 @@ class Ledger:
         for segment in () if pruned is None else pruned.segments:
             if revision <= segment.revision_after:
                 return _in_archive(segment)
-        return "a snapshot came in its place"
+        return "a snapshot was installed instead"
 
     def describe_location_at(self, at: int) -> str:
         """Describe the location of a pruned moment, by the replicated clock; empty if it was not pruned."""
@@ -358,8 +358,8 @@ class Ledger:
         for gap in scan.gaps:
             if gap.revision_before < revision <= gap.revision_after:
                 raise LookupError(
-                    f"revision {revision} is not held here, {self.describe_location(revision)}; "
-                    f"the ledger holds {_held(scan)}"
+                    f"revision {revision} is not available on this replica, {self.describe_location(revision)}; the "
+                    f"ledger holds {_held(scan)}"
                 )
         if revision > view.stored_revision:
             return view.revisions[bisect_left(view.revisions, (revision, 0))][1]
@@ -368,7 +368,9 @@ class Ledger:
             if not cursor.set_range(records.index_key(revision)):
                 raise LedgerBroken(marks.applied_index, f"no entry is recorded for revision {revision}")
             if any(gap.revision_before < revision <= gap.revision_after for gap in self._gaps(transaction)):
-                raise LookupError(f"revision {revision} is not held here any more, {self.describe_location(revision)}")
+                raise LookupError(
+                    f"revision {revision} is no longer available on this replica, {self.describe_location(revision)}"
+                )
             key, value = cursor.item()
             try:
                 return records.unpack_number(key, value)
@@ -409,13 +411,13 @@ class Ledger:
         if following != marks.applied_index + 1:
             raise LedgerBroken(following, f"it is missing; {marks.applied_index} is applied")
         if digest != marks.applied_digest:
-            raise LedgerBroken(marks.applied_index, "its digest is not the one that was recorded as applied")
+            raise LedgerBroken(marks.applied_index, "its digest differs from the recorded one")
         self._check_behind(scan)
         with self._env.read() as transaction:
             recorded = self._chain_row(view, transaction, marks.applied_index).revision
         if recorded != marks.applied_revision:
             raise LedgerBroken(
-                marks.applied_index, f"it leads to revision {recorded}; {marks.applied_revision} is recorded as applied"
+                marks.applied_index, f"it ends at revision {recorded}; {marks.applied_revision} is recorded as applied"
             )
         return LedgerSummary(count, first or marks.applied_index + 1, marks.applied_index, digest, gaps)
 
@@ -438,7 +440,7 @@ class Ledger:
         with self._env.read() as transaction:
             row = self._chain_row(scan.view, transaction, marks.applied_index)
         if row != ChainRow(marks.applied_digest, marks.applied_revision):
-            raise LedgerBroken(marks.applied_index, "it is not what was recorded as applied")
+            raise LedgerBroken(marks.applied_index, "it differs from the entry that was recorded as applied")
         return None
 
     def damaged_from(self, first: int, revision_after: Callable[[bytes, int], int]) -> Gap | None:
@@ -530,13 +532,9 @@ class Ledger:
                 except CodecError as error:
                     raise LedgerBroken(entry.index, str(error)) from error
                 if found != entry.revision:
-                    raise LedgerBroken(
-                        entry.index, f"it leads to revision {found}; {entry.revision} is recorded for it"
-                    )
+                    raise LedgerBroken(entry.index, f"it ends at revision {found}; {entry.revision} is recorded for it")
             if entry.index == marks.base_index and entry.term != marks.base_term:
-                raise LedgerBroken(
-                    entry.index, f"it is of term {entry.term}; {marks.base_term} is recorded as its term"
-                )
+                raise LedgerBroken(entry.index, f"it has term {entry.term}; {marks.base_term} is recorded")
             if entry.base < entry.revision <= scan.view.stored_revision:
                 expected.append((entry.revision, entry.index))
         # Between two entries of a step there may be a gap that another process is filling now.
@@ -587,10 +585,10 @@ class Ledger:
                 f"{marks.commit_index}, last {last}",
             )
         if stored > last or (stored < last and last > marks.base_index):
-            raise LedgerBroken(applied, f"entry {stored} is the last one that is stored, and {last} is marked as such")
+            raise LedgerBroken(applied, f"the last stored entry is {stored}, but {last} is marked as last")
         if settled > marks.applied_revision:
             raise LedgerBroken(
-                applied, f"revision {settled} is recorded as settled, and {marks.applied_revision} is the last one"
+                applied, f"revision {settled} is recorded as settled, but the last one is {marks.applied_revision}"
             )
 
     def _check_gaps(self, scan: _Scan) -> None:
@@ -612,7 +610,7 @@ class Ledger:
         for gap in scan.gaps:
             if not behind < gap.first_index <= gap.last_index:
                 raise LedgerBroken(
-                    gap.first_index, f"a gap is recorded from there to {gap.last_index}, which none can be"
+                    gap.first_index, f"a gap is recorded from there to {gap.last_index}, which is not possible"
                 )
             behind = gap.last_index
             with self._env.read() as transaction:
@@ -626,13 +624,13 @@ class Ledger:
                     raise LedgerBroken(
                         held.first_index,
                         f"the gap from there is recorded with revisions {held.revision_before} to "
-                        f"{held.revision_after}; what is held beside it says {before} to {after}",
+                        f"{held.revision_after}; the entries around it show {before} to {after}",
                     )
                 cursor = transaction.cursor(self._env.table(records.ENTRIES))
                 if cursor.set_range(records.index_key(held.first_index)):
                     index = records.key_index(cursor.key())
                     if index <= held.last_index:
-                        raise LedgerBroken(index, "it is held, and recorded as missing")
+                        raise LedgerBroken(index, "it exists, but is recorded as missing")
 
     def _is_pruned(self, index: int) -> bool:
         """Return whether an entry was pruned after it was read."""
@@ -685,7 +683,7 @@ class Ledger:
                 row = self._chain_row(view, transaction, following)
                 _, term, data, seal = entry
                 if records.chain_digest(before.digest, entry) != row.digest:
-                    raise LedgerBroken(following, "it is not the entry that its digest speaks of")
+                    raise LedgerBroken(following, "it does not match its digest")
                 found.append(LedgerEntry(following, term, data, row.digest, before.revision, row.revision, seal))
                 before = row
                 size_bytes += len(data)
@@ -784,7 +782,7 @@ def export_history(
     behind = max((gap.last_index for gap in ledger.gaps() if gap.first_index <= last), default=0)
     count = min(entries_max, last - max(behind, ledger.first_index - 1))
     if count < 1 or last > ledger.applied_index:
-        raise LookupError(f"entry {last} is not held here{_where_entry(ledger.pruned_range(), last)}")
+        raise LookupError(f"entry {last} is not available on this replica{_where_entry(ledger.pruned_range(), last)}")
     try:
         held = list(ledger.read(last - count + 1, limit=count))
     except LedgerBroken as error:
@@ -860,9 +858,9 @@ def _proven(
     after, index = last, gap.last_index
     for entry, digest_before, revision_before in handed:
         if entry.index != index or index < gap.first_index:
-            raise NotThisHistory(f"entry {entry.index} came where entry {index} was to come")
+            raise NotThisHistory(f"entry {entry.index} followed where entry {index} was expected")
         if len(digest_before) != records.DIGEST_BYTES or chain_digest(digest_before, entry) != after.digest:
-            raise NotThisHistory(f"entry {index} is not the one that the digest behind it speaks of")
+            raise NotThisHistory(f"entry {index} does not match the digest after it")
         if not gap.revision_before <= revision_before <= after.revision:
             raise NotThisHistory(f"revision {revision_before} before entry {index}, and {after.revision} after it")
         before = ChainRow(digest_before, revision_before)

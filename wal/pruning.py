@@ -48,7 +48,9 @@ def authorise(env: Environment, pruned: PrunedRange) -> None:
     """
     before = read_pruned(env)
     if pruned.below > prunable_below(env) or len(pruned.segments) > PRUNED_SEGMENTS_MAX:
-        raise BrokenInvariant(f"pruning below entry {pruned.below}, but consensus sees {prunable_below(env)} and later")
+        raise BrokenInvariant(
+            f"pruning below entry {pruned.below}, but consensus needs {prunable_below(env)} and later"
+        )
     if before is not None and before.below > pruned.below:
         raise BrokenInvariant(f"pruning below entry {pruned.below}, but the ledger is pruned below {before.below}")
     with env.write() as transaction:
@@ -62,7 +64,7 @@ def read_pruned(env: Environment) -> PrunedRange | None:
     try:
         return None if value is None else records.unpack_pruned(value)
     except DamagedValue as error:
-        raise LedgerBroken(0, f"what is recorded as pruned: {error}") from error
+        raise LedgerBroken(0, f"the record of pruned entries: {error}") from error
 
 
 class _Removal(NamedTuple):
@@ -169,7 +171,7 @@ def insert_beginning(env: Environment, gap: Gap, first: Sequence[tuple[Entry, by
     for entry, digest_after, revision_after in first:
         digest, index = chain_digest(digest, entry), index + 1
         if entry.index != index or digest != digest_after or not revision <= revision_after <= gap.revision_after:
-            raise BrokenInvariant(f"entry {entry.index} does not lead on from entry {index - 1}")
+            raise BrokenInvariant(f"entry {entry.index} does not continue entry {index - 1}")
         revision = revision_after
     if not first or index >= gap.last_index:
         return

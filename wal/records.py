@@ -63,7 +63,7 @@ _PRUNED_SEGMENT = struct.Struct(">QQQQ")
 _LENGTH = struct.Struct(">B")
 _ENTRY_HEAD = struct.Struct(">IQH")
 _SEALED = struct.Struct(">QH")
-_NO_MATCH: Final = "the checksum does not hold"
+_NO_MATCH: Final = "the checksum does not match"
 
 
 class DamagedValue(Exception):
@@ -284,7 +284,7 @@ def unpack_pruned(value: bytes) -> PrunedRange:
     """Unpack the range of `pack_pruned`. Damaged if checksum or length are wrong."""
     body = unpack_checked(PRUNED_KEY, value)
     if len(body) < _U64.size or (len(body) - _U64.size) % _PRUNED_SEGMENT.size:
-        raise DamagedValue(f"the value has {len(body)} bytes, which are no number of segments")
+        raise DamagedValue(f"the value has {len(body)} bytes, which is not a whole number of segments")
     (below,) = _U64.unpack_from(body)
     rows = _PRUNED_SEGMENT.iter_unpack(body[_U64.size :])
     return PrunedRange(below, tuple(PrunedSegment._make(row) for row in rows))
@@ -301,7 +301,7 @@ def unpack_format(value: bytes) -> int:
     if len(body) == _U64.size:
         return FORMAT_OF_A_STEP
     if not body.startswith(FORMAT_MAGIC):
-        raise DamagedValue("it does not begin as a format does")
+        raise DamagedValue("it does not start with a format")
     (version,) = _unpack(_U64, body[len(FORMAT_MAGIC) :])
     return int(version)
 
@@ -376,7 +376,7 @@ def unpack_incarnation(value: bytes) -> Incarnation:
     body = unpack_checked(INCARNATION_KEY, value)
     found = Incarnation(int.from_bytes(body[: _U64.size], "big"), _text(body[_U64.size :]))
     if len(body) < _U64.size or (found != FIRST_INCARNATION and parse_lineage(f"x/{found}") is None):
-        raise DamagedValue("it is no incarnation")
+        raise DamagedValue("it is not an incarnation")
     return found
 
 

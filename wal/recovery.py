@@ -115,7 +115,7 @@ def _check_entries(env: Environment, hard: HardState, marks: Marks, on_entry: Ca
             if expected > marks.last_index:
                 _refuse(env, Condition.ENTRY_BEYOND_LAST, f"{place} (the last index is {marks.last_index})")
             if key != records.index_key(expected):
-                _refuse(env, Condition.ENTRY_MISSING, f"{place} (index {expected} was to come)")
+                _refuse(env, Condition.ENTRY_MISSING, f"{place} (index {expected} was expected)")
             try:
                 entry = records.unpack_entry(key, value)
             except DamagedValue as error:
@@ -139,7 +139,7 @@ def _check_entries(env: Environment, hard: HardState, marks: Marks, on_entry: Ca
     if expected <= marks.last_index:
         _refuse(env, Condition.ENTRY_MISSING, f"table entries, index {expected} of {marks.last_index}")
     if digest != marks.applied_digest:
-        _refuse(env, Condition.CHAIN_MISMATCH, "table state, key marks (the digest is not the chain's)")
+        _refuse(env, Condition.CHAIN_MISMATCH, "table state, key marks (the digest differs from the chain's)")
 
 
 def _check_chain(env: Environment, index: int, digest: bytes, item: tuple[bytes, bytes] | None) -> None:

@@ -77,12 +77,12 @@ def unpack(body: bytes) -> Sync:
     data_at = at + entry_count * _ENTRY.size
     revisions_at = len(body) - revision_count * _U64_BYTES
     if not data_at <= revisions_at <= len(body):
-        raise DamagedValue(f"the record has {len(body)} bytes, but speaks of {entry_count} entries")
+        raise DamagedValue(f"the record has {len(body)} bytes, but announces {entry_count} entries")
     hard = records.unpack_hard(body[_FIXED.size : at]) if hard_bytes else None
     entries = []
     for index, (term, size_bytes, seal_bytes) in enumerate(_ENTRY.iter_unpack(body[at:data_at]), start=first):
         if size_bytes > ENTRY_MAX_BYTES:
-            raise DamagedValue(f"an entry of the record has {size_bytes} bytes; the bound is {ENTRY_MAX_BYTES}")
+            raise DamagedValue(f"an entry of the record has {size_bytes} bytes; the maximum is {ENTRY_MAX_BYTES}")
         seal = body[data_at : data_at + seal_bytes]
         data_at += seal_bytes
         entries.append(Entry(index, term, body[data_at : data_at + size_bytes], seal))
@@ -206,4 +206,4 @@ class _Folding:
             self._applied.append(AppliedRow(self._applied_index, row, revision > self._reached.revision))
             self._reached = row
         if self._reached.digest != sync.applied_digest:
-            raise Contradiction(f"the digest up to entry {sync.applied_index} is not the one that was recorded")
+            raise Contradiction(f"the digest up to entry {sync.applied_index} differs from the recorded one")

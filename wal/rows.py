@@ -129,4 +129,4 @@ def _write_entries(env: Environment, transaction: "lmdb.Transaction[bytes]", cha
 def _damage_failure(env: Environment, table: str, index: int, what: str) -> StorageFailed:
     # The replica's configured name is not known here; the log names it nearby.
     remedy = REPLACE.replace("NAME", "<its name>")
-    return env.fail(f"{env.directory}, table {table}, index {index}: {what}. The replica must stop. {remedy}.")
+    return env.fail(f"{env.directory}, table {table}, index {index}: {what}. The replica stops. {remedy}.")

@@ -77,9 +77,9 @@ def check_first_block(block: bytes, identity: bytes, size_bytes: int) -> None:
         raise LogDamaged("its first block fails its checksum")
     magic, version, size_there_bytes, _length = _FILE.unpack_from(block)
     if magic != _MAGIC or version != VERSION:
-        raise LogDamaged(f"its first block is of version {version}; this release reads {VERSION}")
+        raise LogDamaged(f"its first block has version {version}; this release reads {VERSION}")
     if size_there_bytes != size_bytes:
-        raise LogDamaged(f"its first block says {size_there_bytes} bytes instead of {size_bytes}")
+        raise LogDamaged(f"its first block states {size_there_bytes} bytes instead of {size_bytes}")
     raise LogForeign("its first block names another cluster or replica")
 
 
@@ -126,12 +126,12 @@ def _read_one(content: bytes, at: int, tag: bytes, generation: int, sequence: in
     head = content[at + TAG_BYTES : at + TAG_BYTES + _HEAD.size]
     (checksum,) = _CRC.unpack_from(content, at + TAG_BYTES + _HEAD.size)
     if crc32(head, crc32(tag)) != checksum:
-        raise LogDamaged(f"byte {at}, record {sequence}: its head fails its checksum")
+        raise LogDamaged(f"byte {at}, record {sequence}: its header fails its checksum")
     version, generation_there, sequence_there, body_bytes, checksum = _HEAD.unpack(head)
     end = at + size_on_disk_bytes(body_bytes)
     if (version, generation_there, sequence_there) != (VERSION, generation, sequence) or end > len(content):
         raise LogDamaged(
-            f"byte {at}, record {sequence}: its head speaks of record {sequence_there} of generation "
+            f"byte {at}, record {sequence}: its header names record {sequence_there} of generation "
             f"{generation_there}, version {version}, {body_bytes} bytes"
         )
     sectors = range(at, end, SECTOR_BYTES)
@@ -140,7 +140,7 @@ def _read_one(content: bytes, at: int, tag: bytes, generation: int, sequence: in
     data = b"".join([content[sector + TAG_BYTES : sector + SECTOR_BYTES] for sector in sectors])
     body = data[_HEAD_BYTES : _HEAD_BYTES + body_bytes]
     if crc32(body) != checksum or data.count(0, _HEAD_BYTES + body_bytes) != len(data) - _HEAD_BYTES - body_bytes:
-        raise LogDamaged(f"byte {at}, record {sequence}: it is there as a whole and fails its checksum")
+        raise LogDamaged(f"byte {at}, record {sequence}: it is complete and fails its checksum")
     return body
 
 
@@ -160,7 +160,7 @@ def _check_what_follows(content: bytes, at: int, tags: Tags, sequence: int) -> N
     for sector in left:
         found = later.get(content[sector : sector + TAG_BYTES])
         if found is not None:
-            raise LogDamaged(f"byte {at}: record {sequence} is gone, although record {found} was written after it")
+            raise LogDamaged(f"byte {at}: record {sequence} is missing, although record {found} was written after it")
 
 
 def _check_age(content: bytes, identity: bytes, generation: int) -> None:
@@ -176,4 +176,4 @@ def _check_age(content: bytes, identity: bytes, generation: int) -> None:
         and crc32(head, crc32(tag)) == checksum
         and Tags(identity, generation_there).of(sequence) == tag
     ):
-        raise LogAhead(f"it is of generation {generation_there}, LMDB of {generation}")
+        raise LogAhead(f"it has generation {generation_there}, but LMDB has {generation}")

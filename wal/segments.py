@@ -186,12 +186,10 @@ def _fill(
         start, packed = row, bytearray()
         for entry in block:
             if entry.index != following:
-                raise SegmentBroken(directory, f"it goes on with entry {following}, which this ledger does not hold")
+                raise SegmentBroken(directory, f"it continues with entry {following}, which this ledger does not have")
             after = chain_digest(row.digest, Entry(entry.index, entry.term, entry.data))
             if after != entry.digest or entry.base != row.revision:
-                raise SegmentBroken(
-                    directory, f"entry {entry.index} of the ledger does not follow on what it ends with"
-                )
+                raise SegmentBroken(directory, f"entry {entry.index} of the ledger does not continue its last entry")
             following += 1
             packed += _HEAD.pack(entry.term, entry.revision, len(entry.data)) + entry.data
             data_bytes += len(entry.data)
@@ -206,7 +204,7 @@ def _fill(
         if last is not None and first is not None and _is_full(first.index, last.index, data_bytes):
             break
     if first is None or last is None:
-        raise SegmentBroken(directory, "there is nothing to be written")
+        raise SegmentBroken(directory, "there is nothing to write")
     manifest = SegmentManifest(
         format=SEGMENT_FORMAT,
         cluster_id=cluster_id,
@@ -265,7 +263,7 @@ class Segment:
         with _refusing(path), path.open("rb") as file:
             self.size_bytes = os.fstat(file.fileno()).st_size
             if self.size_bytes < len(MAGIC) + _TAIL_BYTES or file.read(len(MAGIC)) != MAGIC:
-                raise SegmentBroken(path, "it does not begin as a segment does, or is cut")
+                raise SegmentBroken(path, "it does not start like a segment, or is truncated")
             file.seek(self.size_bytes - _TAIL_BYTES)
             tail = file.read(_TAIL_BYTES)
             (length,) = _LENGTH.unpack(tail[: _LENGTH.size])
@@ -286,12 +284,10 @@ class Segment:
         manifest, path = self.manifest, self.path
         if manifest.format != SEGMENT_FORMAT:
             raise SegmentBroken(
-                path, f"it is of the format {manifest.format[:40]!r}; this release reads {SEGMENT_FORMAT!r}"
+                path, f"it has the format {manifest.format[:40]!r}; this release reads {SEGMENT_FORMAT!r}"
             )
         if manifest.name != name or not 0 < manifest.first_index <= manifest.last_index:
-            raise SegmentBroken(
-                path, f"it has the entries {manifest.first_index} to {manifest.last_index}, by its manifest"
-            )
+            raise SegmentBroken(path, f"its manifest lists the entries {manifest.first_index} to {manifest.last_index}")
         firsts = [block.first_index for block in manifest.blocks]
         places = [(block.offset, block.offset + block.size_bytes) for block in manifest.blocks]
         ends = [len(MAGIC), *(end for _, end in places)]
@@ -307,7 +303,7 @@ class Segment:
             or manifest.blocks[0].digest_before != manifest.digest_before
             or manifest.blocks[0].revision_before != manifest.revision_before
         ):
-            raise SegmentBroken(path, "its manifest does not say where its blocks lie, or of what they are")
+            raise SegmentBroken(path, "its manifest lacks the positions or contents of its blocks")
 
     def check_bytes(self) -> None:
         """Compute the SHA-256 of the file. SegmentBroken if it differs from the stored one."""
@@ -338,13 +334,13 @@ class Segment:
             unpacking = zlib.decompressobj()
             held = unpacking.decompress(body, _UNPACKED_MAX)
         except zlib.error as error:
-            raise SegmentBroken(path, f"{place} cannot be unpacked: {error}") from error
+            raise SegmentBroken(path, f"{place} cannot be decompressed: {error}") from error
         if unpacking.unconsumed_tail or not unpacking.eof or unpacking.unused_data:
-            raise SegmentBroken(path, f"{place} unpack to something else than a block")
+            raise SegmentBroken(path, f"{place} do not decompress to a block")
         found = list(self._unpacked(held, row))
         after = ChainRow(found[-1].digest, found[-1].revision) if found else None
         if after != end or found[-1].index != last:
-            raise SegmentBroken(path, f"{place} are not those that the digest behind them speaks of")
+            raise SegmentBroken(path, f"{place} do not match the digest after them")
         return found
 
     def _unpacked(self, held: bytes, row: Block) -> Iterator[LedgerEntry]:
@@ -364,7 +360,7 @@ class Segment:
             yield LedgerEntry(index, term, data, after.digest, before.revision, revision)
             before = after
         if at != len(held):
-            raise SegmentBroken(self.path, f"its block of entry {row.first_index} is not made of whole entries")
+            raise SegmentBroken(self.path, f"its block of entry {row.first_index} has an incomplete entry")
 
     def number_of(self, index: int) -> int:
         """Return the number of the block with this entry."""
@@ -405,9 +401,7 @@ class Archive:
         self.directory = directory
         names = _names_in(directory)
         if len(names) > PRUNED_SEGMENTS_MAX:
-            raise SegmentBroken(
-                directory, f"it has {len(names)} segments; {PRUNED_SEGMENTS_MAX} are the most that are read"
-            )
+            raise SegmentBroken(directory, f"it has {len(names)} segments; at most {PRUNED_SEGMENTS_MAX} are read")
         self.segments: Final = tuple(Segment(directory / str(name)) for name in names)
         self._check_order()
         self._firsts = [segment.manifest.first_index for segment in self.segments]
@@ -421,19 +415,19 @@ class Archive:
             manifest = segment.manifest
             if cluster and manifest.cluster_id != cluster:
                 raise SegmentBroken(
-                    segment.path, f"it is of the cluster {manifest.cluster_id}, those before of {cluster}"
+                    segment.path, f"it belongs to cluster {manifest.cluster_id}, but earlier segments to {cluster}"
                 )
             if manifest.first_index != following:
                 least = SegmentName(following, manifest.first_index - 1)
                 raise SegmentBroken(
                     self.directory,
-                    f"the segments of the entries {least.first_index} to {least.last_index} are missing"
+                    f"the segments of entries {least.first_index} to {least.last_index} are missing"
                     if manifest.first_index > following
-                    else f"{segment.path.name} has entries that another segment has as well",
+                    else f"{segment.path.name} has entries that another segment also has",
                 )
             if manifest.before != before or manifest.first_term < term:
                 raise SegmentBroken(
-                    segment.path, "it does not follow on the digest, revision and term of the one before"
+                    segment.path, "it does not continue the digest, revision and term of the previous segment"
                 )
             before, following = manifest.after, manifest.last_index + 1
             term, cluster = manifest.last_term, manifest.cluster_id
@@ -515,7 +509,7 @@ def _names_in(directory: Path) -> list[SegmentName]:
     try:
         found = sorted(name for one in os.scandir(directory) if (name := SegmentName.parse(one.name)) is not None)
     except FileNotFoundError as error:
-        raise SegmentBroken(directory, "there is no such directory") from error
+        raise SegmentBroken(directory, "the directory does not exist") from error
     except OSError as error:
         raise SegmentBroken(directory, f"it cannot be read ({error.strerror})") from error
     return found
@@ -541,7 +535,9 @@ def archive_from(
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         archive = Archive(directory)
         if archive.segments and archive.cluster_id != cluster_id:
-            raise SegmentBroken(directory, f"it is of the cluster {archive.cluster_id}, and the ledger of {cluster_id}")
+            raise SegmentBroken(
+                directory, f"it belongs to cluster {archive.cluster_id}, but the ledger to {cluster_id}"
+            )
         row, following = archive.end, archive.last_index + 1
         written: list[SegmentManifest] = []
         while following <= last_index:

@@ -84,9 +84,8 @@ def own_access_method(config: AccessConfig) -> AccessMethod:
         config.file,
         "access",
         f"{why_no_gateway}, {why_no_munge}, and there is no certificate for {name} in {config.tls.certificates}",
-        "start the gateway (`forebay cluster up` has one, a login node `forebay run gateway`), have a certificate "
-        "issued, "
-        "or name one that you may use with --identity or $FOREBAY_IDENTITY",
+        "start the gateway (`forebay cluster up` starts one; on a login node: `forebay run gateway`), ask an operator "
+        "for a certificate, or name one that you may use with --identity or $FOREBAY_IDENTITY",
     )
 
 
@@ -118,10 +117,10 @@ def check_owner(way: GatewayAccess, connection: socket.socket) -> None:
     uid = peer_account(connection).uid
     if uid not in way.owners:
         raise AttemptError(
-            f"the service at {way.path} is run by {account_of(uid) or 'an account'} (uid {uid}), who may be anybody",
+            f"the service at {way.path} is run by {account_of(uid) or 'an account'} (uid {uid}), which is not trusted",
             code=UNTRUSTED,
             may_have_arrived=False,
-            remedy="tell an operator; where that account is to run gateways, name it in [access] gateway_account",
+            remedy="inform an operator; if that account should run gateways, name it in [access] gateway_account",
         )
 
 

@@ -151,7 +151,7 @@ def broken(address: Address, error: Exception, tls: TlsFiles | None) -> AttemptE
         f"the connection to {address} broke before the answer was complete ({error or type(error).__name__})",
         may_have_arrived=True,
         # A TLS 1.3 server can reject a client after the handshake; asyncio then reports a close without an alert.
-        remedy="" if tls is None else f"if every replica does this, it may be refusing {_shown_certificate(tls)}",
+        remedy="" if tls is None else f"if every replica does this, it may be rejecting {_shown_certificate(tls)}",
     )
 
 
@@ -178,7 +178,7 @@ def client_refused(address: Address, error: ssl.SSLError, tls: TlsFiles) -> Atte
     """Return the error of a replica that rejected the client's certificate, naming that certificate."""
     reason = (error.reason or str(error)).replace("_", " ").lower()
     return AttemptError(
-        f"{address} refused {_shown_certificate(tls)}: {reason}",
+        f"{address} rejected {_shown_certificate(tls)}: {reason}",
         code=UNTRUSTED,
         may_have_arrived=False,
         remedy="use a certificate that the authority of that replica's cluster issued",
@@ -191,14 +191,14 @@ def too_large(address: Address, bytes_max: int) -> AttemptError:
         f"the answer of {address} has more than {bytes_max} bytes",
         code=ANSWER_TOO_LARGE,
         may_have_arrived=True,
-        remedy="ask for less, for example with a limit",
+        remedy="request less, for example with a limit",
     )
 
 
 def _shown_certificate(tls: TlsFiles) -> str:
     from cluster.security import describe_certificate
 
-    return "who shows no certificate" if tls.shows_nothing else describe_certificate(tls.certificate)
+    return "a client without a certificate" if tls.shows_nothing else describe_certificate(tls.certificate)
 
 
 def is_alert(error: ssl.SSLError) -> bool:

@@ -104,7 +104,7 @@ class BlockingExchange:
         until_s = self._clock.monotonic_s() + connect_s
         # Hosts are ASCII here (`Address`), and bytes avoid a codec that is slow to import.
         host = address.host.encode("ascii")
-        trouble: OSError = OSError("it has no address")
+        trouble: OSError = OSError("the replica has no address")
         try:
             found = _addresses(host, address.port, connect_s)
             for number, (family, kind, protocol, _, place) in enumerate(found, start=1):

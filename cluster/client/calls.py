@@ -95,7 +95,7 @@ def is_definite(status: int, code: str = "") -> bool:
     return 400 <= status < 500 and status not in BLIND_REFUSALS and code not in RECEIPT_REFUSALS
 
 
-EARLIER: Final = "An earlier request may have arrived; whether it was carried out is unknown"
+EARLIER: Final = "An earlier attempt may have arrived; whether the command took effect is unknown"
 """Appended to a rejection that does not settle earlier requests."""
 
 
@@ -144,7 +144,7 @@ def finish(coroutine: Coroutine[Any, Any, _T]) -> _T:
         result: _T = end.value
         return result
     coroutine.close()
-    raise RuntimeError("a call that is to finish without an event loop waits for one")
+    raise RuntimeError("a call without an event loop had to wait for one")
 
 
 def draw_jitter() -> float:
@@ -350,13 +350,15 @@ class _Run:
                 redirects += 1
                 if outcome in silent:
                     # The peers have not noticed the leader's failure; another wait for it would cost an attempt.
-                    outcome = ApiError(NO_ANSWER, UNREACHABLE, f"{target} redirected to {outcome}, which is silent")
+                    outcome = ApiError(
+                        NO_ANSWER, UNREACHABLE, f"{target} redirected to {outcome}, which does not respond"
+                    )
                 elif redirects <= REDIRECTS_MAX:
                     target = outcome
                     continue
                 else:
                     sentence = f"{target} redirected for the {redirects}th time in a row"
-                    remedy = "see `forebay cluster members` for who leads"
+                    remedy = "run `forebay cluster members` to see the leader"
                     outcome = ApiError(NO_ANSWER, REDIRECT_LOOP, sentence, remedy=remedy)
             redirects = 0
             if outcome.status == NO_ANSWER and outcome.code == UNREACHABLE:
@@ -397,7 +399,7 @@ class _Run:
             try:
                 return redirection(address, answer.location)
             except ValueError as fault:
-                return ApiError(answer.status, BAD_ANSWER, str(fault), remedy="check its api address")
+                return ApiError(answer.status, BAD_ANSWER, str(fault), remedy="check the api address of that replica")
         error = error_of(answer.status, answer.body, who=str(address), command_id=call.command_id)
         if answer.status not in RETRY_STATUSES:
             raise self._final(error)
@@ -415,14 +417,14 @@ class _Run:
         return unknown_after(error, self._call.command_id)
 
     def _gave_up(self) -> ApiError:
-        too_short = "the deadline is too short to ask anybody"
+        too_short = "the deadline is too short for a request"
         last = self._last or ApiError(NO_ANSWER, UNREACHABLE, too_short, remedy="allow more time")
-        sentence = f"no replica could answer within {self._call.deadline_s:g} s; the last trouble: {last.sentence}"
+        sentence = f"no replica answered within {self._call.deadline_s:g} s; the last error: {last.sentence}"
         if self._call.command_id is not None and self._may_have_happened:
             return self._error(
                 last.status,
                 OUTCOME_UNKNOWN,
-                f"{sentence}; whether it was carried out is unknown",
+                f"{sentence}; whether the command took effect is unknown",
                 send_again(self._call.command_id),
             )
         remedy = last.remedy or "check that a majority of the replicas runs, and their addresses"

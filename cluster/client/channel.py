@@ -129,7 +129,7 @@ class ChannelConnection(ReadingProtocol):
         if not self.is_open:
             raise ApiError(NO_ANSWER, UNREACHABLE, f"the channel to {self.address} is closed")
         if len(self._answers) >= OUTSTANDING_MAX:
-            raise ApiError(429, "too_many_outstanding", f"{OUTSTANDING_MAX} commands wait for their answers already")
+            raise ApiError(429, "too_many_outstanding", f"{OUTSTANDING_MAX} commands are already waiting for answers")
         number = self._number = self._number + 1
         try:
             frame = encode_frame(CommandFrame(number, msgspec.Raw(encode_body(command))))
@@ -209,7 +209,7 @@ class ChannelConnection(ReadingProtocol):
         """Fail outstanding commands with an unknown outcome."""
         if not self._greeting.done():
             self._greeting.set_exception(
-                ChannelProtocolError("it was closed at once; the replica may be refusing this certificate")
+                ChannelProtocolError("the replica closed it at once; it may be rejecting this certificate")
             )
             self._greeting.exception()
         if self._watch is not None:
@@ -222,8 +222,8 @@ class ChannelConnection(ReadingProtocol):
                     ApiError(
                         NO_ANSWER,
                         OUTCOME_UNKNOWN,
-                        f"the channel to {self.address} {self._end} before the answer came",
-                        remedy="send it again with the same command_id: it is carried out once",
+                        f"the channel to {self.address} {self._end} before the answer arrived",
+                        remedy="send it again with the same command_id; it takes effect once",
                         outcome="unknown",
                     )
                 )
@@ -346,7 +346,7 @@ class ChannelClient:
             raise ApiError(
                 NO_ANSWER,
                 OUTCOME_UNKNOWN if unknown else UNREACHABLE,
-                f"no replica carried the command out within {deadline_s:g} s{why}",
+                f"no replica executed the command within {deadline_s:g} s{why}",
                 remedy="send it again with the same command_id",
                 outcome="unknown" if unknown else "rejected",
                 command_id=command.command_id,

@@ -372,7 +372,7 @@ class Client:
             raise ApiError(
                 answer.status,
                 BAD_ANSWER,
-                f"the answer to {call.method} {call.target} cannot be read: {error}",
+                f"the answer to {call.method} {call.target} is not valid: {error}",
                 remedy="check that client and replicas are of the same release",
                 outcome="rejected" if call.command_id is None else "unknown",
                 command_id=call.command_id,

@@ -61,7 +61,7 @@ class StreamPosition(msgspec.Struct):
             raise ApiError(
                 NO_ANSWER,
                 BAD_ANSWER,
-                f"the event stream left something out before event {event.sequence} of revision {event.revision}",
+                f"the event stream skipped events before event {event.sequence} of revision {event.revision}",
                 remedy=f"read again from revision {self.complete}",
             )
         self.seen = at
@@ -84,7 +84,7 @@ class EventStream:
         chance: Callable[[], float] = random.random,
     ) -> None:
         if from_revision < 0:
-            raise ValueError(f"from_revision is {from_revision}; write 0 for everything, or a revision")
+            raise ValueError(f"from_revision is {from_revision}; use a revision, or 0 for all events")
         self._exchange = exchange
         # A private copy, because the end of a stream says nothing about the leader.
         self._endpoints = Endpoints(endpoints.order)
@@ -119,7 +119,7 @@ class EventStream:
                     raise ApiError(
                         NO_ANSWER,
                         UNREACHABLE,
-                        f"no replica has streamed events for {self._give_up_s:g} s; the last trouble: {trouble}",
+                        f"no replica has streamed events for {self._give_up_s:g} s; the last error: {trouble}",
                         remedy="check that the replicas run, and their addresses",
                     )
                 if not_held is not None and not streamed:
@@ -196,4 +196,4 @@ def _decode(raw: ServerSentEvent) -> EventView:
     try:
         return msgspec.json.decode(raw.data, type=EventView)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StreamBroken(f"event {raw.id or '?'} cannot be read: {error}") from error
+        raise StreamBroken(f"event {raw.id or '?'} is not valid: {error}") from error

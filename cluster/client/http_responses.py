@@ -84,12 +84,12 @@ def read_response(reader: ResponseReader, address: Address) -> tuple[HttpRespons
         body, delimited = b"", True
     elif "transfer-encoding" in headers:
         if headers["transfer-encoding"].lower() != "chunked":
-            raise MalformedResponse("the answer has an encoding that nobody asked for")
+            raise MalformedResponse("the answer has an encoding that was not requested")
         body, delimited = _read_chunks(reader, address), True
     elif "content-length" in headers:
         length = headers["content-length"]
         if not length.isascii() or not length.isdigit() or len(length) > 18:
-            raise MalformedResponse("the answer has a length that is no number")
+            raise MalformedResponse("the length of the answer is not a number")
         body, delimited = _read_exactly(reader, int(length), address), True
     else:
         body, delimited = _read_to_end(reader, address), False
@@ -119,7 +119,7 @@ def _read_head(reader: ResponseReader) -> tuple[int, dict[str, str]]:
         key = name.decode("latin-1").lower()
         text = value.strip().decode("latin-1")
         if key in ("content-length", "transfer-encoding") and headers.get(key, text) != text:
-            raise MalformedResponse("the answer says twice how long it is")
+            raise MalformedResponse("the answer gives its length twice")
         headers[key] = text
     return int(code), headers
 
@@ -157,7 +157,7 @@ def _read_chunks(reader: ResponseReader, address: Address) -> bytes:
             raise too_large(address, ANSWER_BYTES_MAX)
         parts.append(_read_exactly(reader, size_bytes, address))
         if reader.line():
-            raise MalformedResponse("a chunk is longer than it says")
+            raise MalformedResponse("a chunk is longer than its stated length")
     for _ in range(HEAD_BYTES_MAX):
         if not reader.line():
             return b"".join(parts)

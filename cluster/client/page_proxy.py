@@ -100,7 +100,7 @@ class PageProxy:
         if request.method != "GET":
             return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "the page is read-only")
         if request.headers.get("Host") not in (f"{HOST}:{self._port}", f"localhost:{self._port}"):
-            return _refusal(HTTPStatus.FORBIDDEN, "the request is for another host")
+            return _refusal(HTTPStatus.FORBIDDEN, "the request names another host")
         if not _is_own(request, self._port):
             return _refusal(HTTPStatus.FORBIDDEN, "the connection belongs to another account")
         is_link = hmac.compare_digest(path.encode(), f"/{self._token}".encode())
@@ -147,7 +147,7 @@ class PageProxy:
             trouble = str(found)
             self._endpoints.demote(address)
             address = self._endpoints.next_after(tried)
-        return _refusal(HTTPStatus.BAD_GATEWAY, f"no replica answers: {trouble}")
+        return _refusal(HTTPStatus.BAD_GATEWAY, f"no replica is reachable: {trouble}")
 
     async def _ask(self, request: web.BaseRequest, address: Address) -> web.StreamResponse | Address | str:
         """Return a replica's response, a redirect's target, or the reason there is neither."""

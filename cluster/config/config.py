@@ -177,7 +177,7 @@ class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         """Reject duplicate archive directories and a tiny `keep` with InvalidValue."""
         if len(set(self.archives)) < len(self.archives):
-            raise InvalidValue("one directory is named twice", "name a directory for each copy", "archives")
+            raise InvalidValue("a directory is listed twice", "use a different directory for each copy", "archives")
         if 0 < self.keep_bytes < KEEP_BYTES_MIN:
             raise InvalidValue(f"found {self.keep_bytes} bytes", "write at least 1MiB", "keep")
 
@@ -475,7 +475,7 @@ def _refuse_shared(document: Document, config: Config) -> None:
         claim(directories, config.drill.directory / helper.name, "helper", number, "name")
         for place, target in enumerate(helper.targets):
             if target not in processes:
-                sentence = f"there is no replica or agent {target!r}{near(target, processes)}"
+                sentence = f"replica or agent {target!r} does not exist{near(target, processes)}"
                 remedy = f"name those of its machine: {', '.join(processes)}"
                 raise document.refuse(("helper", number, "targets", place), sentence, remedy)
             claim(targets, target, "helper", number, "targets", place)

@@ -53,7 +53,7 @@ def find_config(environment: Mapping[str, str], system: Path = SYSTEM_DIRECTORY)
         def refuse_shared(status: os.stat_result, shown: str, directory: str = directory) -> None:
             # Any user may create a hard link to root's file in a shared directory.
             if shown == directory and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise UntrustedFile(f"others may write to {shown}", "take that from them with chmod go-w")
+                raise UntrustedFile(f"others may write to {shown}", "run chmod go-w on it")
 
         try:
             os.close(open_trusted(os.path.join(directory, place.name), refuse_shared))

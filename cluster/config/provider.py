@@ -47,7 +47,7 @@ class ProviderTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name, value in self.environment.items():
             if re.fullmatch(_VARIABLE, name) is None or name.startswith("FOREBAY_"):
                 remedy = "use letters, digits and _; names that begin FOREBAY_ are taken"
-                raise InvalidValue("this is no name for a variable", remedy, "environment", name)
+                raise InvalidValue("this is not a valid variable name", remedy, "environment", name)
             check_line(value, "environment", name)
 
     def local(self, base: Path, cluster: str) -> Local:

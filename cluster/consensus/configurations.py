@@ -126,8 +126,8 @@ def _check_step(one: Configuration, two: ConfigurationAt) -> None:
         return  # the previous incarnation has ended, and its majorities with it
     if new.version != one.version + 1 or len(set(one.voter_ids) ^ set(new.voter_ids)) > 1:
         raise BrokenInvariant(
-            f"entry {two.index} has version {new.version} of the configuration with the voters "
-            f"{', '.join(new.voter_ids)}; before it is version {one.version} with {', '.join(one.voter_ids)}"
+            f"entry {two.index} has configuration version {new.version} with the voters {', '.join(new.voter_ids)}, "
+            f"but the previous version is {one.version} with {', '.join(one.voter_ids)}"
         )
 
 
@@ -136,7 +136,7 @@ def _check_keys(one: Configuration, two: ConfigurationAt) -> None:
     keys = {member.id: member.key for member in one.members() if member.key}
     for member in two.configuration.members():
         if keys.get(member.id, member.key) != member.key:
-            raise BrokenInvariant(f"entry {two.index} has another key for {member.id} than the configuration before it")
+            raise BrokenInvariant(f"entry {two.index} changes the key of {member.id}")
 
 
 def recovery_configuration(current: Configuration, survivor: Member, *, actor: str, at: int) -> Configuration:
@@ -169,10 +169,14 @@ def next_configuration(current: Configuration, wanted: MemberChange, *, at: int)
 def _add(current: Configuration, wanted: MemberChange, at: int) -> Configuration:
     known = current.member(wanted.name)
     if known is not None:
-        raise ChangeRefused("member_exists", f"{known.name} is a member already", "choose another name, or replace it")
+        raise ChangeRefused(
+            "member_exists",
+            f"{known.name} is a member already",
+            f"choose another name, or run `forebay cluster replace {known.name}`",
+        )
     _refuse_taken(current.members(), wanted)
     if len(current.voters) + len(current.learners) >= VOTERS_MAX:
-        raise ChangeRefused("too_many", f"there are {VOTERS_MAX} replicas already", "remove one first")
+        raise ChangeRefused("too_many", f"the limit of {VOTERS_MAX} replicas is reached", "remove one first")
     version = current.version + 1
     added = Member(identity_of(wanted.name, version), wanted.peer, wanted.api)
     return _successor(current, wanted, at, current.voters, (*current.learners, added), added.id)
@@ -181,7 +185,7 @@ def _add(current: Configuration, wanted: MemberChange, at: int) -> Configuration
 def _promote(current: Configuration, wanted: MemberChange, at: int) -> Configuration:
     member = _member(current, wanted.name)
     if current.votes(member.id):
-        raise ChangeRefused("already_votes", f"{member.name} votes already", "nothing needs to be done")
+        raise ChangeRefused("already_votes", f"{member.name} is already a voter", "no action is needed")
     learners = tuple(other for other in current.learners if other is not member)
     return _successor(current, wanted, at, (*current.voters, member), learners, member.id)
 
@@ -190,7 +194,7 @@ def _remove(current: Configuration, wanted: MemberChange, at: int) -> Configurat
     member = _member(current, wanted.name)
     voters = tuple(other for other in current.voters if other is not member)
     if not voters:
-        raise ChangeRefused("last_voter", f"{member.name} is the only one that votes", "add another replica first")
+        raise ChangeRefused("last_voter", f"{member.name} is the only voter", "add another replica first")
     learners = tuple(other for other in current.learners if other is not member)
     return _successor(current, wanted, at, voters, learners, member.id)
 
@@ -210,7 +214,7 @@ def _update(current: Configuration, wanted: MemberChange, at: int) -> Configurat
     key = member.key or wanted.key
     moved = Member(member.id, wanted.peer or member.peer, wanted.api or member.api, key)
     if moved == member:
-        raise ChangeRefused("same_addresses", f"{member.name} has these addresses already", "nothing needs to be done")
+        raise ChangeRefused("same_addresses", f"{member.name} has these addresses already", "no action is needed")
     voters = tuple(moved if one is member else one for one in current.voters)
     learners = tuple(moved if one is member else one for one in current.learners)
     return _successor(current, wanted, at, voters, learners, member.id)
@@ -219,7 +223,7 @@ def _update(current: Configuration, wanted: MemberChange, at: int) -> Configurat
 def _refuse_taken(others: Iterable[Member], wanted: MemberChange) -> None:
     """Reject an address used by another member, or for both purposes: two processes would be dialled there."""
     if wanted.peer and wanted.peer == wanted.api:
-        raise ChangeRefused("address_taken", f"{wanted.peer} is given twice", "peer and api need an address each")
+        raise ChangeRefused("address_taken", f"{wanted.peer} is given twice", "both peer and api need an address")
     for member in others:
         for address in (wanted.peer, wanted.api):
             if address and address in (member.peer, member.api):
@@ -246,7 +250,9 @@ def _successor(
     subject: str,
 ) -> Configuration:
     if len(learners) > LEARNERS_MAX:
-        raise ChangeRefused("too_many", f"{LEARNERS_MAX} replicas are learning already", "wait for one to catch up")
+        raise ChangeRefused(
+            "too_many", f"{LEARNERS_MAX} new replicas are already catching up", "wait until one of them has caught up"
+        )
     change = Change(wanted.action, subject, wanted.actor, at, wanted.id)
     return Configuration(current.version + 1, _sorted(voters), _sorted(learners), change)
 
@@ -259,5 +265,5 @@ def _member(current: Configuration, name: str) -> Member:
     found = current.member(name)
     if found is None:
         known = ", ".join(member.name for member in current.members()) or "none"
-        raise ChangeRefused("unknown_member", f"there is no replica {name!r}", f"members are {known}")
+        raise ChangeRefused("unknown_member", f"replica {name!r} does not exist", f"use one of: {known}")
     return found

@@ -318,13 +318,13 @@ class Consensus:
                 while self._running and self._engine.role is Role.LEADER and self._engine.hands_over:
                     await self._change()
         if not self._running:
-            raise NotLeader(None, sentence="this replica stopped while it handed the leadership over")
+            raise NotLeader(None, sentence="this replica stopped while it transferred leadership")
         if self._engine.role is Role.LEADER:
             # Its campaign may have begun: a vote under way cannot be withdrawn.
             raise ChangeRefused(
                 "not_taken",
-                f"{name_of(chosen)} has not taken over yet, and may still do so",
-                "see who leads before you try again: forebay cluster members",
+                f"{name_of(chosen)} has not taken over leadership yet, and may still do so",
+                "check which replica leads before you try again: forebay cluster members",
             )
         with suppress(TimeoutError):
             async with asyncio.timeout(self._timing.election_max_s):

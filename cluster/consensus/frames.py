@@ -58,7 +58,7 @@ class OtherIncarnation(FrameRefused):
     """Frame of another incarnation of the same cluster."""
 
     def __init__(self, sender: str, mine: Incarnation, theirs: Incarnation) -> None:
-        super().__init__(f"{sender} is of incarnation {theirs} of the cluster; here it is {mine}")
+        super().__init__(f"{sender} has incarnation {theirs} of the cluster; this replica has {mine}")
         self.sender = sender
         self.mine = mine
         self.theirs = theirs
@@ -261,7 +261,7 @@ def decode_body(cluster_id: str, body: bytes | bytearray | memoryview) -> Frame:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:  # msgspec lets UnicodeDecodeError through
         raise FrameRefused(f"not a frame of version {FRAME_VERSION}: {error}") from error
     if envelope.version != FRAME_VERSION:
-        raise FrameRefused(f"a frame of version {envelope.version}; this release speaks version {FRAME_VERSION}")
+        raise FrameRefused(f"a frame of version {envelope.version}; this release uses version {FRAME_VERSION}")
     if envelope.cluster != cluster_id:
         ours, other = parse_lineage(cluster_id), parse_lineage(envelope.cluster)
         if ours is not None and other is not None and ours[0] == other[0]:

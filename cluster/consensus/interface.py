@@ -26,8 +26,8 @@ class NotLeader(Exception):
     """Proposal or read confirmation on a replica that does not lead, or has not applied its own first entry."""
 
     def __init__(self, leader: str | None, *, sentence: str | None = None) -> None:
-        hint = f"replica {leader} does" if leader else "no leader is known now; ask again in a moment"
-        super().__init__(sentence or f"this replica does not lead: {hint}")
+        hint = f"the leader is {leader}" if leader else "there is no leader now; try again in a moment"
+        super().__init__(sentence or f"this replica is not the leader: {hint}")
         self.leader = leader
 
 
@@ -46,8 +46,8 @@ class RemovedFromCluster(Exception):
 
     def __init__(self, me: str, version: int) -> None:
         super().__init__(
-            f"{me} was removed from the cluster by version {version} of the configuration or an earlier one; if it is "
-            f"to come back: move its directory away, `forebay cluster add` it, and start it"
+            f"{me} was removed from the cluster by version {version} of the configuration or an earlier one; to add "
+            "it again, move its directory away, run `forebay cluster add`, and start it"
         )
         self.version = version
 
@@ -57,10 +57,10 @@ class LostDurableState(Exception):
 
     def __init__(self, me: str, acknowledged_index: int, last_index: int) -> None:
         super().__init__(
-            f"{me} acknowledged the entries up to {acknowledged_index} to its leader, and now its journal ends at "
-            f"{last_index}: its data was lost, or older data was put in its place, and its votes with it. Under its "
-            f"old identity it must not take part any more: run `forebay cluster replace {me}` on another replica, move "
-            f"its directory away, and start it"
+            f"{me} acknowledged the entries up to {acknowledged_index} to its leader, but its journal now ends at "
+            f"{last_index}: its data and its votes were lost, or replaced by older data. It must not take part under "
+            f"its old identity any more: run `forebay cluster replace {me}` on another replica, move its directory "
+            "away, and start it"
         )
         self.acknowledged_index = acknowledged_index
         self.last_index = last_index
@@ -71,12 +71,11 @@ class HistoryElsewhere(Exception):
 
     def __init__(self, me: str, peer: str, index: int) -> None:
         super().__init__(
-            f"{me} has no data, and {peer} shows a history of {index} entries: the cluster is founded, and {me} "
-            f"takes no part in it as it is. If {me} lost its data: while a majority runs, `forebay cluster "
-            f"replace {me}` on another replica, and start this one again; without a majority, `forebay cluster "
-            f"recover` "
-            f"on a machine whose data is left (docs/operate/lost-majority.md). If it is new: `forebay "
-            "cluster add` with its name and addresses"
+            f"{me} has no data, and {peer} has a history of {index} entries: the cluster is founded, and {me} cannot "
+            f"join it without data. If {me} lost its data: while a majority runs, `forebay cluster replace {me}` on "
+            "another replica, and start this one again; without a majority, `forebay cluster recover` on a machine "
+            f"that still has its data (docs/operate/lost-majority.md). If {me} is new: run `forebay cluster add` with "
+            "its name and addresses"
         )
         self.peer = peer
 
@@ -86,11 +85,10 @@ class IncarnationOver(Exception):
 
     def __init__(self, me: str, mine: str, theirs: str, peer: str) -> None:
         super().__init__(
-            f"{me} is of incarnation {mine} of the cluster, which is over: {peer} is of incarnation {theirs}, begun by "
-            f"`forebay cluster recover` after a majority was lost. What {me} holds may be what was lost: keep its "
-            f"directory "
-            f"for an examination (`forebay audit dump --data DIRECTORY`), move it away, run `forebay cluster add` "
-            "with its name and addresses, and start it"
+            f"{me} has incarnation {mine} of the cluster, which has ended: {peer} has incarnation {theirs}, begun by "
+            f"`forebay cluster recover` after a majority was lost. The data of {me} may contain the lost entries: "
+            "keep its directory for an examination (`forebay audit dump --data DIRECTORY`), move it away, run "
+            "`forebay cluster add` with its name and addresses, and start it"
         )
 
 
@@ -98,7 +96,7 @@ class EntryTooLarge(ValueError):
     """Proposal larger than one entry may be; the proposer must split it."""
 
     def __init__(self, size_bytes: int) -> None:
-        super().__init__(f"an entry of {size_bytes} bytes was proposed; the bound is {MAX_ENTRY_BYTES}: split it")
+        super().__init__(f"an entry of {size_bytes} bytes was proposed; the maximum is {MAX_ENTRY_BYTES}: split it")
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,7 +125,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.election_max_s <= self.election_min_s:
             raise ValueError(
                 f"timing.election_max_s is {self.election_max_s} s; it must be more than election_min_s "
-                f"({self.election_min_s} s), or all replicas stand at the same moment and none wins"
+                f"({self.election_min_s} s), or all replicas campaign at the same moment and none wins"
             )
         if self.reconnect_max_s < self.reconnect_min_s:
             raise ValueError("timing.reconnect_max_s must not be below reconnect_min_s")

@@ -99,7 +99,8 @@ def is_term_reachable(raft: RaftState, peer: str, term: int) -> bool:
     more = raft.limiter.due(peer, "term")
     if more is not None:
         _log.error(
-            "%s speaks of term %d, and this replica is in term %d: no elections lead there, so it is not heeded%s",
+            "%s claims term %d, and this replica is in term %d: elections cannot lead so far, so the message is "
+            "ignored%s",
             peer,
             term,
             raft.term,
@@ -142,7 +143,7 @@ def _become_leader(raft: RaftState) -> None:
     append_own(raft, _first_entry(raft), raft.vote_signatures)
     raft.heartbeat_due_s = now_s
     raft.grace_given = False
-    _log.info("%s leads term %d from index %d on", raft.me, raft.term, last + 1, extra=about(term=raft.term))
+    _log.info("%s leads term %d, starting at index %d", raft.me, raft.term, last + 1, extra=about(term=raft.term))
 
 
 def _first_entry(raft: RaftState) -> bytes:
@@ -180,7 +181,7 @@ def distrust(raft: RaftState, peer: str, why: SealBroken) -> None:
     raft.distrusted.add(peer)
     become_follower(raft, None)
     raft.leader_heard_s = -NEVER
-    _log.error("%s is not followed any more: %s; %s", peer, why, remedy_for(peer))
+    _log.error("%s is no longer accepted as leader: %s; %s", peer, why, remedy_for(peer))
 
 
 # ---- timeouts ----
@@ -273,8 +274,8 @@ def _say_who_is_missing(raft: RaftState) -> None:
     if missing and now_s - raft.founding_said_s >= FOUNDING_NOTICE_S:
         raft.founding_said_s = now_s
         _log.warning(
-            "the cluster is not founded yet and waits for %s: every founder has to say that it is new. Start what does "
-            "not run. Founders that never ran and cannot are left out by `forebay run replica --name %s%s`",
+            "the cluster is not founded yet and waits for %s: every founder must report that it is new. Start those "
+            "that do not run. To omit founders that never ran and cannot start: `forebay run replica --name %s%s`",
             ", ".join(missing),
             name_of(raft.me),
             "".join(f" --found-without {name}" for name in missing),
@@ -340,7 +341,7 @@ def _is_signed_vote(raft: RaftState, peer: str, reply: VoteReply) -> bool:
     if not raft.seals.is_vote(raft.configuration, peer, reply.signature, raft.term, raft.me):
         more = raft.limiter.due(peer, "vote")
         if more is not None:
-            _log.error("the vote of %s is not signed with the key that the configuration has for it%s", peer, more)
+            _log.error("the vote of %s is not signed with its key in the configuration%s", peer, more)
         return False
     if reply.signature:
         raft.vote_signatures[peer] = reply.signature
@@ -416,8 +417,8 @@ def _has_another_ledger(raft: RaftState, peer: str, request: VoteRequest) -> boo
     more = raft.limiter.due(peer, "ledger")
     if more is not None:
         _log.error(
-            "the ledger of %s up to entry %d has digest %s, and that of %s has %s: one of them was altered, so %s "
-            "gets no vote here; compare with `forebay cluster probe --digest`%s",
+            "the ledger of %s up to entry %d has digest %s, and that of %s has %s: one of them was altered, so this "
+            "replica does not vote for %s; compare with `forebay cluster probe --digest`%s",
             peer,
             request.ledger_index,
             request.ledger_digest.hex()[:16],

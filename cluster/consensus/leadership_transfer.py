@@ -32,7 +32,7 @@ def transfer(raft: RaftState, target: str | None = None) -> str:
     chosen = _best_target(raft) if target is None else _checked_target(raft, target)
     raft.transfer_target, raft.transfer_sent = chosen, False
     raft.transfer_deadline_s = raft.clock.monotonic_s() + raft.timing.election_max_s
-    _log.info("%s hands the leadership over to %s", raft.me, chosen)
+    _log.info("%s transfers leadership to %s", raft.me, chosen)
     return chosen
 
 
@@ -43,7 +43,7 @@ def hand_over(raft: RaftState, now_s: float) -> None:
         return
     known = raft.progress.get(target)
     if now_s >= raft.transfer_deadline_s or known is None:
-        _log.warning("%s did not take over from %s, which goes on leading", target, raft.me)
+        _log.warning("%s did not take over from %s, which stays the leader", target, raft.me)
         raft.end_transfer()
     elif not raft.transfer_sent and known.match == raft.journal.last_index:
         raft.transfer_sent = True
@@ -60,25 +60,27 @@ def _best_target(raft: RaftState) -> str:
     others = [peer for peer in raft.configuration.voter_ids if peer != raft.me and raft.answers(peer)]
     voters = [peer for peer in others if not raft.clock_off(peer)] or others
     if not voters:
-        raise ChangeRefused("no_heir", "no other voter answers", "wait until one does")
+        raise ChangeRefused("no_heir", "no other voter is reachable", "wait until one is")
     return _checked_target(raft, max(voters, key=lambda peer: raft.progress[peer].match))
 
 
 def _checked_target(raft: RaftState, target: str) -> str:
     member = raft.configuration.member(target)
     if member is None:
-        raise ChangeRefused("unknown_member", f"there is no replica {target!r}", "name a member")
+        raise ChangeRefused("unknown_member", f"replica {target!r} does not exist", "name a member")
     if member.id == raft.me:
-        raise ChangeRefused("leader", f"{member.name} leads already", "name another replica")
+        raise ChangeRefused("leader", f"{member.name} is already the leader", "name another replica")
     if not raft.configuration.votes(member.id):
-        raise ChangeRefused("learner", f"{member.name} does not vote yet", "wait until it has caught up")
+        raise ChangeRefused("learner", f"{member.name} is not a voter yet", "wait until it has caught up")
     known = raft.progress[member.id]
     behind = raft.journal.last_index - known.match
     if not raft.answers(member.id):
-        raise ChangeRefused("silent", f"{member.name} does not answer", "name one that does")
+        raise ChangeRefused("silent", f"{member.name} is not reachable", "name another replica")
     if raft.clock_off(member.id):
         raise ChangeRefused(
-            "clock_off", f"the wall clock of {member.name} is off from its peers'", "set that clock, or name another"
+            "clock_off",
+            f"the wall clock of {member.name} differs from its peers'",
+            "correct that clock, or name another replica",
         )
     if known.phase is not Phase.REPLICATE or behind > TARGET_LAG_ENTRIES:
         raise ChangeRefused("lagging", f"{member.name} is {behind} entries behind", "wait until it has caught up")

@@ -62,7 +62,7 @@ def on_snapshot_reply(raft: RaftState, peer: str, known: Progress, reply: Snapsh
     elif reply.outcome == REFUSED:
         if sender is not None:
             raft.machine.snapshot_refused(sender.ref.index)
-        _give_up_sending(raft, peer, "it was refused")
+        _give_up_sending(raft, peer, "the replica rejected it")
     elif sender is not None:
         sender.answered(reply, raft.seq, raft.clock.monotonic_s())
 
@@ -70,13 +70,13 @@ def on_snapshot_reply(raft: RaftState, peer: str, known: Progress, reply: Snapsh
 def _begin_sending(raft: RaftState, peer: str, now_s: float) -> SnapshotSender:
     ref = raft.machine.newest_snapshot()
     if ref is None or ref.index < raft.journal.base_index:
-        raise LookupError(f"there is no snapshot at or after entry {raft.journal.base_index}")
+        raise LookupError(f"no snapshot exists at or after entry {raft.journal.base_index}")
     sender = raft.senders[peer] = SnapshotSender(ref, now_s)
     return sender
 
 
 def _give_up_sending(raft: RaftState, peer: str, why: str) -> None:
-    _log.error("no snapshot went to %s: %s; another attempt follows", peer, why)
+    _log.error("sending a snapshot to %s failed, retrying: %s", peer, why)
     raft.end_sending(peer)
     raft.snapshot_after_s[peer] = raft.clock.monotonic_s() + RETRY_S
 
@@ -106,8 +106,8 @@ def install_verified(raft: RaftState) -> None:
         return
     if raft.receiver.verified[0] <= raft.checked_index:
         raise BrokenInvariant(
-            f"a snapshot of entry {raft.receiver.verified[0]} is to be installed, but everything up to "
-            f"{raft.checked_index} came from a leader since it was received"
+            f"a snapshot of entry {raft.receiver.verified[0]} was to be installed, but a leader has meanwhile sent "
+            f"everything up to {raft.checked_index}"
         )
     place = raft.receiver.install()
     if place is not None:

@@ -49,7 +49,7 @@ def propose(raft: RaftState, data: bytes) -> tuple[int, int]:
     """Append an entry as leader; return (index, term). NotLeader, EntryTooLarge, ValueError."""
     raft.require_ready()
     if not data or is_configuration(data):
-        raise ValueError("what was proposed is empty or a configuration; `change` makes those (H12)")
+        raise ValueError("the proposed entry is empty or a configuration, which only `change` proposes (H12)")
     if len(data) > MAX_ENTRY_BYTES:
         raise EntryTooLarge(len(data))
     raft.unsynced_bytes += len(data)
@@ -67,7 +67,7 @@ def check_quorum(raft: RaftState, now_s: float) -> None:
         raft.grace_given = False
     elif has_passed(raft, deadline_s, now_s):
         _log.warning(
-            "%s gives up leading term %d: no majority answered for an election timeout",
+            "%s steps down in term %d: no majority responded for an election timeout",
             raft.me,
             raft.term,
             extra=about(term=raft.term),
@@ -171,8 +171,8 @@ def _on_rejection(raft: RaftState, peer: str, known: Progress, reply: AppendRepl
     # that others rely on, and its votes as well.
     if reply.hint_index < known.match:
         _log.error(
-            "%s acknowledged entries up to %d and now lacks those after %d: its data was lost, or older data was "
-            "put in its place; it counts no more; run `forebay cluster replace %s`",
+            "%s acknowledged entries up to %d and now lacks those after %d: its data was lost, or replaced by older "
+            "data; it no longer counts; run `forebay cluster replace %s`",
             peer,
             known.match,
             reply.hint_index,

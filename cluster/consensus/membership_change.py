@@ -72,7 +72,7 @@ def voter_without_key(raft: RaftState) -> tuple[str, bytes] | None:
 def _admit(raft: RaftState, wanted: MemberChange, configuration: Configuration) -> None:
     me = raft.configuration.member(raft.me)
     if me is not None and not configuration.votes(me.id):
-        raise ChangeRefused("leader", f"{me.name} leads", "run `forebay cluster transfer`, then try again")
+        raise ChangeRefused("leader", f"{me.name} is the leader", "run `forebay cluster transfer`, then try again")
     if wanted.action is ChangeKind.PROMOTE:
         subject = configuration.change.member or ""
         if not _has_caught_up(raft, subject):
@@ -85,9 +85,8 @@ def _admit(raft: RaftState, wanted: MemberChange, configuration: Configuration) 
     if answering < configuration.majority:
         raise ChangeRefused(
             "no_majority",
-            f"only {answering} of the {len(configuration.voters)} voters that there would be answer now, which is "
-            f"no majority",
-            "bring back those that do not answer, or remove them first",
+            f"only {answering} of the {len(configuration.voters)} future voters are reachable, which is not a majority",
+            "restart the unreachable replicas, or remove them first",
         )
 
 

@@ -215,11 +215,11 @@ def _apply(raft: RaftState, entry: Entry) -> bool:
     """Apply an entry or a part of it; return whether it is applied."""
     index = entry.index
     if index != raft.applied_index + 1:
-        raise BrokenInvariant(f"entry {index} came to be applied after {raft.applied_index}")
+        raise BrokenInvariant(f"entry {index} was to be applied out of order, after {raft.applied_index}")
     if raft.machine.apply(index, entry.term, entry.data):
         return False
     if raft.journal.applied_index != index:
-        raise BrokenInvariant(f"the machine did not record entry {index} as applied in the journal")
+        raise BrokenInvariant(f"the state machine did not record entry {index} as applied in the journal")
     raft.applied_index = index
     raft.touch_hints()
     if is_configuration(entry.data):

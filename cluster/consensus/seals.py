@@ -59,10 +59,10 @@ class KeyReplaced(BrokenInvariant):
 
     def __init__(self, me: str, version: int) -> None:
         super().__init__(
-            f"the key in signing/ of {name_of(me)} is not the one that version {version} of the configuration has for "
-            f"it: its directory was replaced, or emptied. Put signing/ back from a copy; or keep the directory for an "
-            f"inquiry, run `forebay cluster replace {name_of(me)}` on another replica, move the directory away, and "
-            "start it"
+            f"the key in signing/ of {name_of(me)} differs from its key in version {version} of the configuration: "
+            "its directory was replaced, or emptied. Restore signing/ from a copy; or keep the directory for an "
+            f"examination, run `forebay cluster replace {name_of(me)}` on another replica, move the directory away, "
+            "and start it"
         )
 
 
@@ -120,16 +120,16 @@ class SealChecks:
             self.note(entry)
             return
         if is_configuration(entry.data) and decode_configuration(entry.data).change.action is ChangeKind.RECOVER:
-            raise _broken(entry, "no leader begins another incarnation of the cluster")
+            raise _broken(entry, "a leader never begins another incarnation of the cluster")
         seal = _read(entry)
         if seal is None:
             raise _broken(entry, "it has no signature")
         self._check_leader(entry, seal, term_before, configuration)
         leader = _voter(configuration, seal.leader)
         if leader is None:
-            raise _broken(entry, f"{seal.leader} has signed it, who does not vote")
+            raise _broken(entry, f"its signer, {seal.leader}, is not a voter")
         if leader.key and not is_signed(leader.key, seal.signature, entry_text(self.cluster_id, entry, term_before)):
-            raise _broken(entry, f"the signature of {seal.leader} is false")
+            raise _broken(entry, f"the signature of {seal.leader} is not valid")
         self._remember(entry.term, seal.leader)
 
     def is_vote(self, configuration: Configuration, voter: str, signature: bytes, term: int, candidate: str) -> bool:
@@ -142,7 +142,7 @@ class SealChecks:
     def _check_leader(self, entry: Entry, seal: Seal, term_before: int, configuration: Configuration) -> None:
         known = self._leaders.get(entry.term)
         if known is not None and known != seal.leader:
-            raise _broken(entry, f"{seal.leader} has signed it, and {known} led term {entry.term}")
+            raise _broken(entry, f"its signer is {seal.leader}, but {known} led term {entry.term}")
         if known is not None or entry.term == term_before:
             return
         voted = {seal.leader} | {
@@ -153,7 +153,7 @@ class SealChecks:
         if len(voted) < configuration.majority:
             raise _broken(
                 entry,
-                f"{seal.leader} has signed it as the leader of term {entry.term}, and shows the votes of {len(voted)} "
+                f"{seal.leader} signed it as the leader of term {entry.term}, but has the votes of only {len(voted)} "
                 f"of {len(configuration.voters)} voters",
             )
 
@@ -211,8 +211,8 @@ def remedy_for(member: str) -> str:
     """Return the remedy for a replica whose log has an entry that no leader accepted."""
     name = name_of(member)
     return (
-        f"the log of {name} was altered while it was stopped. Keep its directory for an inquiry, run `forebay cluster "
-        f"replace {name}` on another replica, move the directory away, and start it"
+        f"the log of {name} was altered while it was stopped. Keep its directory for an examination, run `forebay "
+        f"cluster replace {name}` on another replica, move the directory away, and start it"
     )
 
 

@@ -35,7 +35,7 @@ class SnapshotSender:
         size = os.fstat(self._file.fileno()).st_size
         if size != ref.size_bytes:
             self._file.close()
-            raise ValueError(f"{ref.path} has {size} bytes, its reference says {ref.size_bytes}")
+            raise ValueError(f"{ref.path} has {size} bytes instead of {ref.size_bytes}")
         self._offset = 0
         self._in_flight = 0
         self._answered_from = 0
@@ -156,7 +156,7 @@ class SnapshotReceiver:
         self._refused = None
 
     def _refuse(self, place: tuple[int, int], error: Exception) -> None:
-        _log.error("snapshot (%d, %d) of a peer is refused: %s", *place, error)
+        _log.error("snapshot (%d, %d) of a peer is rejected: %s", *place, error)
         self.abort()
 
     def _take(self, chunk: SnapshotChunk) -> tuple[int, int]:

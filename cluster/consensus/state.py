@@ -328,7 +328,7 @@ class RaftState:
     def require_running(self) -> None:
         """Raise RuntimeError once the replica has stopped."""
         if self.stopped:
-            raise RuntimeError("this engine has stopped; make a new one over the journal")
+            raise RuntimeError("this engine has stopped; create a new one on the journal")
 
     def require_ready(self) -> None:
         """Raise NotLeader unless this replica leads, has begun, and is not transferring its leadership."""
@@ -337,7 +337,7 @@ class RaftState:
             raise NotLeader(self.leader)
         target = self.transfer_target
         if target is not None:
-            raise NotLeader(target, sentence=f"this replica hands the leadership over to {name_of(target)}")
+            raise NotLeader(target, sentence=f"this replica is transferring leadership to {name_of(target)}")
         if not self.has_begun:
             raise NotLeader(self.me, sentence="this replica leads, but has not applied its own first entry yet")
 

@@ -76,7 +76,7 @@ class _Inlet(Transport):  # type: ignore[misc]
         """Ignore the callback: add, remove, set_version, transfer and status are not offered to peers (H5)."""
 
     def send(self, node: object, message: object) -> NoReturn:
-        raise BrokenInvariant(f"the stock engine tried to send a {type(message).__name__}; nothing of it may leave")
+        raise BrokenInvariant(f"the stock engine tried to send a {type(message).__name__}; it must not send messages")
 
     def destroy(self) -> None:
         """Do nothing: the links belong to the driver."""
@@ -136,7 +136,7 @@ def _off(why: str) -> Any:
     return refuse
 
 
-_REPLACED: Final = "the stock engine's rules are replaced; nothing may lead to them"
+_REPLACED: Final = "the stock engine's rules are replaced, and must not be called"
 
 
 class StockNode(stock.SyncObj):  # type: ignore[misc]
@@ -211,7 +211,7 @@ class StockNode(stock.SyncObj):  # type: ignore[misc]
     _SyncObj__applyLogEntries = _off(_REPLACED)
     _applyCommand = _off("the stock engine's commands are pickled, forwarded and applied twice; use propose (H18)")
     _SyncObj__doApplyCommand = _off("the stock engine would unpickle the entry, its method by position (H21)")
-    transferLeadership = _off("the stock transfer of leadership is not offered")
+    transferLeadership = _off("the stock engine's transfer of leadership is not supported")
     _SyncObj__tryLogCompaction = _off("the stock engine would clear its log and add it again (H9, H10, H11)")
     _SyncObj__loadDumpFile = _off("the stock engine would unpickle a dump and swallow its errors (H8)")
     _SyncObj__doChangeCluster = _off("the stock engine lets any number of membership changes be in flight (H12)")

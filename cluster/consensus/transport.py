@@ -62,12 +62,12 @@ LINK_STEADY_S: Final = 5.0
 _OWN_AUTHORITY: Final = "replicas need certificates of the cluster's own authority (`forebay cert issue`)"
 
 _MESSAGES: Final = {
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": f"it shows no certificate; {_OWN_AUTHORITY}",
-    "UNSUPPORTED_PROTOCOL": "it does not speak TLS 1.3; only replicas of Forebay may use the peer address",
-    "HTTP_REQUEST": "it speaks HTTP without TLS; people and tools use the API address",
-    "WRONG_VERSION_NUMBER": "it does not speak TLS; only replicas of Forebay may use the peer address",
-    "TLSV1_ALERT_UNKNOWN_CA": f"it does not trust this replica's certificate; {_OWN_AUTHORITY}, all of the same",
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": f"it wants a certificate of this replica; {_OWN_AUTHORITY}",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": f"it presented no certificate; {_OWN_AUTHORITY}",
+    "UNSUPPORTED_PROTOCOL": "it does not use TLS 1.3; only replicas of Forebay may use the peer address",
+    "HTTP_REQUEST": "it uses HTTP without TLS; users and tools must use the API address",
+    "WRONG_VERSION_NUMBER": "it does not use TLS; only replicas of Forebay may use the peer address",
+    "TLSV1_ALERT_UNKNOWN_CA": f"it does not trust this replica's certificate; {_OWN_AUTHORITY}",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": f"it requires a certificate of this replica; {_OWN_AUTHORITY}",
 }
 """OpenSSL's name of a handshake failure, and its meaning here."""
 
@@ -81,21 +81,21 @@ def why(error: BaseException) -> str:
             message = getattr(error, "verify_message", None) or _reason(error)
             if "mismatch" in message:
                 return (
-                    f"its certificate is for other hosts ({message}); where its address changed: `forebay cert "
-                    "issue NAME --role replica --host HOST --replace`"
+                    f"its certificate is for other hosts ({message}); if its address changed, run `forebay cert issue "
+                    "NAME --role replica --host HOST --replace`"
                 )
-            return f"its certificate does not pass ({message}); {_OWN_AUTHORITY}"
+            return f"its certificate is not valid ({message}); {_OWN_AUTHORITY}"
         case ssl.SSLError():
             reason = _reason(error)
             return _MESSAGES.get(reason) or f"the TLS handshake failed ({reason}); {_OWN_AUTHORITY}"
         case TimeoutError():
-            return "it did not finish the TLS handshake in time; it is overloaded, or no replica"
+            return "it did not finish the TLS handshake in time; it is overloaded, or not a replica"
         case ConnectionRefusedError():
-            return "nobody listens there: it is down, or its address in the configuration is another"
+            return "nothing listens there: the replica is down, or has another address in the configuration"
         case ConnectionError():
             return (
-                "it closed the connection at once: it does not accept this replica's certificate or name, or it went "
-                "away; its own log says which"
+                "it closed the connection at once: it rejects this replica's certificate or name, or it stopped; see "
+                "its log"
             )
         case OSError() if error.strerror:
             return error.strerror
@@ -206,7 +206,7 @@ class _Inbound(_Connection):
             return
         transport.write(data)
         if transport.get_write_buffer_size() > QUEUED_BYTES_MAX:
-            _log.warning("replica %s does not read; its connection is closed", self.peer)
+            _log.warning("replica %s does not read its connection, which is closed", self.peer)
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -264,7 +264,7 @@ class _Dialler:
             return
         transport.write(queue[0] if len(queue) == 1 else b"".join(queue))
         if transport.get_write_buffer_size() > QUEUED_BYTES_MAX:
-            _log.warning("replica %s does not read; its connection is closed", self.peer)
+            _log.warning("replica %s does not read its connection, which is closed", self.peer)
             transport.abort()
 
     @property
@@ -464,7 +464,7 @@ class TlsLinks:
         """Return the peer's name; IdentityError unless it is another replica of this cluster."""
         identity = self.peers.admit(transport)
         if identity.role is not Role.REPLICA:
-            raise IdentityError(f"{identity} is no replica")
+            raise IdentityError(f"{identity} is not a replica")
         if identity.name == name_of(self._me):
             raise IdentityError(f"{identity} is this replica itself; each needs a certificate of its own")
         return identity.name
@@ -479,20 +479,20 @@ class TlsLinks:
             connection.write(encode_frame(self.cluster_id, self._me, RemovalNotice(0, 0, 0)))
         message = f"the connection of replica {connection.peer} is closed"
         if error.theirs.number == error.mine.number:
-            message += "; the cluster was recovered twice, and one of the two has to be stopped"
+            message += "; the cluster was recovered twice, and one of the two clusters has to be stopped"
         self.failures.note(connection.peer, message, error, level=logging.ERROR)
         connection.transport.close()  # after sending written data
 
     def connection_failed(self, address: Any, error: BaseException) -> None:
         """Record a failed incoming connection; `address` is a socket's."""
         host = str(address[0]) if isinstance(address, tuple) and address else "an unknown address"
-        self.failures.note(host, f"a connection from {host} to the peer address is refused", error)
+        self.failures.note(host, f"a connection from {host} to the peer address is rejected", error)
 
     def entered(self, inbound: _Inbound) -> None:
         """Register a peer's connection and drop an older one, which is dead or should be: each peer has at most one."""
         assert inbound.peer is not None and inbound.transport is not None
         if len(self._inbound) >= INBOUND_MAX and inbound.peer not in self._inbound:
-            too_many = IdentityError(f"{INBOUND_MAX} other replicas are connected already; a cluster has fewer")
+            too_many = IdentityError(f"{INBOUND_MAX} other replicas are already connected, and a cluster has fewer")
             self.connection_failed(inbound.transport.get_extra_info("peername"), too_many)
             inbound.transport.abort()
             return
@@ -525,7 +525,7 @@ class TlsLinks:
                 # Shut down instead of close: the descriptor belongs to its transport, which ends at end of file.
                 with suppress(OSError):
                     self._handshakes.pop(next(iter(self._handshakes))).shutdown(socket.SHUT_RDWR)
-                _log.warning("%d connections show no certificate; the oldest is closed", HANDSHAKES_MAX)
+                _log.warning("%d connections have presented no certificate; the oldest is closed", HANDSHAKES_MAX)
             self._handshakes[self._spawn(self._handshake(connection, address))] = connection
             await asyncio.sleep(0)  # accepting a waiting connection does not yield
 
@@ -553,4 +553,4 @@ class TlsLinks:
         self._tasks.discard(task)
         self._handshakes.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a link's task failed", exc_info=error)
+            _log.error("a connection's task failed", exc_info=error)

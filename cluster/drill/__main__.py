@@ -30,7 +30,7 @@ def run(arguments: list[str]) -> int:
     leave_when_terminated()
     parser = argparse.ArgumentParser(prog="forebay run helper", description="Run a machine's helper for drills.")
     parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="the cluster's configuration")
-    parser.add_argument("--name", required=True, help="the helper, as its table [[helper]] names it")
+    parser.add_argument("--name", required=True, help="name of the helper in its [[helper]] table")
     parser.add_argument("--up", type=int, help="descriptor of the pipe to `forebay cluster up`")
     chosen = parser.parse_args(arguments)
     begin_logging("forebay-drill-helper")

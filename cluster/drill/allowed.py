@@ -18,18 +18,18 @@ def fault_of(config: Config, helper: HelperConfig, scenario: str, target: str, n
     It reads files and resolves host names, so it may block.
     """
     if scenario not in NEEDS:
-        raise HelperRefused(f"no helper does {scenario}", f"use one of: {', '.join(NEEDS)}")
+        raise HelperRefused(f"no helper supports {scenario}", f"use one of: {', '.join(NEEDS)}")
     needed = NEEDS[scenario]
     if needed not in config.drill.allow:
         remedy = f'write allow = ["{needed}"] in [drill] of that machine\'s forebay.toml, and start its helper again'
-        raise HelperRefused(f"the machine of helper {helper.name} does not allow {needed} faults", remedy)
+        raise HelperRefused(f"the machine of helper {helper.name} does not permit {needed} faults", remedy)
     if target not in helper.targets:
         remedy = f"its targets are: {', '.join(helper.targets) or 'none'}"
-        raise HelperRefused(f"{target} is no target of helper {helper.name}", remedy)
+        raise HelperRefused(f"{target} is not a target of helper {helper.name}", remedy)
     is_agent = target not in {replica.name for replica in config.replicas}
     if is_agent is not (scenario in AGENTS):
         kind = "an agent" if scenario in AGENTS else "a replica"
-        raise HelperRefused(f"{scenario} is for {kind}, and {target} is none", "name another target")
+        raise HelperRefused(f"{scenario} requires {kind}, and {target} is not one", "name another target")
     directory = config.agent(target).directory if is_agent else config.wal_directory(target)
     if needed == "network":
         return _cut(config, helper, scenario, target, number)
@@ -56,7 +56,7 @@ def _cut(config: Config, helper: HelperConfig, scenario: str, target: str, numbe
     there = _addresses({host for one in others for host in (one.peer.host, one.api.host)})
     shared = sorted(here & there)
     if shared:
-        remedy = "cut off a replica that has a machine of its own"
+        remedy = "choose a replica that has its own machine"
         raise HelperRefused(f"{target} shares the address {shared[0]} with another replica", remedy)
     table = f"forebay_drill_{number}"
     own = _ports(port.port for port in (mine.peer, mine.api, mine.channel) if port is not None)
@@ -105,5 +105,7 @@ def _addresses(hosts: Iterable[str]) -> set[str]:
         try:
             found |= {str(ipaddress.ip_address(info[4][0])) for info in socket.getaddrinfo(host, None)}
         except (OSError, ValueError) as error:
-            raise HelperRefused(f"the address of {host} is not known here ({error})", "see [[replica]]") from error
+            raise HelperRefused(
+                f"the address of {host} cannot be resolved on this machine ({error})", "see [[replica]]"
+            ) from error
     return found

@@ -45,15 +45,19 @@ class HelperChannel:
                 )
         except ssl.SSLCertVerificationError as error:
             issue = f"forebay cert issue {name} --role helper --replace"
-            remedy = f"at {address} is no helper; or issue its certificate again: {issue}"
-            raise HelperRefused(f"helper {name} is not believed ({error.verify_message})", remedy) from error
+            remedy = f"check its address in [[helper]] of forebay.toml, or issue its certificate again: {issue}"
+            raise HelperRefused(
+                f"the certificate of helper {name} is not valid ({error.verify_message})", remedy
+            ) from error
         except (OSError, TimeoutError) as error:
-            remedy = f"start it there: forebay run helper --name {name}"
-            raise HelperRefused(f"helper {name} does not answer at {address} ({error or 'in time'})", remedy) from error
+            remedy = f"start it on that machine: forebay run helper --name {name}"
+            raise HelperRefused(
+                f"helper {name} is not reachable at {address} ({error or 'timed out'})", remedy
+            ) from error
         shown = identify(writer.get_extra_info("peercert"), cluster_id=cluster_id)
         if (shown.role, shown.name) != ("helper", name):
             writer.close()
-            raise HelperRefused(f"at {address} is {shown}, not helper {name}", "see [[helper]] in forebay.toml")
+            raise HelperRefused(f"{address} belongs to {shown}, not to helper {name}", "see [[helper]] in forebay.toml")
         return cls(name, cluster_id, reader, writer)
 
     async def ask(self, ask: Ask) -> HelperAnswer:
@@ -68,7 +72,7 @@ class HelperChannel:
                 said = str(error) or type(error).__name__
                 raise HelperRefused(f"helper {self._name} does not answer ({said})", "see its log") from error
         if answer.protocol < PROTOCOL:
-            raise HelperRefused(f"helper {self._name} is of an earlier release", "update it, and start it again")
+            raise HelperRefused(f"helper {self._name} has an earlier release", "update it, and start it again")
         if not answer.done:
             raise HelperRefused(answer.sentence, answer.remedy)
         return answer

@@ -157,7 +157,7 @@ def running(target: str, directory: str, machine: Machine) -> TargetProcess:
     """Return the process of a target's directory; HelperRefused if it is not running."""
     process = machine.holder(directory)
     if process is None:
-        raise HelperRefused(f"{target} does not run: nobody holds the lock of {directory}", "start it first")
+        raise HelperRefused(f"{target} is not running: no process holds the lock of {directory}", "start it first")
     return process
 
 
@@ -168,7 +168,7 @@ def do(undo: Undo, machine: Machine) -> None:
             assert undo.process is not None
             number = signal.SIGSTOP if isinstance(undo.fault, Stop) else signal.SIGKILL
             if not machine.signal(undo.process, number):
-                raise HelperRefused(f"{undo.target} has ended meanwhile", "look why, then plan the drill again")
+                raise HelperRefused(f"{undo.target} has exited meanwhile", "find out why, then plan the drill again")
         case Cut():
             machine.cut(undo.fault.rules)
         case Fill():
@@ -308,16 +308,16 @@ def nft_fault() -> str:
     """Return why nft rules cannot be loaded here, empty if they can."""
     if shutil.which("nft") is None:
         return "this machine has no nft (nftables)"
-    return "" if os.geteuid() == 0 else "the helper does not run as root, and cannot load rules of nft"
+    return "" if os.geteuid() == 0 else "the helper does not run as root, and cannot load nft rules"
 
 
 def disk_fault(directory: Path) -> str:
     """Return why a directory's filesystem may not be filled, empty if it may: it must hold nothing else."""
     here = os.stat(directory)
     if here.st_dev == os.stat("/").st_dev:
-        return f"{directory} is on the file system of /, which others need"
+        return f"{directory} is on the root filesystem, which other programs need"
     if free_bytes(directory) > FILL_BYTES_MAX:
-        return f"more than {FILL_BYTES_MAX // 1024**3} GiB are free in {directory}"
+        return f"{directory} has more than {FILL_BYTES_MAX // 1024**3} GiB of free space"
     return ""
 
 
@@ -325,7 +325,7 @@ def _nft(*words: str, rules: str) -> None:
     fault = nft_fault()
     if fault:
         raise HelperRefused(fault, "install nftables, or run the helper as root")
-    _run([shutil.which("nft") or "nft", *words], rules, "nft does not take the rules")
+    _run([shutil.which("nft") or "nft", *words], rules, "nft rejected the rules")
 
 
 def _run(command: list[str], text: str, what: str) -> None:

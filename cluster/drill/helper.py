@@ -148,7 +148,7 @@ class Helper:
             undo = record.settle(ThisMachine(self._up))
         finally:
             record.close()
-        return f"what drill {undo.drill} had done to {undo.target} is undone" if undo is not None else ""
+        return f"the fault of drill {undo.drill} on {undo.target} is undone" if undo is not None else ""
 
     # ---- connections
 
@@ -185,10 +185,10 @@ class Helper:
         if shown.identity.role not in _MAY:
             allowed = ", ".join(sorted(_MAY))
             raise HelperRefused(
-                f"{shown.identity} may not ask a helper", f"use the certificate of a role that may: {allowed}"
+                f"{shown.identity} may not use a helper", f"use the certificate of a role that may: {allowed}"
             )
         if self._connections > CONNECTIONS_MAX:
-            raise HelperRefused(f"{CONNECTIONS_MAX} others ask this helper", "ask again in a moment")
+            raise HelperRefused(f"this helper has {CONNECTIONS_MAX} other connections", "try again in a moment")
         return shown.identity
 
     async def _answered(self, line: bytes, who: Identity) -> HelperAnswer:
@@ -196,7 +196,9 @@ class Helper:
             ask = ASKS.decode(line)
         except msgspec.MsgspecError as error:
             return HelperAnswer(
-                done=False, sentence=f"that is not understood: {error}", remedy="use the same release here and there"
+                done=False,
+                sentence=f"the request is not valid: {error}",
+                remedy="use the same release on both machines",
             )
         try:
             return await self._do(ask, who)
@@ -204,7 +206,9 @@ class Helper:
             return HelperAnswer(done=False, sentence=error.sentence, remedy=error.remedy)
         except OSError as error:
             return HelperAnswer(
-                done=False, sentence=f"the machine of helper {self._me.name} says: {error}", remedy="see its log"
+                done=False,
+                sentence=f"an operation failed on the machine of helper {self._me.name}: {error}",
+                remedy="see its log",
             )
 
     async def _do(self, ask: Ask, who: Identity) -> HelperAnswer:
@@ -223,7 +227,7 @@ class Helper:
         one = self._under_way
         if one is None or one.ask.drill != drill or one.who != who:
             raise HelperRefused(
-                f"nothing of drill {drill} by {who} is under way here", "its lease has ended, or it was undone"
+                f"drill {drill} of {who} is not under way on this machine", "its lease has ended, or it was undone"
             )
         return one
 
@@ -232,7 +236,7 @@ class Helper:
     async def _look(self, ask: LookRequest) -> HelperAnswer:
         self._check_hours()
         if self._under_way is not None:
-            raise HelperRefused(f"drill {self._under_way.ask.drill} is under way here", "wait for its end")
+            raise HelperRefused(f"drill {self._under_way.ask.drill} is under way on this machine", "wait for its end")
         fault = await asyncio.to_thread(fault_of, self._config, self._me, ask.scenario, ask.target, 1)
         until = certificate_of(self._config.tls.certificates, self._me.name).valid_until
         figures = {"now_us": int(self._clock.now()), "certificate_until_us": int(until)}
@@ -247,15 +251,16 @@ class Helper:
         hours = self._config.drill.forbids(here.weekday(), here.hour * 60 + here.minute)
         if hours:
             raise HelperRefused(
-                f"helper {self._me.name} does nothing {hours} (never)", "come again outside of these hours"
+                f"helper {self._me.name} permits no drills during {hours} (`never` in [drill])",
+                "try again outside of these hours",
             )
 
     async def _begin(self, ask: BeginRequest, who: Identity) -> HelperAnswer:
         self._check_hours()
         if self._under_way is not None:
-            raise HelperRefused(f"drill {self._under_way.ask.drill} is under way here", "wait for its end")
+            raise HelperRefused(f"drill {self._under_way.ask.drill} is under way on this machine", "wait for its end")
         if ask.drill in self._done:
-            raise HelperRefused(f"drill {ask.drill} was here already", "begin another one")
+            raise HelperRefused(f"drill {ask.drill} has already run on this machine", "start another drill")
         fault = await asyncio.to_thread(fault_of, self._config, self._me, ask.scenario, ask.target, ask.drill)
         await self._check_under_way(ask, who)
         up = () if self._up is None else (self._up,)
@@ -276,11 +281,13 @@ class Helper:
                 said = await asyncio.shield(one.begun)
         except TimeoutError:
             one.tell("end")
-            raise HelperRefused(f"it was not done within {BEGIN_S:g} s", "see the log of the helper") from None
+            raise HelperRefused(f"the fault was not caused within {BEGIN_S:g} s", "see the log of the helper") from None
         word, _, rest = said.partition(" ")
         if word != "done":
             sentence, _, remedy = rest.rpartition("; ")
-            raise HelperRefused(sentence or "the process that does it has ended", remedy or "see the log of the helper")
+            raise HelperRefused(
+                sentence or "the process that causes the fault has exited", remedy or "see the log of the helper"
+            )
         one.until_s = self._clock.monotonic_s() + ask.duration_s
         LOGGER.warning("drill %d: %s of %s, by %s", ask.drill, ask.scenario, ask.target, who)
         return HelperAnswer(done=True)
@@ -291,25 +298,28 @@ class Helper:
             drill = await self._known(ask.drill)
         except ApiError as error:
             raise HelperRefused(
-                f"the cluster does not say whether drill {ask.drill} is under way: {error}", "see its members"
+                f"the cluster cannot confirm that drill {ask.drill} is under way: {error}",
+                "see `forebay cluster members`",
             ) from error
         if drill.verdict != "under way" or drill.abort:
             raise HelperRefused(
-                f"drill {ask.drill} is {drill.abort and 'to end' or drill.verdict}", "begin another one"
+                f"drill {ask.drill} is {drill.abort and 'to end' or drill.verdict}", "start another drill"
             )
         if drill.by != who.name:
             raise HelperRefused(
-                f"drill {ask.drill} is carried out by {drill.by}, not by {who}", "let who began it go on"
+                f"drill {ask.drill} was started by {drill.by}, not by {who}", f"continue it as {drill.by}"
             )
         said, known = (ask.plan, ask.scenario, ask.target), (drill.plan, drill.scenario, drill.target)
         if said != known:
             what = " ".join(said)
             raise HelperRefused(
-                f"drill {ask.drill} is not {what} but {' '.join(known)}", "plan it again, and confirm that"
+                f"drill {ask.drill} is {' '.join(known)}, not {what}", "plan it again, and confirm the new plan"
             )
         if self._config.drill.require_second and not drill.second:
-            remedy = f"another operator: forebay drill confirm {ask.drill}"
-            raise HelperRefused(f"helper {self._me.name} wants another operator to agree (require_second)", remedy)
+            remedy = f"let another operator run: forebay drill confirm {ask.drill}"
+            raise HelperRefused(
+                f"helper {self._me.name} requires confirmation by a second operator (require_second)", remedy
+            )
 
     def _renew(self, one: UnderWay) -> HelperAnswer:
         now_s = self._clock.monotonic_s()
@@ -323,7 +333,7 @@ class Helper:
             async with asyncio.timeout(END_S):
                 why = await asyncio.shield(one.over)
         except TimeoutError:
-            why = f"it is not undone after {END_S:g} s"
+            why = f"the fault is not undone after {END_S:g} s"
         if why:
             raise HelperRefused(why, f"see the log of helper {self._me.name}")
         return HelperAnswer(done=True)
@@ -346,9 +356,9 @@ class Helper:
                 if left:
                     LOGGER.warning("%s, here", left)
             except (OSError, ValueError, HelperRefused) as error:
-                why = f"it is not undone: {error}"
+                why = f"the fault is not undone: {error}"
                 LOGGER.error("drill %d: %s", one.ask.drill, why)
-            LOGGER.warning("drill %d is over here", one.ask.drill)
+            LOGGER.warning("drill %d has ended on this machine", one.ask.drill)
         finally:
             self._under_way = None
             for future, value in ((one.begun, said), (one.over, why)):

@@ -42,8 +42,8 @@ AGENTS: Final = frozenset({"agent-kill", "node-down"})
 
 NOT_DONE: Final[dict[str, str]] = {
     "clock-skew": (
-        "the clock of one process cannot be set without a program that stands in for the system's, and that of a "
-        "machine is everybody's on it"
+        "the clock of a single process can only be set with a preloaded library, and all programs of a machine share "
+        "its clock"
     ),
 }
 """Requested scenarios that cannot be run faithfully -> reason."""

@@ -101,7 +101,7 @@ def wait_for_end(lines: Lines, lease: Lease) -> None:
 def run(arguments: list[str]) -> int:
     """Perform the helper's assignment, and return once the fault is undone."""
     parser = argparse.ArgumentParser(prog="cluster.drill.performer")
-    parser.add_argument("--directory", type=Path, required=True, help="where the record is")
+    parser.add_argument("--directory", type=Path, required=True, help="directory of the record")
     parser.add_argument("--up", type=int, help="descriptor of the pipe to `forebay cluster up`")
     chosen = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -116,7 +116,9 @@ def run(arguments: list[str]) -> int:
     try:
         left = record.settle(machine)
         if left is not None:
-            return _refused(f"drill {left.drill} had left something of {left.target}", "it is undone; plan again")
+            return _refused(
+                f"drill {left.drill} had left a fault on {left.target}", "the fault is undone now: plan the drill again"
+            )
         record.begin(of_target(assignment.drill, assignment.target, assignment.fault, machine), machine)
         signal.signal(signal.SIGTERM, _ended)
         with contextlib.suppress(_Ended):

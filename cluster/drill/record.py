@@ -35,7 +35,7 @@ class UndoRecord:
             fcntl.flock(self._directory, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             os.close(self._directory)
-            raise Busy(f"something is being done or undone in {directory}") from None
+            raise Busy(f"another process causes or undoes a fault in {directory}") from None
         except BaseException:
             os.close(self._directory)
             raise
@@ -56,7 +56,7 @@ class UndoRecord:
             return msgspec.json.decode(data, type=Undo)
         except msgspec.MsgspecError as error:
             raise ValueError(
-                f"{RECORD} cannot be read ({error}); see what it says, undo that, and remove it"
+                f"{RECORD} cannot be read ({error}); undo the fault that it describes, and remove it"
             ) from error
 
     def write(self, undo: Undo) -> None:

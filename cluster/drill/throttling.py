@@ -33,14 +33,16 @@ def throttle_of(process: TargetProcess, home: Path) -> Throttle:
     try:
         members = {int(line) for line in Path(group, "cgroup.procs").read_text().split()}
     except OSError as error:
-        raise HelperRefused(f"nobody can say who is in the cgroup {group}: {error}", OF_ITS_OWN) from error
+        raise HelperRefused(f"the processes of the cgroup {group} cannot be listed: {error}", OF_ITS_OWN) from error
     others = sorted(members - {process.pid, *descendants(process.pid)})
     if others:
         raise HelperRefused(f"process {others[0]} is in the same cgroup, {group}", OF_ITS_OWN)
     try:
         lines = Path(group, IO_MAX).read_text().splitlines()
     except OSError as error:
-        raise HelperRefused(f"disks are not bounded for the cgroup {group} ({error.strerror})", ACCOUNTING) from error
+        raise HelperRefused(
+            f"disk limits are not enabled for the cgroup {group} ({error.strerror})", ACCOUNTING
+        ) from error
     if not os.access(os.path.join(group, IO_MAX), os.W_OK):
         raise HelperRefused(f"the helper may not write {group}/{IO_MAX}", "run the helper as root")
     device = disk_of(home)
@@ -55,8 +57,8 @@ def disk_of(directory: Path) -> str:
     place = Path("/sys/dev/block", device)
     if not place.exists():
         raise HelperRefused(
-            f"{directory} is on no disk that could be slow (device {device})",
-            "give the replica an ext4 or xfs on a disk",
+            f"{directory} is not on a disk that can be slowed down (device {device})",
+            "give the replica an ext4 or xfs filesystem on a disk",
         )
     # The kernel accepts no limit for a partition.
     return (place.resolve().parent / "dev").read_text().strip() if (place / "partition").exists() else device

@@ -91,11 +91,11 @@ class Credentials:
             server = server_context(self.files) if self._serves else None
             api = server_context(self.files, required=False) if self._open_to_all else server
         except TlsError as error:
-            LOGGER.error("the certificates that were in use stay in use: %s", error)
+            LOGGER.error("new certificates cannot be used; the previous ones stay in use: %s", error)
             return
         self._client, self._server, self._api = client, server, api
         self.generation += 1
-        LOGGER.info("from now on %s is used", describe_certificate(self.files.certificate))
+        LOGGER.info("now using %s", describe_certificate(self.files.certificate))
         for call in self.on_renewed:
             call()
         if authorities != self._authorities:

@@ -46,8 +46,8 @@ def is_there(certificate: Path) -> bool:
         return certificate.exists()
     except OSError as error:
         raise TlsError(
-            f"{certificate} may not be read ({error.strerror}); use a copy of forebay.toml whose [tls] names a "
-            f"directory of your own, made by an operator with `forebay cert issue NAME --role user --into DIR`"
+            f"{certificate} cannot be read ({error.strerror}); use a copy of forebay.toml whose [tls] names a "
+            "directory of your own, made by an operator with `forebay cert issue NAME --role user --into DIR`"
         ) from error
 
 
@@ -63,8 +63,8 @@ def find_unsafe_keys(directory: Path) -> tuple[str, str] | None:
     except OSError:
         return None
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"{directory} has mode {mode:04o}, others may replace the keys in it", f"run: chmod 700 {directory}"
+        return f"{directory} has mode {mode:04o}, so others may replace the keys in it", f"run: chmod 700 {directory}"
     for path, key_mode in modes:
         if key_mode & FORBIDDEN_KEY_BITS:
-            return f"the private key {path} has mode {key_mode:04o}, others may use it", f"run: chmod 600 {path}"
+            return f"the private key {path} has mode {key_mode:04o}, so others may use it", f"run: chmod 600 {path}"
     return None

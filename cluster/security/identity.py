@@ -95,7 +95,7 @@ def identify(certificate: Mapping[str, Any] | None, *, cluster_id: str | None = 
     except ValueError:
         known = ", ".join(Role)
         raise IdentityError(
-            f"the certificate of {name!r} has the role (OU) {unit!r}; known roles are {known}"
+            f"the certificate of {name!r} has the unknown role (OU) {unit!r}; roles are {known}"
         ) from None
     if not is_name(name):
         raise IdentityError(f"the certificate's name (CN) {name!r} is not a name: {NAME_RULE}")
@@ -103,7 +103,7 @@ def identify(certificate: Mapping[str, Any] | None, *, cluster_id: str | None = 
         organisation = _only(fields, "organizationName", "O")
         if organisation != cluster_id:
             raise IdentityError(
-                f"the certificate of {name!r} belongs to cluster {organisation!r}, this is cluster {cluster_id!r}"
+                f"the certificate of {name!r} belongs to cluster {organisation!r}, but this is {cluster_id!r}"
             )
     return Identity(role=role, name=name)
 

@@ -43,9 +43,9 @@ _OPTION_DECODED: Final = 7
 _OPTION_SOCKET: Final = 8
 
 _WORDS: Final = {
-    _EXPIRED: "it has expired",
-    _REWOUND: "it is from the future: the clocks of the two machines differ",
-    _REPLAYED: "it was used already",
+    _EXPIRED: "the credential has expired",
+    _REWOUND: "the credential is from the future: the clocks of the two machines differ",
+    _REPLAYED: "the credential was already used",
 }
 
 
@@ -92,7 +92,7 @@ class Munge:
         code = self._library.munge_encode(ctypes.byref(found), context, payload, len(payload))
         try:
             if code != _SUCCESS or not found.value:
-                raise MungeUnavailable(f"munged makes no credential: {self._words(context, code)}")
+                raise MungeUnavailable(f"munged did not create a credential: {self._words(context, code)}")
             return ctypes.string_at(found.value).decode("ascii")
         finally:
             self._library.free(found)
@@ -104,7 +104,7 @@ class Munge:
             MungeError: The credential is not valid here and now.
         """
         if len(credential) > CREDENTIAL_CHARACTERS_MAX or not credential.isascii() or "\0" in credential:
-            raise MungeError("this is no credential")
+            raise MungeError("this is not a credential")
         context, data, size = self._context(), ctypes.c_void_p(), ctypes.c_int(0)
         uid, gid = ctypes.c_uint32(0xFFFFFFFF), ctypes.c_uint32(0xFFFFFFFF)
         code = self._library.munge_decode(
@@ -123,7 +123,7 @@ class Munge:
             # The creator sets the validity, and munged accepts up to an hour.
             age_s = self._number(context, _OPTION_DECODED) - self._number(context, _OPTION_ENCODED)
             if age_s > TTL_S:
-                raise MungeError(f"it is {age_s} s old, and good for {TTL_S}")
+                raise MungeError(f"the credential is {age_s} s old, and valid for {TTL_S} s")
             payload = ctypes.string_at(data.value, size.value) if data.value and size.value > 0 else b""
             return MungeCredential(uid.value, payload)
         finally:
@@ -136,20 +136,20 @@ class Munge:
             return known
         context = self._library.munge_ctx_create()
         if not context:
-            raise MungeUnavailable("libmunge has no memory")
+            raise MungeUnavailable("libmunge is out of memory")
         context = ctypes.c_void_p(context)
         codes = [self._library.munge_ctx_set(context, _OPTION_TTL, ctypes.c_int(TTL_S))]
         if self._socket is not None:
             codes.append(self._library.munge_ctx_set(context, _OPTION_SOCKET, ctypes.c_char_p(self._socket)))
         if any(codes):
-            raise MungeUnavailable(f"libmunge refuses its settings: {self._words(context, max(codes))}")
+            raise MungeUnavailable(f"libmunge rejects its settings: {self._words(context, max(codes))}")
         self._contexts.context = context
         return context
 
     def _number(self, context: Any, option: int) -> int:
         found = ctypes.c_long(0)  # time_t
         if self._library.munge_ctx_get(context, option, ctypes.byref(found)) != _SUCCESS:
-            raise MungeError("it does not say when it was made")
+            raise MungeError("the credential has no creation time")
         return found.value
 
     def _words(self, context: Any, code: int) -> str:

@@ -171,7 +171,7 @@ class Peers:
     def _why_not(self, shown: PeerCertificate, revocations: Mapping[str, Revocation]) -> str:
         if self._clock.now() > shown.valid_until:
             if shown.through:
-                return f"{shown.through} has vouched for {shown.identity} for long enough; come again"
+                return f"the identity assertion of {shown.through} for {shown.identity} has expired; connect again"
             return f"the certificate of {shown.identity} has expired; issue a new one"
         for key in shown.revocable_as if revocations else ():
             found = revocations.get(key)

@@ -113,7 +113,7 @@ def load_authority(directory: Path) -> Authority:
     certificate = next((one for one in certificates if one.public_key() == key.public_key()), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or certificate is None:
         raise PkiError(
-            f"{key_path}: this is not the elliptic-curve key of {certificate_path}; put the right pair there"
+            f"{key_path}: this is not the elliptic-curve key of {certificate_path}; restore the matching pair"
         )
     if not certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME):
         raise PkiError(
@@ -133,7 +133,7 @@ def renew_authority(directory: Path, *, at: Instant) -> Authority:
     former = load_authority(directory)
     if len(_authorities(directory)) > 1:
         raise PkiError(
-            f"{directory / AUTHORITY_NAME}.pem has the authorities of a change that goes on; finish that first"
+            f"{directory / AUTHORITY_NAME}.pem has two authorities of an unfinished renewal; finish the renewal first"
         )
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = _authority_certificate(former.certificate.subject, key, at)
@@ -224,18 +224,22 @@ def _alternative_names(name: str, role: Role, addresses: list[str]) -> list[x509
     if role is not Role.REPLICA:
         if addresses and role is Role.HELPER:
             said = ", ".join(addresses)
-            raise PkiError(f"{role} {name!r} is known by its role and name at any address; leave out {said}")
+            raise PkiError(f"{role} {name!r} is identified by its role and name, not by an address; leave out {said}")
         if addresses:
-            raise PkiError(f"{role} {name!r} serves nobody and needs no addresses; leave out {', '.join(addresses)}")
+            raise PkiError(
+                f"{role} {name!r} accepts no connections and needs no addresses; leave out {', '.join(addresses)}"
+            )
         return [x509.DNSName(HELPER_HOST)] if role is Role.HELPER else []
     if not addresses:
-        raise PkiError(f"{role} {name!r} needs the address it is reached at, e.g. addresses=['127.0.0.1']")
+        raise PkiError(f"{role} {name!r} needs the address at which others reach it, e.g. addresses=['127.0.0.1']")
     if len(addresses) > MAX_SUBJECT_ALTERNATIVE_NAMES:
-        raise PkiError(f"{role} {name!r} has {len(addresses)} addresses; at most {MAX_SUBJECT_ALTERNATIVE_NAMES} fit")
+        raise PkiError(
+            f"{role} {name!r} has {len(addresses)} addresses; at most {MAX_SUBJECT_ALTERNATIVE_NAMES} are possible"
+        )
     alternatives: list[x509.GeneralName] = []
     for address in addresses:
         if address.lower().rstrip(".") == HELPER_HOST:
-            raise PkiError(f"{HELPER_HOST} is what helpers are known by; give {role} {name!r} its own address")
+            raise PkiError(f"{HELPER_HOST} is reserved for helpers; give {role} {name!r} its own address")
         try:
             alternatives.append(x509.IPAddress(ipaddress.ip_address(address)))
         except ValueError:
@@ -304,7 +308,7 @@ def _write_pair(
             for suffix in ("pem", "key"):
                 with contextlib.suppress(FileNotFoundError):
                     os.stat(f"{name}.{suffix}", dir_fd=directory_fd, follow_symlinks=False)
-                    raise PkiError(f"{directory / name}.{suffix} is there already; remove it or ask to replace it")
+                    raise PkiError(f"{directory / name}.{suffix} already exists; remove it, or use --replace")
         pem = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )

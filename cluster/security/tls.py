@@ -186,7 +186,7 @@ def _check_key(status: os.stat_result, path: Path) -> None:
         )
     mode = stat.S_IMODE(status.st_mode)
     if mode & FORBIDDEN_KEY_BITS:
-        raise TlsError(f"{path}: the private key has mode {mode:04o}, others may use it; run: chmod 600 {path}")
+        raise TlsError(f"{path}: the private key has mode {mode:04o}, so others may use it; run: chmod 600 {path}")
 
 
 def describe_authority(path: Path) -> str:
@@ -304,13 +304,13 @@ def check_validity(path: Path, at: Instant) -> None:
     if moment > certificate.not_valid_after_utc:
         until = certificate.not_valid_after_utc
         raise NotValidNow(
-            f"{path}: the certificate expired on {until:%Y-%m-%d at %H:%M} UTC, this machine's clock says "
+            f"{path}: the certificate expired on {until:%Y-%m-%d at %H:%M} UTC, and the clock of this machine shows "
             f"{moment:%Y-%m-%d %H:%M}; issue a new one, or set the clock"
         )
     if moment < certificate.not_valid_before_utc:
         since = certificate.not_valid_before_utc
         raise NotValidNow(
-            f"{path}: the certificate is valid from {since:%Y-%m-%d %H:%M} UTC, this machine's clock says "
+            f"{path}: the certificate is valid from {since:%Y-%m-%d %H:%M} UTC, and the clock of this machine shows "
             f"{moment:%Y-%m-%d %H:%M}; set the clock"
         )
 
@@ -329,7 +329,7 @@ async def until_valid(path: Path, clock: Clock, stop: asyncio.Event) -> bool:
             check_validity(path, clock.now())
         except NotValidNow as wait:
             if str(wait) != said:
-                logging.getLogger(__name__).error("%s; looking again every %.0f s until then", wait, VALIDITY_LOOK_S)
+                logging.getLogger(__name__).error("%s; checking again every %.0f s until then", wait, VALIDITY_LOOK_S)
                 said = str(wait)
         else:
             return True
@@ -386,7 +386,7 @@ def _common_name(name: x509.Name) -> str:
     from cryptography.x509.oid import NameOID
 
     values = name.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(values[0].value) if values else "nobody"
+    return str(values[0].value) if values else "(no name)"
 
 
 def _fingerprint(certificate: x509.Certificate) -> str:

@@ -80,8 +80,8 @@ class AgreedTime:
             elif bounds.earliest is not None and not self._waits:
                 self._waits = True
                 LOGGER.warning(
-                    "the wall clocks that could be read are more than %.0f s apart, and not all replicas' could: the "
-                    "cluster is founded once they agree or the others are read; see to the time service",
+                    "the wall clocks that could be read differ by more than %.0f s, and some replicas' could not be "
+                    "read: founding waits until the clocks agree or all can be read; check the time service",
                     OFF_S,
                 )
         return self._at != NEVER
@@ -169,10 +169,10 @@ class ClockWatch:
             off.add(self._me)
         for name in sorted(off - self._off):
             LOGGER.error(
-                "the wall clock of %s is more than %.0f s off from those of a majority: %s; see to its time service",
+                "the wall clock of %s differs by more than %.0f s from a majority's: %s; check its time service",
                 name,
                 OFF_S,
-                "this replica leaves leading to others" if name == self._me else "it is not to lead",
+                "this replica transfers its leadership" if name == self._me else "it must not lead",
             )
         for name in sorted(self._off - off):
             LOGGER.info("the wall clock of %s agrees with a majority's again, or cannot be read", name)
@@ -181,8 +181,8 @@ class ClockWatch:
         drifted = {name for name, offset_s in offsets.items() if abs(offset_s) > DRIFT_S}
         for name in sorted(drifted - self._drifted - off):
             LOGGER.warning(
-                "the wall clock of %s is %+.1f s from this replica's; at %.0f s from a majority's one is not to lead: "
-                "see to their time services",
+                "the wall clock of %s differs by %+.1f s from this replica's; a replica that differs by %.0f s from a "
+                "majority must not lead: check the time services of both",
                 name,
                 offsets[name],
                 OFF_S,
@@ -193,8 +193,8 @@ class ClockWatch:
             self._ahead = not self._ahead
             if self._ahead:
                 LOGGER.error(
-                    "the cluster's time, %s, is %.0f s ahead of the wall clocks of a majority; it goes at half its "
-                    "speed until they have caught up, or an operator sets it back (forebay cluster set-clock)",
+                    "the cluster's time, %s, is %.0f s ahead of the wall clocks of a majority; it runs at half speed "
+                    "until they have caught up, or until an operator sets it back (`forebay cluster set-clock`)",
                     format_instant(self._agreed.now()),
                     ahead_us / MICROSECONDS_PER_SECOND,
                 )
@@ -204,7 +204,7 @@ class ClockWatch:
         is_idle = self._task is None or self._task.done()
         if self._engine.clock_off and is_idle and len(self._engine.configuration.voters) > 1:
             self._task = asyncio.get_running_loop().create_task(self._hand_over())
-            self._task.add_done_callback(failure_logged(LOGGER, "the leadership could not be handed over"))
+            self._task.add_done_callback(failure_logged(LOGGER, "leadership could not be transferred"))
 
     def stop(self) -> None:
         """Abandon pending work."""
@@ -214,4 +214,6 @@ class ClockWatch:
     async def _hand_over(self) -> None:
         with suppress(NotLeader, ChangeRefused):
             leader = await self._engine.transfer()
-            LOGGER.warning("the leadership goes to %s: the wall clock here is off", leader or "somebody else")
+            LOGGER.warning(
+                "leadership was transferred to %s: the wall clock of this replica is off", leader or "another replica"
+            )

@@ -13,11 +13,13 @@ from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from cluster.system.eventloop import SlicedWork
 from replica.messages import Batch
+from replica.state import State
 from replica.values import Revision
 from wal import (
     Configuration,
@@ -57,6 +59,26 @@ class AppliedEntry(msgspec.Struct, frozen=True):
     """Membership from this entry on; None if the entry does not change it."""
 
 
+class Transition(NamedTuple):
+    """Entry that was just applied, and the states before and after it."""
+
+    before: State
+    after: State
+    entry: AppliedEntry
+
+    @property
+    def batch(self) -> Batch | None:
+        """Settled batch; None for an entry without one, and if the base check rejected it."""
+        return None if self.entry.void else self.entry.batch
+
+
+class Observer(Protocol):
+    """Part of the controller that follows applied entries. It cannot reject one."""
+
+    def applied(self, transition: Transition, /) -> None:
+        """Handle an entry that was just applied."""
+
+
 def read_batch(data: bytes) -> Batch | None:
     """Return the batch in an entry's data, None for an entry of consensus itself; CodecError for unknown data."""
     return decode_batch(data) if kind_of(data) is EntryKind.BATCH else None
@@ -91,13 +113,14 @@ class AppliedLog:
         """Index of the first entry this replica holds in its ledger."""
         return self._ledger.first_index
 
-    def append(self, applied: AppliedEntry) -> None:
+    def applied(self, transition: Transition) -> None:
         """Add an entry that was just applied, and wake waiters."""
-        self._recent.append(applied)
-        self._recent_bytes += applied.size_bytes
+        entry = transition.entry
+        self._recent.append(entry)
+        self._recent_bytes += entry.size_bytes
         while len(self._recent) > RECENT_ENTRIES_MAX or self._recent_bytes > RECENT_BYTES_MAX:
             self._recent_bytes -= self._recent.popleft().size_bytes
-        self._index, self._revision = applied.index, applied.revision
+        self._index, self._revision = entry.index, entry.revision
         self._wake()
 
     def reset(self, index: int, revision: Revision) -> None:

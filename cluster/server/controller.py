@@ -22,7 +22,7 @@ from cluster.config import Config
 from cluster.consensus import HELD_BACK_ENTRIES, Engine, Machine, NotLeader, Role, SnapshotRef, SnapshotSink
 from cluster.schemas import made_of
 from cluster.server.agreed_time import AgreedTime, ClockWatch
-from cluster.server.applied_log import AppliedEntry, AppliedLog, read_batch, read_configuration
+from cluster.server.applied_log import AppliedEntry, AppliedLog, Observer, Transition, read_batch, read_configuration
 from cluster.server.bootstrap import Bootstrap
 from cluster.server.disk_watch import DiskWatch, Room, room_of
 from cluster.server.divergence import Checkpoints, DigestRecorder
@@ -177,6 +177,16 @@ class Controller:
         self.snapshot_at_s: float | None = None
         self.scrubbed = ScrubResults()
         self.checkpoints = checkpoints
+        self._observers: tuple[Observer, ...] = (
+            self.orders,
+            self.external_jobs,
+            self.job_totals,
+            self.transfer_totals,
+            self.applied_log,
+            self.proposer,
+            *(() if checkpoints is None else (checkpoints,)),
+        )
+        """Parts that follow applied entries, in the order in which they do."""
         self._duties = Duties(leads=lambda: self.leads, check=self._check)
         self._register_duties(raises_level=raises_level, draw=draw)
 
@@ -357,9 +367,11 @@ class Controller:
         """
         last = note.below - 1
         if note.cluster_id != self.config.cluster.id or self.journal.digest_at(last) != bytes.fromhex(note.digest):
-            raise BrokenInvariant(f"entry {last} of this ledger is not the one that the note speaks of")
+            raise BrokenInvariant(f"entry {last} of this ledger differs from the entry in the pruning request")
         if self._snapshot_index < last:
-            raise BrokenInvariant(f"the newest snapshot is of entry {self._snapshot_index}, and {last} is to go")
+            raise BrokenInvariant(
+                f"the newest snapshot is of entry {self._snapshot_index}, before entry {last}, which would be pruned"
+            )
         authorise(self._storage.environment, note.pruned)
 
     def prune_some(self) -> bool:
@@ -375,7 +387,7 @@ class Controller:
         until then.
         """
         if index != self._index + 1:
-            raise BrokenInvariant(f"entry {index} came to be applied after entry {self._index}")
+            raise BrokenInvariant(f"entry {index} was to be applied out of order, after entry {self._index}")
         before, void = self._state, False
         batch: Batch | None
         precomputed = self.proposer.precomputed(before, data)
@@ -397,20 +409,14 @@ class Controller:
         self._state, self._index, self._term, self._digest = after, index, term, digest
         self.entries_applied += 1
         self.entries_void += void
-        if batch is not None and not void:
-            if precomputed is None:
-                self.agreed.applied(after.at)
-            self.orders.applied(before, batch, after)
-            self.external_jobs.applied(batch, after)
-            self.job_totals.applied(before, batch, after)
-            if before.transfers is not after.transfers:
-                self.transfer_totals.applied(batch)
-        self.applied_log.append(
-            AppliedEntry(index, term, digest, before.revision, after.revision, batch, void, len(data), configuration)
+        if batch is not None and not void and precomputed is None:
+            self.agreed.applied(after.at)
+        entry = AppliedEntry(
+            index, term, digest, before.revision, after.revision, batch, void, len(data), configuration
         )
-        self.proposer.applied(index, term, after, void=void)
-        if self.checkpoints is not None:
-            self.checkpoints.applied(index, before, after, None if void else batch)
+        transition = Transition(before, after, entry)
+        for observer in self._observers:
+            observer.applied(transition)
         self._release_appliers()
         if index - self._attempted_index >= self.config.storage.snapshot_every_entries and not self.snapshots.saving:
             self.save_snapshot()
@@ -429,7 +435,7 @@ class Controller:
         try:
             said = read_news(news)
         except ValueError as error:
-            LOGGER.warning("replica %s tells of its agents what cannot be read: %s", peer, error)
+            LOGGER.warning("replica %s sent an unreadable report on its agents: %s", peer, error)
             return
         for one in said:
             self._heard(one, peer)
@@ -452,7 +458,7 @@ class Controller:
         """
         newest = self.snapshots.newest()
         if (newest is None or newest.index < self.journal.base_index) and not self.snapshots.saving:
-            LOGGER.warning("a peer needs a snapshot and there is none that will do: one is made")
+            LOGGER.warning("a peer needs a newer snapshot than this replica has: writing one")
             self.save_snapshot()
         if newest is None:
             return None

@@ -96,17 +96,17 @@ class DiskWatch:
         is_full = self._room is not None and self._room.fill_with(0) > USERS.fill_max
         is_slow = sync_s >= SLOW_SYNC_S
         if self.is_scarce and not is_full:
-            LOGGER.info("there is room on the disk again")
+            LOGGER.info("the disk has enough free space again")
             self.is_scarce = False
         if self._said_slow and not is_slow:
-            LOGGER.info("the disk is quick enough again: %.1f ms for a sync", 1000 * sync_s)
+            LOGGER.info("the disk is fast enough again: %.1f ms for a sync", 1000 * sync_s)
             self._said_slow = False
         if not (is_full or is_slow) or self._clock.monotonic_s() < self._due_s:
             return
         if self._task is None or self._task.done():
             self._due_s = self._clock.monotonic_s() + ASKED_EVERY_S
             self._task = asyncio.get_running_loop().create_task(self._look(self._room if is_full else None, sync_s))
-            self._task.add_done_callback(failure_logged(LOGGER, "the leadership could not be handed over"))
+            self._task.add_done_callback(failure_logged(LOGGER, "leadership could not be transferred"))
 
     def stop(self) -> None:
         """Abandon pending work."""
@@ -125,8 +125,8 @@ class DiskWatch:
         if room is not None and not await self._gone_for_room(room, found):
             if not self.is_scarce:
                 LOGGER.error(
-                    "the disk is %.0f%% full for the journal, and no other replica has room: what users ask for is "
-                    "refused from now on; make room on the disks, or forebay audit prune",
+                    "the disk is %.0f%% full for the journal, and no other replica has space: users' commands are "
+                    "rejected until there is space; free some on the disks, or run `forebay audit prune`",
                     100 * room.fill_with(0),
                 )
             self.is_scarce = True
@@ -139,7 +139,7 @@ class DiskWatch:
         best = min(fills, key=fills.__getitem__, default=None)
         if best is None or fills[best] > min(room.fill_with(0), USERS.fill_max) - BETTER:
             return False
-        await self._hand_over(best, "the disk here is nearly full")
+        await self._hand_over(best, "the disk of this replica is nearly full")
         return True
 
     async def _leave_to_quicker(self, sync_s: float, found: dict[str, _Disk]) -> None:
@@ -152,18 +152,20 @@ class DiskWatch:
         best = min(times, key=times.__getitem__, default=None)
         if best is not None and times[best] * QUICKER <= sync_s:
             took_ms, takes_ms = 1000 * sync_s, 1000 * times[best]
-            await self._hand_over(best, f"the disk here takes {took_ms:.0f} ms for a sync, and its {takes_ms:.1f} ms")
+            await self._hand_over(
+                best, f"a sync takes {took_ms:.0f} ms on this replica's disk, and {takes_ms:.1f} ms there"
+            )
         elif not self._said_slow:
             self._said_slow = True
             LOGGER.warning(
-                "the disk takes %.0f ms for a sync, no other replica's is much quicker; every command waits as long",
+                "a disk sync takes %.0f ms, and no other replica's disk is much faster; every command waits that long",
                 1000 * sync_s,
             )
 
     async def _hand_over(self, target: str, why: str) -> None:
         with suppress(NotLeader, ChangeRefused):
             leader = await self._engine.transfer(target)
-            LOGGER.warning("the leadership goes to %s: %s", leader or "somebody else", why)
+            LOGGER.warning("leadership was transferred to %s: %s", leader or "another replica", why)
 
     async def _disk_of(self, peer: str) -> _Disk:
         """Return a peer's report on its disk."""
@@ -171,7 +173,7 @@ class DiskWatch:
             async with asyncio.timeout(ASKED_S):
                 status: StatusView = await self._ask(peer)
         except Exception as error:
-            LOGGER.info("%s did not say how its disk is: %s", peer, error)
+            LOGGER.info("%s did not report the state of its disk: %s", peer, error)
             return _Disk()
         if status.replica != peer:
             return _Disk()

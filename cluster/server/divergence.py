@@ -26,9 +26,10 @@ from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple, NoReturn, Protocol
 
+from cluster.server.applied_log import Transition
 from cluster.server.pending import Answer, NotLeading, QueueFull
 from cluster.system.eventloop import Background
-from replica.messages import CONTROLLER, Batch, RecordStateDigest, Request
+from replica.messages import CONTROLLER, RecordStateDigest, Request
 from replica.state import State, is_checkpoint, recorded_digests, state_digest
 
 LOGGER = logging.getLogger(__name__)
@@ -178,11 +179,13 @@ class Checkpoints(Background):
             self._quiet.cancel()
         await super().stop()
 
-    def applied(self, index: int, before: State, after: State, batch: Batch | None = None) -> None:
+    def applied(self, transition: Transition) -> None:
         """Handle an applied entry; at a checkpoint its state is digested in the background.
 
-        `batch` is its content, if any. Does not return if the batch records another digest than this replica's.
+        Does not return if the entry records another digest than this replica's.
         """
+        index, before = transition.entry.index, transition.before
+        after, batch = transition.after, transition.batch
         records = 0
         for recorded in () if batch is None else recorded_digests(batch):
             records += 1
@@ -231,7 +234,7 @@ class Checkpoints(Background):
             StateDiverged(
                 f"the state of {self._name} after revision {revision} has digest {self._digests[index][:16]}; the "
                 f"majority had another, which entry {recorded.entry_index} records ({recorded.digest[:16]}); keep its "
-                "directory for an inquiry, and bring the replica back with `forebay cluster replace`"
+                "directory for an examination, and bring the replica back with `forebay cluster replace`"
             )
         )
 
@@ -302,8 +305,8 @@ class Checkpoints(Background):
                 self._fail(
                     StateDiverged(
                         f"the ledger of {self._name} up to entry {index} has digest {mine[:16]}; the majority has "
-                        f"another ({others}): its history was altered; keep its directory for an inquiry, and bring "
-                        "the replica back with `forebay cluster replace`"
+                        f"another ({others}): its history was altered; keep its directory for an examination, and "
+                        "bring the replica back with `forebay cluster replace`"
                     )
                 )
             if found is Verdict.DISPUTED:
@@ -359,8 +362,8 @@ class Checkpoints(Background):
             self._fail(
                 StateDiverged(
                     f"the state of {self._name} after entry {index} has digest {mine[:16]}; the majority has another "
-                    f"({others}); keep its directory for an inquiry, and bring the replica back with "
-                    "`forebay cluster replace`"
+                    f"({others}); keep its directory for an examination, and bring the replica back with `forebay "
+                    "cluster replace`"
                 )
             )
         return verdict

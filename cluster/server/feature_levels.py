@@ -69,7 +69,7 @@ class FeatureLevels:
             status = await self.ask(name)
         except Exception as error:
             # Any failure counts as no report, and the level is not raised.
-            LOGGER.info("%s did not say which feature level it knows: %s", name, error)
+            LOGGER.info("%s did not report the feature level that it supports: %s", name, error)
             return UNHEARD, ""
         # The replica at this address must be the intended member.
         return (status.feature_level_known, status.version) if status.replica == name else (UNHEARD, "")

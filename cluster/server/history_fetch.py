@@ -153,13 +153,13 @@ class Backfill(Background):
             except ApiError as error:
                 if error.code == PRUNED:
                     pruned_by.append(peer)
-                LOGGER.debug("%s does not hand entry %d over: %s", peer, gap.last_index, error)
+                LOGGER.debug("%s did not return entry %d: %s", peer, gap.last_index, error)
                 continue
             except NotThisHistory as error:
-                LOGGER.error("what %s says of entry %d and before is not the history: %s", peer, gap.last_index, error)
+                LOGGER.error("%s returned another history up to entry %d: %s", peer, gap.last_index, error)
                 continue
             except Exception as error:  # peers that cannot be asked now, or lack it too
-                LOGGER.debug("%s does not hand entry %d over: %s", peer, gap.last_index, error)
+                LOGGER.debug("%s did not return entry %d: %s", peer, gap.last_index, error)
                 continue
             self._log(gap, left, peer)
             return True
@@ -177,8 +177,8 @@ class Backfill(Background):
     def _given_up(self, gap: Gap, peers: tuple[str, ...]) -> None:
         if self._hopeless is None or self._hopeless[:2] != (gap, peers):
             LOGGER.warning(
-                "entries %d to %d were pruned by all that this replica could ask; they are in the archive: `forebay "
-                "audit restore` brings what proofs need of them",
+                "entries %d to %d were pruned by all peers that answered; they are in the archive: `forebay audit "
+                "restore` restores what proofs need of them",
                 *gap[:2],
             )
         self._hopeless = gap, peers, asyncio.get_running_loop().time()
@@ -186,9 +186,9 @@ class Backfill(Background):
     def _log(self, gap: Gap, left: Gap | None, peer: str) -> None:
         if not self._began:
             self._began = gap.last_index
-            LOGGER.info("entries %d to %d, missed by a snapshot, are fetched from %s", *gap[:2], peer)
+            LOGGER.info("entries %d to %d, which a snapshot skipped, are fetched from %s", *gap[:2], peer)
         if left is None:
-            LOGGER.info("entries %d to %d, missed by a snapshot, are here", gap.first_index, self._began)
+            LOGGER.info("entries %d to %d, which a snapshot skipped, are complete", gap.first_index, self._began)
             self._began = 0
 
 
@@ -295,14 +295,14 @@ class Scrub(Background):
             if left is None:
                 self._mended_at = first
                 self._found.mended += stretch.last_index - first + 1
-                LOGGER.warning("%s; entries %d to %d are whole again", error, first, stretch.last_index)
+                LOGGER.warning("%s; entries %d to %d were repaired", error, first, stretch.last_index)
                 return 0.0
             stretch = stretch._replace(last_index=left.last_index)
         last = first if stretch is None else stretch.last_index
         if self._found.damaged.get(first) != last:
             LOGGER.error(
-                "%s; nobody who was asked has given entries %d to %d, they are asked for again: see that a peer holds "
-                "them (`forebay audit verify`), or bring the replica back with `forebay cluster replace`",
+                "%s; no peer returned entries %d to %d, and they will be requested again: check that a peer has them "
+                "(`forebay audit verify`), or bring this replica back with `forebay cluster replace`",
                 error,
                 first,
                 last,
@@ -327,7 +327,7 @@ class Scrub(Background):
             except (BrokenInvariant, StorageFailed):
                 raise
             except NotThisHistory as error:
-                LOGGER.error("what %s says of entry %d is not the history: %s", peer, stretch.last_index, error)
+                LOGGER.error("%s returned another history at entry %d: %s", peer, stretch.last_index, error)
             except Exception as error:  # peers that cannot be asked now, or lack it too
-                LOGGER.debug("%s does not hand entry %d over: %s", peer, stretch.last_index, error)
+                LOGGER.debug("%s did not return entry %d: %s", peer, stretch.last_index, error)
         return stretch

@@ -135,18 +135,18 @@ async def _ask(config: Config, name: str, clock: Clock, deadline_s: float) -> st
         async with Client.from_config(config, name, clock=clock, deadline_s=deadline_s) as client:
             answer = await client.call(ops.LIST_MEMBERS)
     except (ApiError, TlsError) as error:
-        raise _NobodyAnswered(f"no replica could say who {name} is: {error}") from error
+        raise _NobodyAnswered(f"no replica returned the ID of {name}: {error}") from error
     found = next((member for member in answer.members if member.name == name), None)
     if found is None:
-        raise JoiningRefused(f"{name} is no member; run `{config.replica(name).add_command}` first")
+        raise JoiningRefused(f"{name} is not a member; run `{config.replica(name).add_command}` first")
     if found.votes:
         raise JoiningRefused(
-            f"{name} is a member that votes, and what it promised must not be forgotten; if its data is lost, run "
-            f"`forebay cluster replace {name}` first"
+            f"{name} is a voter, and must not start without its votes and entries; if its data is lost, run `forebay "
+            f"cluster replace {name}` first"
         )
     base, _, number = found.id.partition("#")
     if base != name or not is_name(base) or not number.isdigit():
-        raise JoiningRefused(f"the cluster knows {name} as {found.id!r}, which is no id of somebody who joins")
+        raise JoiningRefused(f"the cluster knows {name} as {found.id!r}, which is not the ID of a joining member")
     return found.id if answer.incarnation == str(FIRST_INCARNATION) else f"{found.id} {answer.incarnation}"
 
 

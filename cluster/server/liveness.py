@@ -17,12 +17,12 @@ import msgspec
 
 from cluster.consensus import Engine, NotLeader, Peer, Role
 from cluster.schemas import OperationProgress
+from cluster.server.applied_log import Transition
 from cluster.server.pending import Answer, NotLeading, QueueFull
 from cluster.system import Clock
 from replica.messages import (
     CONTROLLER,
     AbandonedBufferRemoved,
-    Batch,
     BufferAbandoned,
     FeatureLevelRaised,
     MarkNodeBack,
@@ -286,8 +286,11 @@ class OrderWatch:
         """Number of waiting polls."""
         return len(self._waiting)
 
-    def applied(self, before: State, batch: Batch, after: State) -> None:
-        """Record the nodes whose orders the batch may have changed."""
+    def applied(self, transition: Transition) -> None:
+        """Record the nodes whose orders the entry may have changed."""
+        before, after, batch = transition.before, transition.after, transition.batch
+        if batch is None:
+            return
         touched: set[str] = set()
         jobs: set[int] = set()
         for entry in batch.entries:
@@ -533,13 +536,13 @@ class ExternalJobWatch:
         """Return whether one more request of the scheduler may wait."""
         return self._of.total() < EXTERNAL_JOB_POLLS_MAX and self._of[scheduler] < EXTERNAL_JOB_POLLS_PER_SCHEDULER_MAX
 
-    def applied(self, batch: Batch, after: State) -> None:
-        """Wake requests for external jobs in the batch."""
-        if not self._waiting:
+    def applied(self, transition: Transition) -> None:
+        """Wake requests for external jobs in the entry."""
+        if not self._waiting or transition.batch is None:
             return
-        for entry in batch.entries:
+        for entry in transition.batch.entries:
             for event in entry.events:
-                job = after.jobs.get(job_of(event) or 0)
+                job = transition.after.jobs.get(job_of(event) or 0)
                 if job is not None and job.external_job is not None:
                     self._wake(job.external_job.name)
 

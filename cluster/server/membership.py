@@ -85,10 +85,10 @@ class Membership:
         file, agreed = (str(row.peer), str(row.api)), (member.peer, member.api)
         if file == agreed:
             return ""
-        says = f"the cluster has {' and '.join(agreed)}, the file here {' and '.join(file)}"
+        says = f"the cluster has the addresses {' and '.join(agreed)}, and this replica's file has {' and '.join(file)}"
         if name != self._me and self._engine.address_of(name) == member.peer != file[0]:
-            return f"{says}, where it is not: write the former there, and send this replica SIGHUP"
-        return f"{says}: `forebay cluster update {name} --peer {file[0]} --api {file[1]}` if that is right"
+            return f"{says}, where {name} does not listen: correct the file, and send this replica SIGHUP"
+        return f"{says}: if the file is right, run `forebay cluster update {name} --peer {file[0]} --api {file[1]}`"
 
     async def change(self, wanted: MemberChange) -> Configuration:
         """Change the membership; return the configuration once it is applied.
@@ -126,7 +126,7 @@ class Membership:
             return
         with suppress(NotLeader, ChangeRefused, TimeoutError):
             async with asyncio.timeout(HAND_OVER_S):
-                LOGGER.info("the leadership goes to %s", await self._engine.transfer() or "somebody else")
+                LOGGER.info("leadership was transferred to %s", await self._engine.transfer() or "another replica")
 
     def poll(self) -> None:
         """Promote a learner that has caught up, which completes `cluster add` and `cluster replace`.
@@ -147,7 +147,7 @@ class Membership:
         try:
             self._engine.change(wanted)
         except (ChangeRefused, NotLeader) as error:
-            LOGGER.info("%s of %s has to wait: %s", wanted.action.word, wanted.name, error)
+            LOGGER.info("%s of %s is postponed: %s", wanted.action.word, wanted.name, error)
 
     def stop(self) -> None:
         """Do nothing: a promotion is an entry when `poll` returns."""

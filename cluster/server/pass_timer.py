@@ -157,7 +157,9 @@ class PassTimer:
                 self.schedule()
                 return
             if self._unsettled:
-                LOGGER.error("the scheduler has not settled after %d passes; it goes on slowly", self._in_a_row)
+                LOGGER.error(
+                    "the scheduler still finds changes after %d cycles; it continues at a lower rate", self._in_a_row
+                )
                 self._timer = loop.call_later(PASS_PAUSE_S, self.schedule)
                 return
             due = self._next_due(self._passed_at)

@@ -214,7 +214,7 @@ def entry_too_large(request: Request, size_bytes: int) -> Entry:
     """Return the entry that rejects `request`, whose own entry would have this size."""
     refusal = Refusal(
         RefusalCode.LIMIT_EXCEEDED,
-        f"the command would take {size_bytes} bytes of the ledger; one entry has at most {ENTRIES_BYTES_MAX}",
+        f"the command would take {size_bytes} bytes of the ledger; an entry has at most {ENTRIES_BYTES_MAX}",
         "send a smaller script, environment or set of directives",
     )
     return entry_of(request, refusal=refusal)
@@ -295,12 +295,12 @@ class Level(msgspec.Struct, frozen=True):
     words: str
 
 
-USERS = Level(0.80, "what users ask for")
-CANCELS = Level(0.85, "what users ask for")
+USERS = Level(0.80, "commands of users")
+CANCELS = Level(0.85, "commands of users")
 """A user's cancels have slightly more space than other requests: they end jobs that would need more."""
-OPERATORS = Level(0.90, "what operators ask for")
-AGENTS = Level(0.95, "what agents report")
-OWN = Level(0.98, "what the leader does by itself")
+OPERATORS = Level(0.90, "commands of operators")
+AGENTS = Level(0.95, "reports of agents")
+OWN = Level(0.98, "commands of the leader itself")
 """The rest is for elections and members, which an operator needs to make space."""
 
 STORED_BYTES_PER_BYTE = 2
@@ -323,8 +323,8 @@ def level_of(request: Request) -> Level:
 def journal_full(level: Level, fill: float) -> JournalFull:
     """Return the rejection of a command for which there is no space."""
     return JournalFull(
-        f"the journal is {fill:.0%} full; above {level.fill_max:.0%} {level.words} is refused, and there is still room "
-        "for what matters more"
+        f"the journal is {fill:.0%} full; above {level.fill_max:.0%} {level.words} are rejected, because the "
+        "remaining space is reserved for more important commands"
     )
 
 
@@ -332,6 +332,6 @@ def too_many_answers(state: Facts, actor: Actor) -> TooManyAnswers:
     """Return the rejection of a command whose reply could not be cached."""
     kept, total = state.kept.get(actor, 0), state.replies_kept
     return TooManyAnswers(
-        f"{kept} answers of {actor} are kept, of {total} in all; at most {RECEIPTS_PER_ACTOR_MAX} are, and no more "
-        f"than a quarter of what is free of {RECEIPTS_MAX}"
+        f"the deduplication cache has {kept} replies for {actor}, and {total} in total; an actor may have at most "
+        f"{RECEIPTS_PER_ACTOR_MAX}, and a quarter of what is free of {RECEIPTS_MAX}"
     )

@@ -38,6 +38,7 @@ from typing import NoReturn
 
 from cluster.consensus import Engine, NotLeader, Role
 from cluster.server.agreed_time import AgreedTime
+from cluster.server.applied_log import Transition
 from cluster.server.pass_timer import PassTimer
 from cluster.server.pending import (
     ENTRIES_BYTES_MAX,
@@ -177,7 +178,7 @@ class Proposer:
         weight = weight_bytes(request)
         if len(self._queue) >= QUEUE_COMMANDS_MAX or self._queue_bytes + weight > QUEUE_BYTES_MAX:
             self.counts.queue_full += 1
-            raise QueueFull(f"{len(self._queue)} commands are waiting")
+            raise QueueFull(f"the queue has {len(self._queue)} commands already")
         self._queue.append(Waiting(request, asker, weight))
         self._queue_bytes += weight
         self._wake()
@@ -225,13 +226,18 @@ class Proposer:
             return None
         return head.batch, head.after
 
-    def applied(self, index: int, term: int, state: State, *, void: bool) -> None:
-        """Answer the waiters of the applied entry; `void` if the base check rejected it."""
+    def applied(self, transition: Transition) -> None:
+        """Answer the waiters of the applied entry."""
+        index, state = transition.entry.index, transition.after
         if self._in_flight:
             head = self._in_flight[0]
             # A proposal may be applied before `propose` has returned: it then has no index yet.
             if head.index in (0, index):
-                if void or (head.index and head.term != term) or state.revision != head.last:
+                if (
+                    transition.entry.void
+                    or (head.index and head.term != transition.entry.term)
+                    or state.revision != head.last
+                ):
                     self._abandon()
                 else:
                     self._in_flight.popleft()
@@ -539,7 +545,7 @@ class Proposer:
             for waiter in flight.waiters:
                 if not waiter.answer.done():
                     self.counts.outcomes_unknown += 1
-                    reject(waiter.answer, OutcomeUnknown("leadership was lost while the command was under way"))
+                    reject(waiter.answer, OutcomeUnknown("leadership was lost before the command was committed"))
         draft, self._draft = self._draft, None
         for waiter in [] if draft is None else draft.waiters:  # never proposed
             if not waiter.answer.done():

@@ -107,10 +107,12 @@ class Pruner(Background):
         try:
             more = self._prune_some()
         except LedgerBroken as error:
-            LOGGER.error("nothing more is pruned until that is mended: %s", error)
+            LOGGER.error("pruning stops until the ledger is repaired: %s", error)
             return AGAIN_S
         if more != self._removing:
-            LOGGER.info("entries that are in the archive are removed" if more else "what was to be pruned is removed")
+            LOGGER.info(
+                "pruning entries that are in the archive" if more else "all entries to be pruned have been removed"
+            )
         self._removing = more
         return PAUSE_S if more else POLL_PERIOD_S
 
@@ -122,11 +124,11 @@ class Pruner(Background):
                 note = msgspec.json.decode(file.read(NOTE_BYTES_MAX), type=PruneNote)
             self._authorise(note)
         except (BrokenInvariant, msgspec.MsgspecError, UnicodeError, ValueError, OSError) as error:
-            LOGGER.error("nothing is pruned as %s says: %s", path, error)
+            LOGGER.error("the pruning request %s is rejected: %s", path, error)
             with suppress(OSError):
                 replace_private(self._home / REFUSED_NAME, f"{error}\n".encode())
         else:
-            LOGGER.warning("entries before %d are removed from the ledger: they are in the archive", note.below)
+            LOGGER.warning("entries before %d will be removed from the ledger; they are in the archive", note.below)
         with suppress(OSError):
             os.unlink(path)
             directories.sync(self._home)

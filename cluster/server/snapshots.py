@@ -46,7 +46,7 @@ class SnapshotInstall:
     def finish(self) -> ConfigurationAt | None:
         """Finalize the snapshot and adopt it; raises the error found by `verify`."""
         if self._verified is None:
-            raise BrokenInvariant("a snapshot that was not verified is to be installed")
+            raise BrokenInvariant("an unverified snapshot was to be installed")
         self._verified.result()
         image = self._receiver.image
         self._receiver.finalize()

@@ -113,11 +113,10 @@ def open_storage(config: Config, name: str, *, first_start: bool = False) -> Sto
         if not may_be_empty and any_of(directory) is None:
             raise StorageRefused(
                 f"{directory} is empty; if replica {name} has never run, start it once with `forebay run replica "
-                f"--name "
-                f"{name} --first-start`; if its data is lost, it must not start again as who it was, because it would "
-                f"have forgotten votes and entries that the others count on: `forebay cluster replace {name}` brings "
-                f"it back, and then `{start_command('replica', name)}`; where the data of a majority is lost, "
-                "`forebay cluster recover` on a machine that has some left",
+                f"--name {name} --first-start`; if its data is lost, it must not start under its old identity, "
+                "because it would have forgotten votes and entries that other replicas rely on: run `forebay cluster "
+                f"replace {name}`, then `{start_command('replica', name)}`; if a majority has lost its data, run "
+                "`forebay cluster recover` on a machine that still has data",
                 Condition.DIRECTORY_EMPTY,
             )
         identity, incarnation = noted_member(config, name)
@@ -190,7 +189,7 @@ def noted_member(config: Config, name: str) -> tuple[str, Incarnation]:
     identity, _, incarnation = text.partition(" ")
     lineage = parse_lineage(f"{config.cluster.id}/{incarnation}" if incarnation else config.cluster.id)
     if name_of(identity) != name or len(identity) > MEMBER_CHARACTERS_MAX or lineage is None:
-        place = f"{note} says {text[:MEMBER_CHARACTERS_MAX]!r}, which is no id of replica {name}"
+        place = f"{note} contains {text[:MEMBER_CHARACTERS_MAX]!r}, which is not an ID of replica {name}"
         raise _refused(Condition.MEMBER_NOTE_DAMAGED, place, name)
     return identity, lineage[1]
 
@@ -349,9 +348,9 @@ def _usable_image(store: SnapshotStore, journal: Journal) -> Image | None:
 def _why_not(image: Image, journal: Journal) -> str | None:
     """Return the reason why a sound snapshot is unusable on this ledger, or None."""
     if image.index > journal.applied_index:
-        return f"it is ahead of the applied mark {journal.applied_index}"
+        return f"it is newer than the applied mark {journal.applied_index}"
     if journal.digest_at(image.index) != image.chain_digest:
-        return f"it is of another history than entry {image.index} of the ledger"
+        return f"it contradicts entry {image.index} of the ledger"
     return None
 
 
@@ -362,7 +361,10 @@ def _replay(
     placed = None if image is None else image.configuration
     for gap in ledger.gaps():
         if index < gap.last_index:
-            missing = f"entries {gap.first_index} to {gap.last_index} came with a snapshot that is gone or damaged"
+            missing = (
+                f"entries {gap.first_index} to {gap.last_index} were installed from a snapshot that is missing or "
+                "damaged"
+            )
             raise _refused(Condition.SNAPSHOT_NEEDED, f"{directory}: {missing}", name)
     replayed = 0
     history = HistoryFold(state)
@@ -391,10 +393,10 @@ def _log_digests(digests: DigestChecker, state: State, image: Image | None) -> N
     if not state.revision:
         return
     start = "the first entry" if image is None else f"the snapshot of entry {image.index}"
-    rest = f"what follows revision {digests.agreed}" if digests.compared else "this state"
+    rest = f"the state after revision {digests.agreed}" if digests.compared else "this state"
     LOGGER.info(
-        "%d of %d digests that the ledger records behind %s were compared with what it leads to; %s is compared with "
-        "that of the peers, and with the next one that is recorded",
+        "compared %d of %d digests that the ledger records after %s with the replayed state; %s will be compared with "
+        "the peers' and with the next recorded digest",
         digests.compared,
         digests.recorded,
         start,
@@ -408,7 +410,7 @@ def _check(state: State, journal: Journal, config: Config, directory: Path, name
         raise _refused(Condition.STATE_CONTRADICTS, place, name)
     if state.cluster_id and state.cluster_id != config.cluster.id:
         raise StorageRefused(
-            f"{directory}: the ledger is of cluster {state.cluster_id}, {config.file} says {config.cluster.id}; "
-            "name the right configuration",
+            f"{directory}: the ledger belongs to cluster {state.cluster_id}, but {config.file} names "
+            f"{config.cluster.id}; name the right configuration",
             Condition.CLUSTER_FOREIGN,
         )

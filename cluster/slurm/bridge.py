@@ -95,9 +95,9 @@ def keep_token(state: Path, token: str) -> None:
         _write_token(beside, token)
         with contextlib.suppress(FileExistsError):
             os.link(beside, path)
-        LOGGER.warning("%s was gone, and is there again", path)
+        LOGGER.warning("%s was missing, and has been restored", path)
     except OSError as error:
-        LOGGER.debug("%s cannot be put back: %s", path, error)
+        LOGGER.debug("%s cannot be restored: %s", path, error)
     finally:
         with contextlib.suppress(OSError):
             beside.unlink()
@@ -178,7 +178,7 @@ class Bridge:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise BridgeRefused(f"another bridge runs in {self._directory}; end it first") from None
+                raise BridgeRefused(f"another bridge runs in {self._directory}; stop it first") from None
             yield
 
     # ---- files
@@ -203,11 +203,11 @@ class Bridge:
                 count += 1
                 self._metrics.answered.set(self._clock.now() / MICROSECONDS_PER_SECOND)
                 if self._said:
-                    LOGGER.info("the leader answers again")
+                    LOGGER.info("the leader is reachable again")
                     self._said = ""
             except ApiError as error:
                 if str(error) != self._said:
-                    LOGGER.warning("files are not renewed: %s", error)
+                    LOGGER.warning("files cannot be updated: %s", error)
                     self._said = str(error)
             self._count()
             self._fifos.sweep()
@@ -368,7 +368,7 @@ class Bridge:
                 if function in STAGE_IN and other[0] == "teardown":
                     continue
                 if other[1:2] == (arguments[0],) and other[0] not in QUESTIONS:
-                    one.cancel(f"the job's {function} came")
+                    one.cancel(f"a {function} of the same job arrived")
                     earlier.append(one)
 
         async def perform() -> Answer:
@@ -456,11 +456,11 @@ async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
 
 def _outcome(task: asyncio.Task[Answer]) -> Answer:
     if task.cancelled():
-        return "fail", "a later call for the same job came"
+        return "fail", "a later call for the same job arrived"
     error = task.exception()
     if error is not None:
         LOGGER.error("a call failed", exc_info=error)
-        return "fail", "forebay: a fault of the bridge; its log has it"
+        return "fail", "forebay: the bridge failed unexpectedly; see its log"
     return task.result()
 
 

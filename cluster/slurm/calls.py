@@ -81,7 +81,7 @@ ALIVE: Final = frozenset({"waiting", "set-up", "staging-in", "stage-in-failed", 
 CASE_OVER: Final = frozenset({"none", "over", "lingering", "parked"})
 """Phases in which Slurm has finished with a buffer: retained buffers are for users and operators."""
 
-STUCK: Final = "slurmctld has lost the stage-in of job {0}, and never starts it; run: scancel {0}\n"
+STUCK: Final = "slurmctld has lost the stage-in of job {0}, and will never start it; run: scancel {0}\n"
 """Text in `scontrol show bbstat` for a stuck job."""
 
 SETUP_WAIT_S: Final = 20
@@ -141,14 +141,14 @@ class PluginCalls:
         """Perform one function with its arguments; errors of the cluster or the caller are replies, not exceptions."""
         perform = _FUNCTIONS.get(function)
         if perform is None:
-            return "fail", f"forebay: there is no function {function[:48]!r}"
+            return "fail", f"forebay: function {function[:48]!r} does not exist"
         job = words[0] if words else ""
         if perform in _OF_NAMES:
             fault = "starts with a digit" if job[:1].isdigit() else name_fault(job)
             if fault is not None:
                 return "fail", f"the name of a persistent buffer {fault}"
         elif perform not in _WITHOUT_JOB and not (job.isascii() and job.isdigit() and len(job) <= 10):
-            return "fail", f"forebay: {function} needs the number of a job, and has {job[:48]!r}"
+            return "fail", f"forebay: {function} needs a job ID, but received {job[:48]!r}"
         if function in STAGE_IN:
             with self._stage_ins.running_call(job):
                 answer = "ok", ""
@@ -257,11 +257,11 @@ class PluginCalls:
         try:
             script = await self._job_files(job, script)
         except OSError as error:
-            return "fail", f"files of job {job} in StateSaveLocation cannot be made: {error}"
+            return "fail", f"files of job {job} in StateSaveLocation cannot be created: {error}"
         except UnicodeDecodeError:
             return "fail", NO_TEXT
         if not script:
-            return "fail", "the job's script cannot be read, and slurmctld names no job array that it is a task of"
+            return "fail", "the job's script cannot be read, and slurmctld does not list the job as a task of an array"
         if self._has_none(script):
             return "ok", ""
         if len(script.encode()) > SCRIPT_BYTES_MAX:
@@ -272,7 +272,7 @@ class PluginCalls:
         try:
             user, groups = await asyncio.to_thread(_account, uid, gid)
         except KeyError:
-            return "fail", f"this host knows no user with the number {uid}"
+            return "fail", f"this host has no user with the ID {uid}"
 
         def wanted(**own: Any) -> g.SetUpExternalJobRequest:
             return g.SetUpExternalJobRequest(
@@ -337,8 +337,8 @@ class PluginCalls:
         if (asked.pool or pool, wanted) == (pool, size) or wanted == size == 0:
             return ""
         return (
-            f"{asked.places[1] or 'script'}: Slurm counts {size} bytes of pool {pool}, and the directives ask for "
-            f"{wanted} of {asked.pool or 'no pool'}; write pool= and capacity= once, with blanks between"
+            f"{asked.places[1] or 'script'}: Slurm counts {size} bytes of pool {pool}, but the directives request "
+            f"{wanted} of {asked.pool or 'no pool'}; write pool= and capacity= once, separated by blanks"
         )
 
     async def data_in(self, words: list[str], script: str) -> Answer:
@@ -418,7 +418,10 @@ class PluginCalls:
         name, pool = words[0], words[2]
         access, kind = (words[4:6] + ["", ""])[:2]
         if access not in ("", "striped") or kind not in ("", "scratch"):
-            return "fail", f"a persistent buffer is striped scratch, and {access or 'striped'} {kind} was asked for"
+            return (
+                "fail",
+                f"a persistent buffer must be striped scratch, but {access or 'striped'} {kind} was requested",
+            )
         owner = await self._owner(int(words[1]))
         if isinstance(owner, str):
             return "fail", owner
@@ -438,7 +441,7 @@ class PluginCalls:
             setup_wait_s = SETUP_WAIT_S if self.site is None else self.site.setup_wait_s
             if made.failed or (made.state in ("none", "deleting") and loop.time() - since_s > setup_wait_s):
                 await self._told(operations.REMOVE_PERSISTENT, lambda **own: _removal(**own, **owner), name=name)
-                return "fail", made.message or f"the persistent buffer {name} could not be made"
+                return "fail", made.message or f"the persistent buffer {name} could not be created"
             await asyncio.sleep(look_s)
             look_s = min(LOOK_S_MAX, 2 * look_s)
 
@@ -446,7 +449,10 @@ class PluginCalls:
         """Delete a persistent buffer for the user of a job (`name, job, hurry`), and wait for the end."""
         name, job = words[0], words[1] if len(words) > 1 else ""
         if not (job.isascii() and job.isdigit() and len(job) <= 10):
-            return "fail", f"whose job asks for the removal of {name} is not known: the path of its script says it"
+            return (
+                "fail",
+                f"{name} cannot be removed: the script's path does not contain the ID of the job that requests it",
+            )
         uid = await self._ask_owner(job)
         owner = uid if isinstance(uid, str) else await self._owner(uid)
         if isinstance(owner, str):
@@ -469,7 +475,7 @@ class PluginCalls:
         try:
             account = await asyncio.to_thread(pwd.getpwuid, uid)
         except KeyError:
-            return f"this host knows no user with the number {uid}"
+            return f"this host has no user with the ID {uid}"
         return {"user": account.pw_name, "uid": uid, "gid": account.pw_gid}
 
     # Functions at any time
@@ -496,13 +502,13 @@ class PluginCalls:
         names = sorted(pool.name for pool in self.site.pools)
         found = {one.name: one for one in self.site.pools}.get(asked.pool)
         if found is None:
-            return "fail", f"{asked.places[0]}: there is no pool {asked.pool!r}; use one of: {', '.join(names)}"
+            return "fail", f"{asked.places[0]}: pool {asked.pool!r} does not exist; use one of: {', '.join(names)}"
         if not found.quantity:
-            remedy = "use another one, or submit without a buffer"
-            return "fail", f"{asked.places[0]}: the pool {found.name} is out of service; {remedy}"
+            remedy = "use another pool, or submit without a buffer"
+            return "fail", f"{asked.places[0]}: pool {found.name} is out of service; {remedy}"
         if asked.capacity_bytes > found.quantity:
             size, asks = format_size(found.quantity), format_size(asked.capacity_bytes)
-            return "fail", f"{asked.places[1]}: the pool {found.name} has {size}, and {asks} is more; ask for less"
+            return "fail", f"{asked.places[1]}: {asks} exceeds the capacity of pool {found.name}, {size}; request less"
         return "ok", ""
 
     def _largest_fits(self, asked: BufferRequest) -> Answer:
@@ -518,7 +524,7 @@ class PluginCalls:
             return "fail", f"{asked.places[0]}: all pools are out of service; submit without a buffer"
         if asked.capacity_bytes > largest.quantity:
             size, asks = format_size(largest.quantity), format_size(asked.capacity_bytes)
-            why = f"no pool has {asks}: {largest.name}, the largest, has {size}; ask for less"
+            why = f"no pool has {asks}: {largest.name}, the largest, has {size}; request less"
             return "fail", f"{asked.places[1]}: {why}"
         return "ok", ""
 
@@ -534,7 +540,7 @@ class PluginCalls:
         external_job = await self._show(jobs[-1])
         stuck = STUCK.format(external_job.job) if self.is_stuck(external_job.job) else ""
         if external_job.job_id is None:
-            return "ok", f"job {external_job.job}: Forebay has no buffer of it\n{stuck}"
+            return "ok", f"job {external_job.job}: Forebay has no buffer of this job\n{stuck}"
         name = f"{external_job.scheduler}:{external_job.job}"
         why = await self._told(operations.EXPLAIN_JOB, None, id=name)
         moved = await self._told(operations.SHOW_JOB_TRANSFERS, None, id=name)
@@ -555,21 +561,21 @@ def _counted_fault(asked: BufferRequest) -> str:
     part = _PART.search(asked.text)
     if part is not None:
         return (
-            f"Slurm reads '{part[1]}' as the whole number before its point; write a whole number with a smaller unit, "
-            "for example 1536MiB"
+            f"Slurm reads '{part[1]}' as the integer before its decimal point; write a whole number with a smaller "
+            "unit, for example 1536MiB"
         )
     if Access.PRIVATE in asked.access:
         return (
-            "access_mode=private cannot be set up for each node: the nodes of the job are not known yet; "
-            "use access_mode=striped"
+            "access_mode=private is not possible, because the nodes of the job are not known yet; use "
+            "access_mode=striped"
         )
     if asked.capacity_bytes and asked.units == "count":
         return (
-            "a capacity in nodes is asked for, and the nodes of the job are not known yet; "
-            "write a size, for example capacity=10GiB"
+            "a capacity in nodes is not possible, because the nodes of the job are not known yet; write a size, for "
+            "example capacity=10GiB"
         )
     if not (asked.capacity_bytes or asked.uses or asked.creates or asked.destroys):
-        return "the job asks for no space of its own; write for example #DW jobdw capacity=10GiB"
+        return "the job requests no space of its own; write for example #DW jobdw capacity=10GiB"
     return ""
 
 

@@ -93,13 +93,16 @@ def read_slurm_conf(directory: Path) -> SlurmSettings:
     try:
         values = read_values(path, includes=True)
     except OSError as error:
-        raise NoSlurm(f"{path}: cannot be read ({error.strerror}); name the directory of slurm.conf") from error
+        raise NoSlurm(f"{path}: cannot be read ({error.strerror}); specify the directory of slurm.conf") from error
     user = values.get("slurmuser", "root")
     # slurmctld accepts a uid, too.
     try:
         account = pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
     except (KeyError, OverflowError):
-        raise NoSlurm(f"{path}: SlurmUser={user} is no account of this host; make it, or run this there") from None
+        raise NoSlurm(
+            f"{path}: SlurmUser={user} is not an account of this host; create it, or run this command on the host of "
+            "slurmctld"
+        ) from None
     found = values.get("plugindir", "")
     return SlurmSettings(
         cluster=values.get("clustername", "").lower(),
@@ -140,7 +143,7 @@ def path_faults(paths: Iterable[Path]) -> Iterator[str]:
     """Yield the paths that cannot be written literally into scripts and unit files."""
     for path in paths:
         if _PLAIN.fullmatch(str(path)) is None:
-            yield f"{path}: must begin with / and have letters, digits, '.', '_' and '-' only; choose another path"
+            yield f"{path}: must begin with / and contain only letters, digits, '.', '_' and '-'; choose another path"
 
 
 def trust_faults(paths: Iterable[Path], slurm_uid: int) -> Iterator[str]:
@@ -165,7 +168,7 @@ def trust_faults(paths: Iterable[Path], slurm_uid: int) -> Iterator[str]:
 def _status_faults(path: Path, status: os.stat_result, slurm_uid: int) -> Iterator[str]:
     if status.st_uid not in (0, slurm_uid):
         owner = status.st_uid
-        remedy = f"choose a directory of root's, or run: chown root {path}"
+        remedy = f"choose a directory that root owns, or run: chown root {path}"
         yield f"{path}: belongs to user id {owner}, who could change what slurmctld runs; {remedy}"
     # In a sticky directory like /tmp, other accounts cannot replace a file.
     is_sticky = stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
@@ -181,7 +184,7 @@ def claim_faults(path: Path) -> Iterator[str]:
         return
     parent = next(one for one in way.parents if one.exists())
     if parent.stat().st_mode & _SHARED:
-        yield f"{path}: is not there, and others could make it in {parent}; choose another path"
+        yield f"{path}: does not exist, and others could create it in {parent}; choose another path"
 
 
 def plugin_faults(slurm: SlurmSettings, plugin: str) -> Iterator[str]:
@@ -197,7 +200,7 @@ def plugin_faults(slurm: SlurmSettings, plugin: str) -> Iterator[str]:
         return
     looked = ", ".join(map(str, slurm.plugin_directories)) or "the usual places"
     remedy = "install the package that has it (Debian: slurm-wlm-basic-plugins), or set PluginDir in slurm.conf"
-    yield f"{name}: is in none of {looked}; {remedy}"
+    yield f"{name}: is not in {looked}; {remedy}"
 
 
 def is_polling(slurm: SlurmSettings, plugin: str) -> bool:
@@ -251,10 +254,15 @@ def site_script_faults(path: Path, directive: str) -> Iterator[str]:
         return
     named = _SITE_DIRECTIVE.fullmatch(first.rstrip())
     if named is None:
-        yield f"{path}: is never called: its first line names no directive; write for example: -- directive: BB_LUA"
+        yield (
+            f"{path}: is never called, because its first line names no directive; write for example: -- directive: "
+            "BB_LUA"
+        )
     elif not named[1].startswith(directive):
         common = os.path.commonprefix((named[1], directive))
-        remedy = f"write Directive={common} in burst_buffer.conf" if common else "choose words that begin alike"
+        remedy = (
+            f"write Directive={common} in burst_buffer.conf" if common else "choose directives with a common prefix"
+        )
         yield f"{path}: Slurm ignores #{named[1]}, since Directive={directive} in burst_buffer.conf; {remedy}"
 
 
@@ -275,22 +283,22 @@ def buffer_conf_faults(
     said = values.get("othertimeout", str(OTHER_TIMEOUT_S))
     if not said.isdigit() or int(said) <= setup_wait_s:
         yield (
-            f"{path}: OtherTimeout={said} ends a setup that may wait for space for {setup_wait_s} s "
+            f"{path}: OtherTimeout={said} would end a setup before its wait for space, {setup_wait_s} s "
             f"(ExternalJobSetupWait); write OtherTimeout={OTHER_TIMEOUT_S}"
         )
     if TEARDOWN_FLAG.lower() not in values.get("flags", "").lower().split(","):
         yield (
-            f"{path}: Flags is without {TEARDOWN_FLAG}: a job whose setup or stage-in failed stays in "
-            f"BurstBufferStageIn for ever once it is released; write Flags={TEARDOWN_FLAG}"
+            f"{path}: Flags lacks {TEARDOWN_FLAG}: a job whose setup or stage-in failed stays in BurstBufferStageIn "
+            f"forever once it is released; write Flags={TEARDOWN_FLAG}"
         )
     interval = values.get("pollinterval")
     if polls and interval != str(POLL_INTERVAL_S):
         yield (
-            f"{path}: PollInterval is {interval or f'not set, which is {POLL_DEFAULT_S}'}: Slurm notices up to that "
-            f"many seconds late that a stage has ended; write PollInterval={POLL_INTERVAL_S}"
+            f"{path}: PollInterval is {interval or f'not set, which is {POLL_DEFAULT_S}'}: Slurm notices the end of a "
+            f"stage up to that many seconds late; write PollInterval={POLL_INTERVAL_S}"
         )
     elif not polls and interval is not None:
-        yield f"{path}: PollInterval is a key of Slurm 24.05 and newer; remove it, or this slurmctld does not start"
+        yield f"{path}: PollInterval requires Slurm 24.05 or newer; remove it, otherwise slurmctld does not start"
     for key, program in programs.items():
         if values.get(key.lower(), "") != str(program):
             yield f"{path}: {key} is {values.get(key.lower()) or 'not set'}; write {key}={program}"
@@ -311,11 +319,11 @@ def certificate_fault(access: AccessConfig, name: str, at: Instant) -> str:
         return f"{files.certificate}: {found.problem}; issue it again: {issue} --replace"
     if found.role != Role.SCHEDULER:
         return (
-            f"{files.certificate}: is for role {found.role or 'unknown'}, and a bridge needs one for role "
-            f"{Role.SCHEDULER}; take a name that nobody has: forebay cert issue NAME --role {Role.SCHEDULER}"
+            f"{files.certificate}: has the role {found.role or 'unknown'}, but a bridge needs the role "
+            f"{Role.SCHEDULER}; choose an unused name: forebay cert issue NAME --role {Role.SCHEDULER}"
         )
     if found.cluster_id != access.cluster.id:
-        return f"{files.certificate}: is of another cluster than {access.file}; issue one there: {issue}"
+        return f"{files.certificate}: belongs to another cluster than {access.file}; issue one in that cluster: {issue}"
     if found.valid_until <= at:
         when = str(format_instant(found.valid_until))[:10]
         return f"{files.certificate}: expired on {when}; issue it again where ca.key is: {issue} --replace"
@@ -343,7 +351,7 @@ def reach_faults(
         if status.st_uid != slurm.uid:
             yield f"{key}: belongs to user id {status.st_uid}, not to SlurmUser; run: chown {slurm.user} {key}"
         elif status.st_mode & 0o077:
-            yield f"{key}: others may use it; run: chmod 600 {key}"
+            yield f"{key}: other users may use it; run: chmod 600 {key}"
 
 
 def _closed(path: Path, slurm: SlurmSettings, groups: frozenset[int], remedy: str) -> str:
@@ -352,10 +360,10 @@ def _closed(path: Path, slurm: SlurmSettings, groups: frozenset[int], remedy: st
         try:
             status = one.stat()
         except OSError as error:
-            return f"{one}: cannot be looked at ({error.strerror}); {remedy}"
+            return f"{one}: cannot be inspected ({error.strerror}); {remedy}"
         is_way = stat.S_ISDIR(status.st_mode)
         if not _may(status, slurm.uid, groups, 0o1 if is_way else 0o4):
-            return f"{one}: {slurm.user} (SlurmUser) may not {'pass' if is_way else 'read'} it; {remedy}"
+            return f"{one}: {slurm.user} (SlurmUser) may not {'enter' if is_way else 'read'} it; {remedy}"
     return ""
 
 

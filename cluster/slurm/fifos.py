@@ -125,7 +125,7 @@ class Fifos:
             return
         *lines, self._unread = self._unread.split(b"\n")
         if len(self._unread) > REQUEST_BYTES_MAX:
-            LOGGER.warning("a request has more than %d bytes and no end", REQUEST_BYTES_MAX)
+            LOGGER.warning("a request has more than %d bytes without a line end", REQUEST_BYTES_MAX)
             self._unread = b""
         for line in lines:
             self._request(line)
@@ -134,11 +134,11 @@ class Fifos:
         try:
             name, function, *words = line.decode("utf-8", "surrogateescape").split("\0")
         except ValueError:
-            LOGGER.warning("a request is not one: %r", line[:80])
+            LOGGER.warning("a request is malformed: %r", line[:80])
             return
         found = _NAME.fullmatch(name)
         if found is None or not 1 <= int(found[1]) <= SLOTS:
-            LOGGER.warning("a request names no FIFO: %r", name[:80])
+            LOGGER.warning("a request does not name a FIFO: %r", name[:80])
             return
         self._make_slot(int(found[1]))
         self._take(FifoRequest(name, function, words, self._script(name)))

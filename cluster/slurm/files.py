@@ -152,7 +152,8 @@ class SlurmFiles:
         # Its content becomes the environment of users' jobs.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise DirectoryRefused(
-                f"{directory}: others than SlurmUser could change it; remove it, or name another directory (--run)"
+                f"{directory}: accounts other than SlurmUser could change it; remove it, or choose another directory "
+                "(--run)"
             )
         self._paths.mkdir(mode=0o700, exist_ok=True)
         self._sessions = directory / "sessions"

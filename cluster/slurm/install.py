@@ -274,9 +274,9 @@ def remaining(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[s
         if digest is None:
             found.append(f"{path}: missing; run `forebay slurm install`, without --check")
         elif digest != content.sha256:
-            found.append(f"{path}: is not what this release writes; run `forebay slurm install`, without --check")
+            found.append(f"{path}: differs from what this release writes; run `forebay slurm install`, without --check")
         elif stat.S_IMODE(path.stat().st_mode) != content.mode:
-            found.append(f"{path}: has another mode; run: chmod {content.mode:04o} {path}")
+            found.append(f"{path}: has the wrong mode; run: chmod {content.mode:04o} {path}")
     found += buffer_conf_faults(
         buffer_conf(layout.conf, layout.plugin),
         layout.named_programs,
@@ -290,7 +290,7 @@ def remaining(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[s
     if not slurm.buffers:
         found.append(f"{path}: has no BurstBufferType; add the line: {layout.line}")
     elif slurm.buffers != wanted:
-        found.append(f"{path}: BurstBufferType is {slurm.buffers}; write instead of it: {layout.line}")
+        found.append(f"{path}: BurstBufferType is {slurm.buffers}; replace it with: {layout.line}")
     return found
 
 
@@ -421,15 +421,15 @@ def _manifest(conf: Path) -> InstallManifest:
         return InstallManifest(plugin="")
     except OSError as error:
         raise InstallRefused(f"{path}: cannot be read ({error.strerror})") from error
-    remedy = "put the right one back, or remove by hand what Forebay wrote, and it"
+    remedy = "restore the original, or remove the files that Forebay wrote, and this one, by hand"
     try:
         known = msgspec.json.decode(data, type=InstallManifest)
     except msgspec.MsgspecError as error:
-        raise InstallRefused(f"{path}: is no manifest of Forebay ({error}); {remedy}") from error
+        raise InstallRefused(f"{path}: is not a manifest of Forebay ({error}); {remedy}") from error
     # SlurmUser may be able to change it, and root removes the files it names.
     foreign = [one.path for one in known.files if Path(one.path).name not in _NAMES]
     if foreign:
-        raise InstallRefused(f"{path}: names {foreign[0]}, which is no file of Forebay's; {remedy}")
+        raise InstallRefused(f"{path}: names {foreign[0]}, which is not a file of Forebay; {remedy}")
     return known
 
 
@@ -466,11 +466,11 @@ def remove(conf: Path, slurm: SlurmSettings, in_use: str = "") -> RemovalResult:
     reasons = []
     if slurm.buffers == f"burst_buffer/{known.plugin}":
         reasons.append(
-            f"{conf / 'slurm.conf'}: says burst_buffer/{known.plugin}, and slurmctld would not start without what "
-            f"is removed; take out the line Include {conf / FRAGMENT}, restart slurmctld, and remove then"
+            f"{conf / 'slurm.conf'}: uses burst_buffer/{known.plugin}, and slurmctld would not start without these "
+            f"files; remove the line Include {conf / FRAGMENT}, restart slurmctld, and repeat the removal"
         )
     elif in_use == f"burst_buffer/{known.plugin}":
-        reasons.append(f"slurmctld still runs with {in_use}, and calls what is removed; restart it, and remove then")
+        reasons.append(f"slurmctld still runs with {in_use}, and uses these files; restart it, and repeat the removal")
     reasons += trust_faults((conf,), slurm.uid)
     if reasons:
         raise InstallRefused(*reasons)

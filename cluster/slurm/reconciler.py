@@ -48,9 +48,9 @@ TORN_DOWN: Final = frozenset({"lingering", "parked"})
 STUCK_SHOWN_MAX: Final = 10
 """Job IDs in the status of the service, count: one line."""
 
-FORGOTTEN: Final = "slurmctld does not know the job, in two looks a minute apart"
+FORGOTTEN: Final = "slurmctld did not know the job in two checks a minute apart"
 
-LEFT: Final = "slurmctld has not torn down the buffer of a job that is over, in two looks a minute apart"
+LEFT: Final = "slurmctld had not torn down the buffer of the finished job in two checks a minute apart"
 """22.05 does so occasionally: killing the calls of a cancelled job also kills a teardown that has begun."""
 
 
@@ -101,7 +101,7 @@ class Reconciler:
                 await self.look()
             except ApiError as error:
                 # The renewal of files logs an unavailable leader; this check does not count.
-                LOGGER.debug("a look ended early: %s", error)
+                LOGGER.debug("a check ended early: %s", error)
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
@@ -111,12 +111,12 @@ class Reconciler:
         looked = await self._ask()
         if isinstance(looked, str):
             if looked != self._said:
-                LOGGER.warning("external jobs are not compared with Slurm's jobs: %s", looked)
+                LOGGER.warning("external jobs cannot be compared with Slurm's jobs: %s", looked)
             self._said = looked
             self._metrics.looks.labels("slurm_away").inc()
             return
         if self._said:
-            LOGGER.info("slurmctld answers again")
+            LOGGER.info("slurmctld is reachable again")
             self._said = ""
         self._metrics.looks.labels("compared").inc()
         self._metrics.external_jobs_are(listed.external_jobs)
@@ -163,7 +163,7 @@ class Reconciler:
         self._lost = lost
         for job in sorted(self._stuck.keys() - before.keys()):
             LOGGER.error(
-                "job %s never starts: %s; cancel it and submit it again: scancel %s", job, self._stuck[job], job,
+                "job %s will never start: %s; cancel it and submit it again: scancel %s", job, self._stuck[job], job,
                 extra=about(job=f"slurm:{job}"),
             )  # fmt: skip
         self._metrics.stuck.set(len(self._stuck))
@@ -183,8 +183,8 @@ class Reconciler:
         request = g.ExternalJobCommand(command_id=new_command_id(self._clock), cluster=self._cluster, epoch=epoch)
         external_job = await self._leader.call(operations.STAGE_OUT_EXTERNAL_JOB, request, job=job, deadline_s=CALL_S)
         LOGGER.warning(
-            "job %s: its run has ended for slurmctld, which in two looks a minute apart has not asked for its results; "
-            "they are exported, and its buffer is %s", job, external_job.phase,
+            "job %s: its run has ended in slurmctld, which did not request the export of its results in two checks a "
+            "minute apart; they are exported, and its buffer is %s", job, external_job.phase,
             extra=about(job=f"slurm:{job}"),
         )  # fmt: skip
         self._exported |= {job}
@@ -194,7 +194,7 @@ class Reconciler:
         request = g.MissExternalJobRequest(command_id=new_command_id(self._clock), cluster=self._cluster, state=state)
         await self._leader.call(operations.MISS_EXTERNAL_JOB, request, job=job, deadline_s=CALL_S)
         LOGGER.error(
-            "job %s: Slurm has its buffer as %s, and Forebay has none", job, state, extra=about(job=f"slurm:{job}")
+            "job %s: Slurm lists its buffer as %s, but Forebay has none", job, state, extra=about(job=f"slurm:{job}")
         )
         self._reported |= {job}
         self._metrics.missed.inc()
@@ -210,7 +210,7 @@ def _lost(looked: SlurmView, phases: Mapping[str, str]) -> dict[str, str]:
     for job in looked.pending:
         phase = phases.get(job)
         if job in looked.staging_in and job not in looked.buffers:
-            found[job] = "it is in BurstBufferStageIn, and slurmctld has no record of its buffer"
+            found[job] = "it is in BurstBufferStageIn, but slurmctld has no record of its buffer"
         elif job in looked.staging_in and phase in STAGE_IN_ENDED:
             found[job] = f"it is in BurstBufferStageIn, and its buffer is {phase}"
         elif looked.buffers.get(job) == "teardown" and phase in TORN_DOWN:
@@ -224,4 +224,7 @@ def stuck_status(stuck: Collection[str]) -> str:
         return "no job is stuck in stage-in"
     shown = sorted(stuck, key=int)[:STUCK_SHOWN_MAX]
     more = f" and {len(stuck) - len(shown)} more" if len(stuck) > len(shown) else ""
-    return f"{len(stuck)} jobs never start, since slurmctld lost their stage-in; run: scancel {' '.join(shown)}{more}"
+    return (
+        f"{len(stuck)} jobs will never start, because slurmctld lost their stage-in; run: scancel "
+        f"{' '.join(shown)}{more}"
+    )

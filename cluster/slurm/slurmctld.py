@@ -166,13 +166,13 @@ async def _said(command: tuple[str, ...]) -> bytes | str:
             while part := await process.stdout.read(64 * 1024):
                 said += part
                 if len(said) > SAID_BYTES_MAX:
-                    return f"{name} says more than {SAID_BYTES_MAX} bytes"
+                    return f"{name} printed more than {SAID_BYTES_MAX} bytes"
             code = await process.wait()
     except TimeoutError:
-        return f"{name} has not answered for {ASK_S:.0f} s"
+        return f"{name} did not answer within {ASK_S:.0f} s"
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-    return bytes(said) if code == 0 else f"{name} ended with code {code}"
+    return bytes(said) if code == 0 else f"{name} exited with code {code}"

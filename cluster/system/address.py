@@ -86,10 +86,11 @@ def _checked_host(host: str, text: str, bracketed: bool) -> str:
             raise AddressError(f"{host!r} in {text!r} is not an IP address")
         return host
     if bracketed != (version == 6):
-        raise AddressError(f"{text!r} has its brackets in the wrong place")
+        raise AddressError(f"{text!r} has misplaced brackets")
     if is_unspecified:
         raise AddressError(
-            f"{text!r} is no address that another machine could connect to", "write the one that others connect to"
+            f"{text!r} is not an address that another machine could connect to",
+            "write the address that other machines connect to",
         )
     return address
 

@@ -173,7 +173,7 @@ class JournalHandler(logging.Handler):
         """Send an entry; never raises, never waits for journald."""
         try:
             if self.lost:
-                sentence = f"{self.lost} messages of this process are lost: journald did not take them in time"
+                sentence = f"{self.lost} messages of this process are lost: journald did not accept them in time"
                 self._send(self._entry(logging.WARNING, __name__, sentence, self._said.items()))
                 self.lost = 0
             text = "\n".join(

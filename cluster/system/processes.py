@@ -119,7 +119,7 @@ def cgroup_of(pid: int) -> str:
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     own = next((line[3:] for line in lines if line.startswith("0::")), "")
     if not own.startswith("/") or ".." in own.split("/"):
-        raise LookupError("this machine has no cgroup v2 for it; boot with systemd.unified_cgroup_hierarchy=1")
+        raise LookupError("this machine does not use cgroup v2; boot with systemd.unified_cgroup_hierarchy=1")
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         fields = before.split()

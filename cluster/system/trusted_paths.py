@@ -53,7 +53,7 @@ def open_trusted(path: str, look: Callable[[os.stat_result, str], None] | None =
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise UntrustedFile(f"{path} is no regular file", "name a file")
+            raise UntrustedFile(f"{path} is not a regular file", "name a file")
         _check(status, path)
     except BaseException:
         os.close(file)
@@ -68,4 +68,4 @@ def _check(status: os.stat_result, shown: str) -> None:
         )
     is_shared = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & _OTHERS_WRITE and not is_shared:
-        raise UntrustedFile(f"others may write to {shown}", "take that from them with chmod go-w")
+        raise UntrustedFile(f"others may write to {shown}", "run chmod go-w on it")

@@ -515,7 +515,7 @@ def _users(key: SettingKey, text: str) -> tuple[str, ...]:
             found[user] = None
         offset += len(user) + 1
     if not found:
-        raise ValueFormatError(f"{key.name} names nobody", f"write {key.kind.value}, or leave the key out")
+        raise ValueFormatError(f"{key.name} names no user", f"write {key.kind.value}, or leave the key out")
     return tuple(found)
 
 

@@ -283,7 +283,7 @@ def check_limits(limits: tuple[Limit, ...], known: Mapping[LimitKind, str], plac
             words = ", ".join(kind.word for kind in known)
             return _invalid(place, f"the limit {limit.kind.word} does not exist here", f"use one of {words}")
         if limit.kind.counts_space != bool(limit.tres):
-            remedy = "write bb/NAME with it" if limit.kind.counts_space else "leave out bb/NAME"
+            remedy = f"write {limit.kind.word} with bb/NAME" if limit.kind.counts_space else "leave out bb/NAME"
             return _invalid(place, f"the limit {limit.kind.word} has the name {limit.tres!r}", remedy)
         refusal = check_name(limit.tres, place) if limit.tres else None
         if refusal is not None:

@@ -35,7 +35,7 @@ def parse_tasks(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         found = _RANGE.fullmatch(part.strip())
         if found is None:
-            raise ArrayError(f"{part!r} names no tasks; write for example 1-10, 1-10:2 or 1,4,7")
+            raise ArrayError(f"{part!r} is not a task range; write for example 1-10, 1-10:2 or 1,4,7")
         first = int(found[1])
         last = first if found[2] is None else int(found[2])
         step = 1 if found[3] is None else int(found[3])
@@ -45,7 +45,7 @@ def parse_tasks(text: str) -> tuple[int, ...]:
             raise ArrayError(f"task {last} is too large; the largest is {ARRAY_SIZE_MAX - 1}")
         named = range(first, last + 1, step)
         if not tasks.isdisjoint(named):
-            raise ArrayError(f"{part!r} names a task that is there already")
+            raise ArrayError(f"{part!r} repeats a task")
         tasks.update(named)
     return tuple(sorted(tasks))
 
@@ -61,7 +61,9 @@ def parse_array(text: str) -> tuple[tuple[int, ...], int]:
     if not percent:
         return tasks, 0
     if not throttle.isascii() or not throttle.isdigit() or len(throttle) > 9 or not int(throttle):
-        raise ArrayError(f"%{throttle} is no throttle; write how many tasks may go at once, for example %4")
+        raise ArrayError(
+            f"%{throttle} is not a throttle; write the number of tasks that may run at once, for example %4"
+        )
     return tasks, int(throttle)
 
 
@@ -133,7 +135,7 @@ class ArrayUse:
                 ("active", str(self.active)),
                 ("before_it", str(before)),
             )
-            sentence = f"at most {throttle} tasks of the array may go at once"
+            sentence = f"at most {throttle} tasks of the array may run at once"
             return Verdict(Reason.JOB_ARRAY_TASK_LIMIT, sentence, figures)
         if request.buffer is not None and self.ahead + before >= stage_count:
             figures = (("staged_ahead", str(self.ahead)), ("before_it", str(before)))
@@ -165,7 +167,7 @@ def parse_reference(text: str) -> tuple[int, Tasks]:
     """
     found = _REFERENCE.fullmatch(text)
     if found is None:
-        raise ArrayError(f"{text!r} names no job; write for example 12, or 12_3 or 12_[1-4] for tasks of an array")
+        raise ArrayError(f"{text!r} is not a job ID; write for example 12, or 12_3 or 12_[1-4] for tasks of an array")
     if found[2] is not None:
         return int(found[1]), parse_tasks(found[2])
     return int(found[1]), None if found[3] is None else parse_tasks(found[3])

@@ -171,8 +171,8 @@ def check_persistent_allowed(site: Site, *, is_operator: bool, place: str = "") 
     return Refusal(
         RefusalCode.PERMISSION_DENIED,
         "Burst Buffer permission denied",
-        "only operators create and destroy persistent buffers here; the site may let everybody do it with "
-        "Flags=EnablePersistent",
+        "only operators may create and destroy persistent buffers here; to permit it to all users, an operator can "
+        "set Flags=EnablePersistent",
         place,
     )
 
@@ -288,9 +288,9 @@ def check_site(site: Site) -> Refusal | None:
 
 def _check_words(site: Site) -> Refusal | None:
     if site.flags != sort_flags(site.flags):
-        return _invalid("flags", "the flags are not in their order", f"write them as {','.join(FLAGS)} are")
+        return _invalid("flags", "the flags are not in the defined order", f"use the order {','.join(FLAGS)}")
     if "DisablePersistent" in site.flags and "EnablePersistent" in site.flags:
-        return _invalid("flags", "DisablePersistent and EnablePersistent contradict each other", "leave out one")
+        return _invalid("flags", "DisablePersistent and EnablePersistent contradict each other", "remove one of them")
     if site.allow_users and site.deny_users:
         return _invalid("deny_users", "there are both AllowUsers and DenyUsers", "use only one of them")
     for field in ("allow_users", "deny_users"):

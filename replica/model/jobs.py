@@ -105,8 +105,8 @@ def external_job_id_fault(job: str) -> str | None:
     if len(job) <= EXTERNAL_JOB_ID_CHARACTERS_MAX and _EXTERNAL_JOB_ID.fullmatch(job):
         return None
     return (
-        f"{job[:48]!r} has not 1 to {EXTERNAL_JOB_ID_CHARACTERS_MAX} letters, digits, _ or -, "
-        "the first a letter or digit"
+        f"{job[:48]!r} does not have 1 to {EXTERNAL_JOB_ID_CHARACTERS_MAX} letters, digits, _ or -, the first a "
+        "letter or digit"
     )
 
 
@@ -114,7 +114,7 @@ def scheduler_fault(name: str) -> str | None:
     """Return the fault of a scheduler's name, to follow `the scheduler `, or None if it is valid."""
     if len(name) <= NAME_CHARACTERS_MAX and _SCHEDULER.fullmatch(name):
         return None
-    return f"{name[:48]!r} has not 1 to {NAME_CHARACTERS_MAX} letters, digits, '_', '.' or '-'"
+    return f"{name[:48]!r} does not have 1 to {NAME_CHARACTERS_MAX} letters, digits, '_', '.' or '-'"
 
 
 class ExternalJobEpochs(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -133,7 +133,7 @@ def partition_gate(partitions: Partitions, request: JobRequest) -> Verdict | Non
     partition = partitions.get(name)
     figures: tuple[tuple[str, str], ...] = (("partition", name),)
     if partition is None:
-        sentence = f"partition {name} is no more; update the job to another one"
+        sentence = f"partition {name} was deleted; update the job to another partition"
         return Verdict(Reason.PARTITION_CONFIG, sentence, figures)
     state = partition.state
     if not state.starts_jobs:
@@ -141,7 +141,7 @@ def partition_gate(partitions: Partitions, request: JobRequest) -> Verdict | Non
         return Verdict(reason, f"partition {name} is {state.name}, and starts no jobs", figures)
     if not partition.admits(request.user, options.account):
         figures += (("user", request.user), ("account", options.account))
-        return Verdict(Reason.PARTITION_CONFIG, f"partition {name} is for others now", figures)
+        return Verdict(Reason.PARTITION_CONFIG, f"user or account may no longer use partition {name}", figures)
     nodes, most = options.nodes, partition.max_nodes
     if nodes < partition.min_nodes or (most is not None and nodes > most):
         figures += (("nodes", str(nodes)), ("least", str(partition.min_nodes)))
@@ -204,7 +204,7 @@ def check_partition(partition: Partition) -> Refusal | None:
             if refusal is not None:
                 return refusal
     if partition.nodes != tuple(sorted(partition.nodes)) or (partition.every_node and partition.nodes):
-        return _invalid("nodes", "its nodes are not in order, or are listed beside ALL", "write names, or ALL")
+        return _invalid("nodes", "its nodes are not sorted, or are listed in addition to ALL", "write names, or ALL")
     if not 0 <= partition.max_time_s <= TIME_LIMIT_S_MAX:
         sentence = f"the longest time limit is {partition.max_time_s} s"
         return _invalid("max_time", sentence, f"use a time up to {TIME_LIMIT_S_MAX} s, or none")

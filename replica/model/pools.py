@@ -105,7 +105,7 @@ def parse_amount(text: str, unit: PoolUnit) -> int:
         )
     if unit is PoolUnit.COUNT and "." in text:
         raise SizeError(
-            f"the size {text!r} is no whole number", text.index("."), "write a whole number: the pool counts units"
+            f"the size {text!r} is not a whole number", text.index("."), "write a whole number: the pool counts units"
         )
     return parse_size(text)
 
@@ -113,7 +113,9 @@ def parse_amount(text: str, unit: PoolUnit) -> int:
 def _parse_nodes(text: str) -> int:
     found = _NODES.fullmatch(text)
     if found is None:
-        raise SizeError(f"the size {text!r} is no number of nodes", 0, "write a whole number of nodes, for example 4N")
+        raise SizeError(
+            f"the size {text!r} is not a number of nodes", 0, "write a whole number of nodes, for example 4N"
+        )
     digits = found.group(1)
     number = int(digits) if len(digits) <= 40 else SIZE_BYTES_MAX + 1
     if not number:

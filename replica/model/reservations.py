@@ -62,11 +62,11 @@ def check_reservation(reservation: Reservation, pools: immutables.Map[str, objec
     if refusal is not None:
         return refusal
     if not 0 < reservation.start_at < reservation.end_at:
-        return _invalid("end", "it would end before it begins", "let its end be after its start")
+        return _invalid("end", "its end is not after its start", "choose an end after its start")
     if reservation.end_at <= at:
-        return _invalid("end", "its end has passed", "choose a later end")
+        return _invalid("end", "its end is in the past", "choose a later end")
     if not reservation.users and not reservation.accounts:
-        return _invalid("users", "nobody could use it", "name users or accounts")
+        return _invalid("users", "it names no users and no accounts", "name users or accounts")
     for place, names in (("users", reservation.users), ("accounts", reservation.accounts)):
         if len(names) > ACCOUNT_USERS_MAX:
             return _invalid(place, f"there are {len(names)} names", f"list at most {ACCOUNT_USERS_MAX}")
@@ -82,9 +82,9 @@ def check_reservation(reservation: Reservation, pools: immutables.Map[str, objec
     for space in reservation.space:
         if space.pool not in pools:
             known = ", ".join(sorted(pools)) or "none"
-            return _invalid("burst_buffer", f"there is no pool {space.pool!r}", f"use one of: {known}")
+            return _invalid("burst_buffer", f"pool {space.pool!r} does not exist", f"use one of: {known}")
         if not 0 < space.size_bytes <= SIZE_BYTES_MAX:
-            return _invalid("burst_buffer", f"{space.size_bytes} is no size", "reserve at least one byte")
+            return _invalid("burst_buffer", f"{space.size_bytes} is not a valid size", "reserve at least one byte")
     return None
 
 

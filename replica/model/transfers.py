@@ -303,9 +303,11 @@ def check_transfer_rules(rules: TransferRules) -> Refusal | None:
             "write the absolute path of a program, then its words",
         )
     if rules.backends == ("command",):
-        return _invalid("backends", "backends has command alone", "add what moves files, such as native")
+        return _invalid("backends", "backends has only command", "add a backend that moves files, such as native")
     if "template" in rules.backends and not rules.template:
-        return _invalid("backends", "backends has template, and there is none", "set TransferTemplate, too")
+        return _invalid(
+            "backends", "backends has template, but TransferTemplate is not set", "set TransferTemplate, too"
+        )
     return None
 
 

@@ -151,7 +151,7 @@ def external_job_due_events(state: Facts, job: Job, buffer: Buffer, at: Instant)
     if fails_at != NEVER and fails_at <= at:
         return (e.ExternalJobSetupFailed(job.id, no_space_message(state, buffer)),)
     if until != NEVER and until <= at:
-        return give_up_events(job, f"nobody has set it up again for {state.site.external_job_linger_s} s")
+        return give_up_events(job, f"its scheduler has not set it up again for {state.site.external_job_linger_s} s")
     return ()
 
 
@@ -172,9 +172,9 @@ def persistent_obstacle(state: Facts, job: Job) -> str:
     for name in () if asked is None else asked.uses:
         known = state.persistent.get(name)
         if known is None:
-            return f"there is no persistent buffer {name}"
+            return f"persistent buffer {name} does not exist"
         if known.state is not BufferState.ALLOCATED:
-            return f"the persistent buffer {name} is {known.state.word}"
+            return f"persistent buffer {name} is {known.state.word}"
         if not known.filesystem:
             return f"persistent buffer {name} is on node {known.node}, not in a shared filesystem"
     return ""
@@ -187,9 +187,9 @@ def no_space_message(state: Facts, buffer: Buffer) -> str:
         return missing
     pool = state.pools.get(buffer.pool)
     if pool is None:
-        return f"there is no pool {buffer.pool} any more"
+        return f"pool {buffer.pool} no longer exists"
     usage = _space_usage_message(state, pool, buffer.granted_bytes)
-    return f"no space for {state.site.external_job_setup_wait_s} s: {usage}"
+    return f"no space became free within {state.site.external_job_setup_wait_s} s: {usage}"
 
 
 def persistent_wait_message(state: Facts, asked: BufferRequest) -> str:
@@ -197,14 +197,14 @@ def persistent_wait_message(state: Facts, asked: BufferRequest) -> str:
     for create in asked.creates:
         pool = state.pools.get(create.pool)
         if pool is None:
-            return f"there is no pool {create.pool} any more"
+            return f"pool {create.pool} no longer exists"
         if create.capacity_bytes > free_bytes(pool, state.held_bytes.get(pool.name, 0)):
             return f"no space yet: {_space_usage_message(state, pool, create.capacity_bytes)}"
     for destroy in asked.destroys:
         users = len(state.using.get(destroy.name, ()))
         if users:
             return f"{users} jobs use the persistent buffer {destroy.name}"
-    return "it waits for its turn, or for a mover that is up"
+    return "it waits for earlier requests, or for a mover that is up"
 
 
 def _space_usage_message(state: Facts, pool: Pool, wanted: int) -> str:
@@ -218,7 +218,7 @@ def _space_usage_message(state: Facts, pool: Pool, wanted: int) -> str:
     free = format_amount(free_bytes(pool, held), unit)
     kept = f"; of it, {named}{more}" if named else ""
     total = format_amount(pool.usable_bytes, unit)
-    return f"{format_amount(wanted, unit)} of pool {name} were asked for, and {free} are free of {total}{kept}"
+    return f"{format_amount(wanted, unit)} of pool {name} were requested, and {free} of {total} are free{kept}"
 
 
 def _job_label(job: Job) -> str:

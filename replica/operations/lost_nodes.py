@@ -85,7 +85,7 @@ def lost_events(state: Facts, job: Job, buffer: Buffer | None) -> tuple[e.Event,
             result = JobState.NODE_FAIL if result is JobState.COMPLETED else result
         return (e.TeardownStarted(job.id, job.attempt + 1, result, True, why),)
     if state.site.provider != NATIVE:
-        why = f"{reason}, so the teardown of its provider was not run: remove what it left, and clear the buffer"
+        why = f"{reason}, so the teardown of its provider did not run: remove its leftovers, and clear the buffer"
         return failure_events(state, job, Stage.TEARDOWN, why, Instant(state.at), final=True)
     return (
         e.BufferAbandoned(job.id, node.name, tuple(own_persistent(state, job, BufferState.DELETING))),

@@ -81,7 +81,7 @@ def timeout_message(state: Facts, stage: Stage) -> str:
     """Return the message on a timed-out operation, in Slurm's words for Slurm's limits."""
     most_s = longest_transfer_s(state, stage)
     if most_s:
-        return f"it took longer than TransferTimeMax allows, {most_s} s"
+        return f"the operation took longer than TransferTimeMax, {most_s} s"
     return f"Timeout @ {timeout_s(state.site, stage) * 1000} msec"
 
 

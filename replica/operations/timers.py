@@ -118,7 +118,7 @@ def _revocation_due(state: Facts, job: Job, buffer: Buffer) -> tuple[Instant, st
     if node is not None and node.drained:
         return _AT_ONCE, f"node {job.node} is drained"
     if node is not None and node.cpus < job.request.cpus:
-        return _AT_ONCE, f"node {job.node} has only {node.cpus} CPUs now"
+        return _AT_ONCE, f"node {job.node} now has only {node.cpus} CPUs"
     options = job.request.options if state.partitions else None
     if options is not None and job.node:
         nodes = node_set_name(state.partitions, options.partition)

@@ -102,9 +102,9 @@ def persistent_notes(state: State, job_id: int) -> tuple[str, ...]:
         return ()
     created = {record.name for record in asked.creates}
     missing = [record.name for record in asked.destroys if record.name not in state.persistent]
-    notes = [f"there is no persistent buffer {name}; destroying it does nothing" for name in missing]
+    notes = [f"persistent buffer {name} does not exist; destroying it has no effect" for name in missing]
     absent = [name for name in asked.uses if name not in state.persistent and name not in created]
-    notes += [f"there is no persistent buffer {name}; the job waits until one is created" for name in absent]
+    notes += [f"persistent buffer {name} does not exist; the job waits until it is created" for name in absent]
     return tuple(notes)
 
 
@@ -217,7 +217,7 @@ _NOT_THERE = "does not exist"
 
 def _why_not_yet(job: Job, buffer: Buffer) -> str:
     if job.stuck:
-        ways = "released (--partial gives up what is not there), cancelled with --hurry, or cleared"
+        ways = "released (with --partial, without missing files), cancelled with --hurry, or cleared"
         return f"{job.message}; the buffer is kept until the job is {ways}"
     if job.retry_at != NEVER:
         return f"{job.message}; it will be tried again"

@@ -233,7 +233,7 @@ def test_a_table_with_one_letter_wrong_is_refused_in_its_line_with_the_right_one
         ('"/in/%u"', '"/in",\n  # two\n  "/a/%j"', '"/a/%j"', "staging.sources[2]", "found '/a/%j'", "is %u"),
         ("{ A = 'b' }", '"A=b"', "env", "provider.environment", "found a text", "a table [provider.environment]"),
         ("{ A = 'b' }", "{ A = 1 }", "A = 1", "provider.environment.A", "found a whole number (1)", "of one line"),
-        ("{ A = 'b' }", "{ 'A b' = '1' }", "'A b'", "provider.environment.'A b'", "no name for a variable", "letters"),
+        ("{ A = 'b' }", "{ 'A b' = '1' }", "'A b'", "provider.environment.'A b'", "not a valid variable", "letters"),
         ("[[pool]]", "[pool]", "pool]", "pool", "found a table", "write tables [[pool]]"),
     ],
 )  # fmt: skip

@@ -42,7 +42,7 @@ from cluster.schemas.base import made_of
 from cluster.schemas.command_ids import new_command_id
 from cluster.security.identity import Identity, Role
 from cluster.security.peers import PeerCertificate
-from cluster.server.applied_log import AppliedEntry, AppliedLog
+from cluster.server.applied_log import AppliedLog
 from cluster.server.liveness import AgentReport, Liveness, OrderWatch, Transfer
 from cluster.server.pending import Asker, Settlement, resolve
 from cluster.server.totals.jobs import TransferTotals
@@ -59,6 +59,7 @@ from replica.values.errors import Refusal
 from replica.values.units import NEVER, Instant, Revision
 from replica.views.jobs import buffer_word
 from replica.views.orders import orders_for
+from tests.cluster.transitions import transition_of
 from tests.replica.world import START, World
 from wal.codec import decode_batch, encode_batch
 
@@ -233,18 +234,15 @@ class InMemory(World):
         self.state, self.at = after, Instant(after.at)
         self._entries += 1
         self.ledger.append(batch)
-        applied = AppliedEntry(
-            self._entries, 1, b"", Revision(before.revision), Revision(after.revision), batch, False, 1
-        )
-        self.applied_log.append(applied)
+        applied = transition_of(before, after, batch, index=self._entries)
+        self.applied_log.applied(applied)
         self.timeline.append(batch, after)
-        self.orders_watch.applied(before, batch, after)
+        self.orders_watch.applied(applied)
         for node in after.nodes:
             if orders_for(before, node) != orders_for(after, node):
                 # Else its agent would hear of them when its poll ends.
                 assert self.orders_watch.changed_since(node, before.revision), (node, batch)
-        if before.transfers is not after.transfers:
-            self.transfer_totals.applied(batch)
+        self.transfer_totals.applied(applied)
         if self._index is not None:
             self._index.advance(after, [event for one in batch.entries for event in one.events])
 
@@ -256,7 +254,7 @@ class InMemory(World):
             if not events:
                 return
             self.commit_pass(events)
-        raise AssertionError(f"the scheduler has not settled after {PASSES_MAX} passes")
+        raise AssertionError(f"the scheduler still finds changes after {PASSES_MAX} cycles")
 
     def _indexed(self) -> SchedulingIndex:
         if self._index is None or self._index.state is not self.state:

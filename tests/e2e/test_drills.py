@@ -204,7 +204,7 @@ def test_leaders_that_hang_and_are_killed_are_drilled_and_whoever_vanishes_nothi
     asyncio.run(ready())
     operator = Operator(up.cluster)
     refused = operator.types("drill", "plan", "clock-skew")
-    assert refused.returncode == 1 and "clock-skew is not possible: the clock of one process" in refused.stderr
+    assert refused.returncode == 1 and "clock-skew is not possible: the clock of a single process" in refused.stderr
     ended = drilled(operator, "leader-hang")
     assert state_of(up.pid(ended["target"])) in ("S", "R")
 

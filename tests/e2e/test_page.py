@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cluster.api.page.labels import format_after, format_moment, format_size
+from cluster.api.page.labels import format_after, format_moment, format_size, strip_prefix
 from cluster.client import ApiError
 from cluster.schemas import operations as ops
 from tests.browser import CHROMIUM, ENTER, SCREENS, TAB, Browser, browser, relayed
@@ -35,28 +35,6 @@ WALL = {"wall": {"width": 3840, "height": 2160}}
 
 CELLS = """(id) => [...document.querySelectorAll(`#${id} tbody tr`)].map(
   row => [...row.children].map(cell => cell.innerText.trim().replace(/\\s+/g, " ")))"""
-
-CONTRASTS = """(() => {
-  const channel = (one) => (one /= 255) <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4;
-  const parse = (text) => (text.match(/[0-9.]+/g) || []).map(Number);
-  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-  const behind = (one) => {
-    for (; one; one = one.parentElement) {
-      const found = parse(getComputedStyle(one).backgroundColor);
-      if (found.length === 3 || found[3] === 1) return found;
-    }
-  };
-  const poor = [];
-  for (const one of document.querySelectorAll("body *")) {
-    if (![...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim())) continue;
-    const style = getComputedStyle(one), box = one.getBoundingClientRect();
-    if (!box.width || style.visibility === "hidden" || one.closest("progress, svg")) continue;
-    const [above, below] = [light(parse(style.color)), light(behind(one))];
-    const ratio = (Math.max(above, below) + 0.05) / (Math.min(above, below) + 0.05);
-    if (ratio < 4.5) poor.push([one.textContent.trim().slice(0, 40), ratio]);
-  }
-  return poor;
-})()"""
 
 FOCUS = """(() => {
   const one = document.activeElement, style = getComputedStyle(one);
@@ -242,7 +220,7 @@ async def says_what_the_commands_say(cluster: LocalCluster, page: Browser, faile
     for row in queue:
         first = row[0].partition(" ")[0]
         job = array[0] if "[" in first else jobs[first]
-        assert (row[1], row[2]) == (job["name"], job["user"]) and job["reason"] in row[3]
+        assert (row[1], row[2]) == (job["name"], job["user"]) and strip_prefix(job["reason"]) in row[3]
     assert [row[0] for row in queue if "[" in row[0]] == [f"{called(array[0]).partition('_')[0]}_[0-11] 12 tasks"]
     expected = "[...document.querySelectorAll('#queue tbody tr:last-child time')].map(one => one.title)"
     assert (await page.run(expected))[0][:13] == format_moment(array[0]["expected_start"])[:13]
@@ -263,7 +241,8 @@ async def says_what_the_commands_say(cluster: LocalCluster, page: Browser, faile
     assert len(needs) == overview["needs_count"] == 1
     (need,) = overview["needs"]
     assert need["job_id"] == failed and need["kind"] == "not_exported"
-    assert all(one in needs[0] for one in (need["subject"], "not exported", need["sentence"], need["remedy"]))
+    assert all(one in needs[0] for one in (need["subject"], "not exported", need["remedy"]))
+    assert strip_prefix(need["sentence"]).lower() in needs[0].lower()
     assert "Reload for the latest." in text
 
 
@@ -278,17 +257,15 @@ async def tells_of_a_job(cluster: LocalCluster, page: Browser, job: int) -> None
     assert kinds[-1] == "failed"
     facts = await page.run("document.getElementById('job').innerText")
     shown = said(cluster, "job", "show", str(job))
-    assert all(one in facts for one in (shown["name"], shown["user"], shown["node"], shown["reason"]))
+    assert all(one in facts for one in (shown["name"], shown["user"], shown["node"], strip_prefix(shown["reason"])))
 
 
 async def looks_right(page: Browser, url: str, directory: Path) -> None:
-    """Nothing is wider than the screen, every text can be read; and pictures are left for a person to look at."""
+    """Every page passes the checks of `Browser.pictures`; and pictures are left for a person to look at."""
     for path in PAGES:
-        for name, screen in {**SCREENS, **WALL}.items():
-            # The others are tables, as are parts of these two.
-            if name == "desk" or path in ("", "/jobs/1"):
-                await page.pictures(f"{url}/page{path}", directory, f"page{path.replace('/', '-')}", {name: screen})
-                assert await page.run(CONTRASTS) == [], (name, path)
+        # The others are tables, as are parts of these two.
+        screens = {**SCREENS, **WALL} if path in ("", "/jobs/1") else SCREENS
+        await page.pictures(f"{url}/page{path}", directory, f"page{path.replace('/', '-')}", screens)
 
 
 async def can_be_walked_through(page: Browser, url: str) -> None:

@@ -29,7 +29,7 @@ def test_a_leader_whose_disk_becomes_slow_hands_over_and_says_why(fast_path: Pat
             slow = await site.leader(operator)
             faults.change(Plan("slow", needle="", delay_ms=DELAY_MS), plans[slow])
             second = await write_until_another_leads(site, slow)
-            assert f"the leadership goes to {second}: the disk here takes " in site.log(slow).read_text()
+            assert f"leadership was transferred to {second}: a sync takes " in site.log(slow).read_text()
             overview = await operator.call(ops.SHOW_OVERVIEW, stale=True, replica=site.config.replica(slow).api)
             said = {need.subject: need.sentence for need in overview.needs if "for a sync" in need.sentence}
             assert list(said) == [f"replica {slow}"], overview.needs

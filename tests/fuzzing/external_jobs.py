@@ -115,7 +115,7 @@ def asked_of_forebay(case: ExternalJobCase) -> str:
     if overlap:
         return overlap
     if request.pool not in POOLS:
-        return f"{request.places[0]}: there is no pool"
+        return f"{request.places[0]}: pool {request.pool!r} does not exist"
     if request.capacity_bytes > POOLS[request.pool]:
         return f"{request.places[1]}: more than the pool has"
     return ""

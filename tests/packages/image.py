@@ -128,7 +128,7 @@ def exercise(podman: Podman, work: Path, base: Path, clock: Clock) -> None:
         with clock.step("podman stop has the leader hand over and end as it should"):
             podman.run(("podman", "stop", leader))
             assert running[leader].wait() == 0, (work / f"{leader}.log").read_text()[-2000:]
-            assert "hands the leadership over" in (work / f"{leader}.log").read_text()
+            assert "transfers leadership" in (work / f"{leader}.log").read_text()
             leading(podman, asking, set(REPLICAS) - {leader})
 
 

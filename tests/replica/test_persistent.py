@@ -337,9 +337,11 @@ def test_creating_what_exists_succeeds_only_if_it_is_the_same(again: CreatePersi
 def test_a_submitter_is_told_of_persistent_buffers_that_do_not_exist() -> None:
     here = world(pools={"fast": 100})
     destroys, uses = submitted(here, DESTROYS_LAKE, nodes=0), submitted(here, USES_LAKE)
-    assert persistent_notes(here.state, destroys) == ("there is no persistent buffer lake; destroying it does nothing",)
+    assert persistent_notes(here.state, destroys) == (
+        "persistent buffer lake does not exist; destroying it has no effect",
+    )
     assert persistent_notes(here.state, uses) == (
-        "there is no persistent buffer lake; the job waits until one is created",
+        "persistent buffer lake does not exist; the job waits until it is created",
     )
     created = submitted(here, beside_space(creates=(CreatePersistent("pond", 1),), uses=("pond",)))
     assert persistent_notes(here.state, created) == ()

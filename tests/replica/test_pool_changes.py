@@ -239,14 +239,14 @@ def test_an_amount_is_read_in_the_units_of_its_pool(text: str, unit: PoolUnit, a
     [
         ("4N", PoolUnit.BYTES, "is in nodes, and the pool counts bytes"),
         ("4N", PoolUnit.COUNT, "is in nodes, and the pool counts units"),
-        ("1.5", PoolUnit.COUNT, "is no whole number"),
-        ("1.5", PoolUnit.NODES, "is no number of nodes"),
-        ("4K", PoolUnit.NODES, "is no number of nodes"),
+        ("1.5", PoolUnit.COUNT, "is not a whole number"),
+        ("1.5", PoolUnit.NODES, "is not a number of nodes"),
+        ("4K", PoolUnit.NODES, "is not a number of nodes"),
         ("0", PoolUnit.NODES, "is zero"),
         ("9" * 30, PoolUnit.NODES, "overflows"),
         ("9" * 50, PoolUnit.NODES, "overflows"),
         ("-4", PoolUnit.COUNT, "has a sign"),
-        ("", PoolUnit.NODES, "is no number of nodes"),
+        ("", PoolUnit.NODES, "is not a number of nodes"),
     ],
 )
 def test_an_amount_that_its_pool_cannot_count_is_refused(text: str, unit: PoolUnit, said: str) -> None:

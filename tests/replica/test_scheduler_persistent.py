@@ -222,7 +222,7 @@ def test_what_never_comes_fails_the_setup_with_its_name() -> None:
     here.setup(request=uses())
     here.advance(here.state.site.external_job_setup_wait_s + 1)
     assert here.phase() is ExternalJobPhase.OVER
-    assert here.external_job().message == "there is no persistent buffer lake"
+    assert here.external_job().message == "persistent buffer lake does not exist"
 
 
 def test_an_external_job_that_uses_one_never_lingers_and_so_keeps_nobody_from_removing_it() -> None:

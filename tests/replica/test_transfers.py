@@ -193,7 +193,7 @@ def test_with_progress_timeouts_a_transfer_may_take_as_long_as_it_advances_up_to
     assert world.order(job) == order  # its agent keeps the time, and says which limit it was
     world.advance(60)
     assert world.state.jobs[job].message == (
-        "burst_buffer/native: slurm_bb_data_in: it took longer than TransferTimeMax allows, 1000 s"
+        "burst_buffer/native: slurm_bb_data_in: the operation took longer than TransferTimeMax, 1000 s"
     )
 
 
@@ -448,7 +448,7 @@ def test_what_a_complete_stage_out_left_out_is_said_by_name_for_as_long_as_the_j
 @pytest.mark.parametrize(
     ("settings_", "said"),
     [
-        ({"TransferBackends": "template"}, "there is none"),
+        ({"TransferBackends": "template"}, "is not set"),
         ({"TransferStallTime": "0"}, "TransferStallTime is 0"),
         ({"TransferTimeMax": "99999999999"}, "TransferTimeMax is 99999999999"),
         ({"TransfersAtOnce": "1000001"}, "TransfersAtOnce is 1000001"),

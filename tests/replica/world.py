@@ -74,6 +74,7 @@ class World:
         level: int = features.FEATURE_LEVEL_KNOWN,
         timeouts: str = "progress",
         cluster_id: str = "id",
+        name: str = "test",
         start: Instant = START,
         **policy: Any,
     ):
@@ -90,7 +91,7 @@ class World:
             for index, (name, size) in enumerate((pools or {"fast": 100}).items())
         )
         nodes_admitted = tuple(f"n{number + 1}" for number in range(ADMITTED))
-        found = c.FoundCluster(cluster_id, "test", site, founded, nodes_admitted, disclosure_key=DISCLOSURE_KEY)
+        found = c.FoundCluster(cluster_id, name, site, founded, nodes_admitted, disclosure_key=DISCLOSURE_KEY)
         assert not isinstance(self.settle(found, c.CONTROLLER), Refusal)
         while self.state.feature_level < level:
             following = self.state.feature_level + 1

@@ -30,6 +30,9 @@ BARE = re.compile(
 CLASS_NAMES_TWICE_MAX = 12
 """Public class names defined in more than one module; only ever lowered."""
 
+LITERALS_ALLOWED = {("cluster/api/web/connections.py", "nobody")}
+"""String literals that contain one of the words as the name of an account, with their module."""
+
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NAMED_EXCEPTIONS = {"feed", "need", "seed", "speed", "exceed", "embed", "shared"}
 
@@ -50,6 +53,8 @@ class Facts(NamedTuple):
     """Of the module, its classes and functions."""
     public: tuple[tuple[int, str, bool], ...]
     """Line and name of each public definition, and whether it is a class."""
+    riddles: tuple[tuple[int, str], ...]
+    """Line and text of each string literal with a word of RIDDLES; docstrings are left out."""
 
 
 @cache
@@ -68,7 +73,18 @@ def facts_of(path: Path) -> Facts:
         for node in tree.body
         if isinstance(node, Definition) and node.name[0] != "_"
     ]
-    return Facts(tuple(found), tuple(public))
+    return Facts(tuple(found), tuple(public), tuple(_riddles_in(tree)))
+
+
+def _riddles_in(tree: ast.AST) -> list[tuple[int, str]]:
+    """Return the string literals, and the literal parts of f-strings, that contain a word of RIDDLES."""
+    documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return [
+        (node.lineno, node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents
+        if RIDDLES.search(node.value)
+    ]
 
 
 def converted() -> list[Path]:
@@ -90,6 +106,21 @@ def test_no_docstring_speaks_of_somebody() -> None:
         if (match := RIDDLES.search(one.text))
     ]
     assert found == [], "say user, operator, caller, client or replica"
+
+
+def test_no_text_of_the_product_speaks_of_somebody() -> None:
+    found = [
+        f"{path}:{line}: {text}"
+        for path in modules()
+        for line, text in facts_of(path).riddles
+        if (str(path), text) not in LITERALS_ALLOWED
+    ]
+    assert found == [], "name the user, operator, process or replica; write it for a thing"
+
+
+def test_the_rule_of_texts_finds_words_in_parts_of_f_strings_and_leaves_docstrings_to_the_other() -> None:
+    source = 'def f(x):\n    """Ask somebody."""\n    return f"{x} asks nobody" + "a body" + "somebody" f"{x}"\n'
+    assert sorted(_riddles_in(ast.parse(source))) == [(3, " asks nobody"), (3, "somebody")]
 
 
 def test_no_public_function_or_class_is_a_bare_participle() -> None:

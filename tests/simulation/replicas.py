@@ -398,7 +398,7 @@ class SimReplica:
 
     def _lacks_a_snapshot(self, error: Exception) -> bool:
         """Whether it was refused for a damaged snapshot that no other on its disk can stand in for."""
-        gap = re.search(r"entries \d+ to (\d+) came with a snapshot", str(error))
+        gap = re.search(r"entries \d+ to (\d+) were installed from a snapshot", str(error))
         files = self.disk.files
         if gap is None or not isinstance(error, StorageRefused) or not files.flipped:
             return False

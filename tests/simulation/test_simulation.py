@@ -254,7 +254,7 @@ def _crashed_with_a_snapshot(world: World) -> SimReplica:
     return replica
 
 
-GAP = StorageRefused("entries 1 to 2 came with a snapshot that is gone or damaged")
+GAP = StorageRefused("entries 1 to 2 were installed from a snapshot that is missing or damaged")
 
 
 @pytest.mark.campaign(3)

@@ -216,7 +216,9 @@ def test_progress_counts_up_to_all_records(tmp_path: Path) -> None:
 def test_two_writers_of_one_snapshot_do_not_mix(tmp_path: Path) -> None:
     class Meanwhile(SnapshotDisk):
         def sync(self, file: int) -> None:
-            with pytest.raises(SnapshotFailed, match="another process is writing it; let the other process finish"):
+            with pytest.raises(
+                SnapshotFailed, match="another process is writing the file; let the other process finish"
+            ):
                 write_snapshot(tmp_path, small_image())
             super().sync(file)
 

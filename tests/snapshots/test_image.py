@@ -197,13 +197,13 @@ REFUSED: tuple[tuple[str, int, Any, str], ...] = (
     ("index too large", HEADER, _set(0, 2**63), "header has a record"),
     ("term 0", HEADER, _set(1, 0), "header has a record"),
     ("short digest", HEADER, _set(2, b"x"), "header has a record"),
-    ("counts out of order", HEADER, _set(3, [[40, 1], [10, 1]]), "it says that it has the sections"),
-    ("many pools", HEADER, _set(3, [[40, 10**6]]), "it says 1000000 pools; at most 256"),
+    ("counts out of order", HEADER, _set(3, [[40, 1], [10, 1]]), "its header lists the sections"),
+    ("many pools", HEADER, _set(3, [[40, 10**6]]), "its header announces 1000000 pools; at most 256"),
     (
         "fewer jobs than said",
         HEADER,
         counts(2),
-        "section jobs has 1 records; the header says 2",
+        "section jobs has 1 records; the header announces 2",
     ),
     (
         "more jobs than said",
@@ -211,7 +211,7 @@ REFUSED: tuple[tuple[str, int, Any, str], ...] = (
         counts(0),
         "section jobs has more than the 0 records",
     ),
-    ("a job twice", number_of("jobs"), lambda jobs: jobs * 2, "section jobs: 1 stands after 1, out of order"),
+    ("a job twice", number_of("jobs"), lambda jobs: jobs * 2, "section jobs: 1 follows 1, out of order"),
     ("an empty slice", number_of("jobs"), lambda jobs: [], "section jobs has an empty slice"),
     (
         "an unknown job state",
@@ -221,7 +221,7 @@ REFUSED: tuple[tuple[str, int, Any, str], ...] = (
     ),
     ("a long zero", number_of("jobs"), lambda jobs: [[*jobs[0][:3], 1.0, *jobs[0][4:]]], "section jobs has a record"),
     ("not a list", number_of("jobs"), lambda jobs: {"a": 1}, "section jobs has a record that cannot be read"),
-    ("a job id over next", HEADER, _set(10, 1), "an invariant does not hold: job 1"),
+    ("a job id over next", HEADER, _set(10, 1), "an invariant is violated: job 1"),
     (
         "free too large",
         CAPACITY,
@@ -245,7 +245,7 @@ REFUSED: tuple[tuple[str, int, Any, str], ...] = (
     ("a smaller grant", number_of("buffers"), _in_first(3, 0), "pool 'fast'"),
     ("another pool size", number_of("pools"), _in_first(1, 80 * MIB), "pool 'fast'"),
     ("a receipt with no id", number_of("receipts"), _in_first(0, b""), "section receipts"),
-    ("the end's count", END, lambda total: total + 1, "the end says 6 records; the header says 5"),
+    ("the end's count", END, lambda total: total + 1, "the end announces 6 records; the header 5"),
 )
 
 
@@ -292,7 +292,7 @@ def test_an_unknown_section_is_refused_as_of_a_newer_release() -> None:
         ({"held_bytes": immutables.Map()}, "pool 'fast': this replica counts 0 bytes held"),
         (
             {"jobs": immutables.Map({5: small_image().state.jobs[1]})},
-            "section jobs: the record under 5 says that it is 1",
+            "section jobs: the record with key 5 names 1",
         ),
         ({"name": "\ud800"}, "section header has a record that cannot be written"),
         ({"revision": -1}, "section header has a record that cannot be read"),
@@ -317,10 +317,10 @@ def test_a_record_too_large_to_be_read_is_not_written() -> None:
         ConfigurationAt(1, _replace(MEMBERS, voters=())),
         ConfigurationAt(1, _replace(MEMBERS, version=5)),
     ],
-    ids=["of a later entry", "of no entry", "nobody votes", "a member of the future"],
+    ids=["of a later entry", "of no entry", "it has no voters", "a member of the future"],
 )
 def test_members_that_cannot_be_are_refused(placed: ConfigurationAt) -> None:
-    with pytest.raises(ImageRejected, match="members are not sound"):
+    with pytest.raises(ImageRejected, match="members are not valid"):
         _through(_replace(small_image(), configuration=placed))
 
 

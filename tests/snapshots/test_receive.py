@@ -99,9 +99,9 @@ def test_a_gap_is_refused_by_the_offset_that_must_come_and_the_receiver_still_co
 ) -> None:
     receiver = SnapshotStore(tmp_path).receive(7, 2)
     receiver.write(0, content[:50])
-    with pytest.raises(SnapshotRefused, match="a chunk starts at byte 60, but byte 50 must come next"):
+    with pytest.raises(SnapshotRefused, match="a chunk starts at byte 60, but byte 50 was expected next"):
         receiver.write(60, content[60:70])
-    with pytest.raises(SnapshotRefused, match="not what came there before"):
+    with pytest.raises(SnapshotRefused, match="differs from the one received before"):
         receiver.write(40, b"x" * 20)
     with pytest.raises(SnapshotRefused, match="starts at byte -1"):
         receiver.write(-1, b"x")
@@ -128,7 +128,7 @@ def test_another_snapshot_than_the_announced_one_is_refused(tmp_path: Path, cont
     for index, term in ((8, 2), (7, 3)):
         receiver = SnapshotStore(tmp_path).receive(index, term)
         receiver.write(0, content)
-        with pytest.raises(SnapshotRefused, match="it holds 7 of 2"):
+        with pytest.raises(SnapshotRefused, match="it contains 7 of 2"):
             finish(receiver)
     assert os.listdir(tmp_path) == []
 
@@ -136,7 +136,7 @@ def test_another_snapshot_than_the_announced_one_is_refused(tmp_path: Path, cont
 def test_a_snapshot_of_another_cluster_is_refused(tmp_path: Path, content: bytes) -> None:
     receiver = SnapshotStore(tmp_path, cluster_id="c9").receive(7, 2)
     receiver.write(0, content)
-    with pytest.raises(SnapshotRefused, match="it is of cluster 'c1'; this replica belongs to 'c9'"):
+    with pytest.raises(SnapshotRefused, match="it belongs to cluster 'c1'; this replica belongs to 'c9'"):
         finish(receiver)
     assert os.listdir(tmp_path) == []
 
@@ -153,7 +153,7 @@ def test_a_new_receiver_ends_the_one_before(tmp_path: Path, content: bytes) -> N
     first = store.receive(7, 2)
     first.write(0, content[:10])
     second = store.receive(7, 2)
-    with pytest.raises(SnapshotFailed, match="is over; begin again"):
+    with pytest.raises(SnapshotFailed, match="has ended; start again"):
         first.write(10, content[10:])
     second.write(0, content)
     assert finish(second).read_bytes() == content
@@ -172,7 +172,7 @@ def test_abort_leaves_nothing(tmp_path: Path, content: bytes) -> None:
 
 def test_a_chunk_that_is_too_large_is_refused(tmp_path: Path) -> None:
     receiver = SnapshotStore(tmp_path).receive(7, 2)
-    with pytest.raises(SnapshotRefused, match="a chunk has 8388609 bytes; at most 8388608 are taken"):
+    with pytest.raises(SnapshotRefused, match="a chunk has 8388609 bytes; at most 8388608 are accepted"):
         receiver.write(0, bytes(CHUNK_BYTES_MAX + 1))
     assert receiver.next_offset == 0
 
@@ -311,7 +311,7 @@ def test_a_snapshot_is_given_up_while_it_is_verified_and_then_another_is_receive
     assert os.listdir(tmp_path) == []
     disk.go.set()
     verified.result(30)
-    with pytest.raises(SnapshotFailed, match="is over; begin again"):
+    with pytest.raises(SnapshotFailed, match="has ended; start again"):
         receiver.finalize()
     assert finish_whole(store.receive(7, 2), content).read_bytes() == content
     store.close()
@@ -379,7 +379,7 @@ def test_what_was_verified_takes_no_more_and_stays_what_it_is(tmp_path: Path, co
     receiver.write(0, content)
     receiver.verify()
     for offset, data in ((0, content[:100]), (len(content), b"more"), (0, b"")):
-        with pytest.raises(SnapshotRefused, match="takes no more"):
+        with pytest.raises(SnapshotRefused, match="is already complete"):
             receiver.write(offset, data)
     path = receiver.finalize()
     assert path.read_bytes() == content and store.newest_usable() == (path, small_image())
@@ -392,7 +392,7 @@ def test_what_is_being_verified_takes_no_more(tmp_path: Path, content: bytes) ->
     receiver.write(0, content)
     verified = store.verify(receiver)
     assert disk.reached.wait(30)
-    with pytest.raises(SnapshotRefused, match="takes no more"):
+    with pytest.raises(SnapshotRefused, match="is already complete"):
         receiver.write(len(content), b"more")
     disk.go.set()
     verified.result(30)

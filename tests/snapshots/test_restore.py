@@ -104,7 +104,9 @@ def test_another_format_version_is_named(tmp_path: Path, sealed: bytes) -> None:
 
 
 def test_a_file_under_another_snapshots_name_is_refused(tmp_path: Path, sealed: bytes) -> None:
-    assert _refusal(tmp_path, sealed, str(SnapshotName(8, 2))) == "its name says index 8 of term 2; it holds 7 of 2"
+    assert (
+        _refusal(tmp_path, sealed, str(SnapshotName(8, 2))) == "its name states index 8 of term 2; it contains 7 of 2"
+    )
 
 
 def test_what_is_not_a_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:

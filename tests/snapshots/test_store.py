@@ -48,7 +48,7 @@ def test_the_newest_valid_snapshot_wins_and_the_damaged_ones_are_said(tmp_path: 
     assert store.newest_usable() == (paths[1], small_image(6))
     assert [skipped.path for skipped in store.skipped_snapshots] == [paths[3], paths[2]]
     assert "checksum" in store.skipped_snapshots[0].sentence and store.skipped_snapshots[1].sentence.endswith(
-        "it is cut short"
+        "it is truncated"
     )
 
 
@@ -93,7 +93,7 @@ def test_a_snapshot_of_another_cluster_is_passed_over(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, cluster_id="c1")
     found = store.newest_usable()
     assert found is not None and found[1].index == 5
-    assert store.skipped_snapshots[0].sentence == "it is of cluster 'c2'; this replica belongs to 'c1'"
+    assert store.skipped_snapshots[0].sentence == "it belongs to cluster 'c2'; this replica belongs to 'c1'"
 
 
 def test_what_dead_writers_left_is_removed_at_start_and_nothing_else(tmp_path: Path) -> None:

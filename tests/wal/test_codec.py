@@ -121,7 +121,7 @@ def _raw(*values: object) -> bytes:
         (b"\x7f", "begins with 7f"),
         (b"\xff\x01", "begins with ff"),
         (NO_OP, "not a batch"),
-        (NO_OP + b"r" * 129, "whose id has 129 bytes"),
+        (NO_OP + b"r" * 129, "whose ID has 129 bytes"),
         (b"\x01", "format none"),
         (b"\x01\x02\x93", "format 02"),
         (_raw(1, 2), "cannot be decoded"),
@@ -134,7 +134,7 @@ def _raw(*values: object) -> bytes:
         (b"\x01\x01\xdc\x00\x03\x01\x02\x90", "not canonical"),  # an array of three with a long head
         (b"\x01\x01\x93\x01\x02\xdd\x00\x00\x00\x00", "not canonical"),
         (b"\x01\x01" + b"\x91" * 5000, "cannot be decoded"),
-        (b"\x01\x01" + bytes(ENTRY_MAX_BYTES), "has at most 1048576"),
+        (b"\x01\x01" + bytes(ENTRY_MAX_BYTES), "the maximum is 1048576"),
     ],
 )
 def test_what_is_not_the_one_encoding_is_refused_with_a_sentence(data: bytes, sentence: str) -> None:
@@ -201,7 +201,8 @@ def test_an_event_of_a_later_release_stops_with_its_revision_and_the_release_tha
     entries: list[list[object]], revision: int, release: str
 ) -> None:
     with pytest.raises(
-        WrittenLater, match=f"^revision {revision}: the batch cannot be decoded: it has an event with tag 60000"
+        WrittenLater,
+        match=f"^revision {revision}: the batch cannot be decoded: it has an event with the unknown tag 60000",
     ) as stopped:
         decode_batch(_of_a_later_release(*entries))
     assert isinstance(stopped.value, ReleaseNeeded) and isinstance(stopped.value, CodecError)

@@ -96,11 +96,11 @@ def test_the_bytes_of_a_configuration_stay_as_they_were_released() -> None:
     [
         (initial(FOUNDERS), "no version"),
         (msgspec.structs.replace(CHANGED, version=6), "later version"),
-        (msgspec.structs.replace(CHANGED, voters=()), "nobody votes"),
+        (msgspec.structs.replace(CHANGED, voters=()), "it has no voters"),
         (msgspec.structs.replace(CHANGED, voters=CHANGED.voters[::-1]), "not sorted"),
-        (msgspec.structs.replace(CHANGED, voters=(FOUNDERS[0], FOUNDERS[0])), "each once"),
+        (msgspec.structs.replace(CHANGED, voters=(FOUNDERS[0], FOUNDERS[0])), "one occurs twice"),
         (msgspec.structs.replace(CHANGED, learners=(Member("r1#7"),)), "twice"),
-        (msgspec.structs.replace(CHANGED, learners=(Member("r4#0"),)), "no member's id"),
+        (msgspec.structs.replace(CHANGED, learners=(Member("r4#0"),)), "not a valid member ID"),
         (msgspec.structs.replace(CHANGED, voters=tuple(Member(f"v{n}") for n in range(10))), "length"),
     ],
 )

@@ -110,7 +110,7 @@ def test_a_directory_that_is_exchanged_while_it_is_opened_is_not_opened(
         return original(descriptor)
 
     monkeypatch.setattr(directories, "has_data", exchanged)
-    with pytest.raises(StorageFailed, match="is another one than this replica has open"):
+    with pytest.raises(StorageFailed, match="is not the one that this replica has open"):
         open_env(directory)
 
 
@@ -141,7 +141,7 @@ def test_what_the_system_does_not_open_is_no_damage(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("wal.environment._open_lmdb", fail)
-    with pytest.raises(RecoveryRefused, match="nothing says that it is damaged") as refused:
+    with pytest.raises(RecoveryRefused, match="the data may be intact") as refused:
         Environment.open_readonly(tmp_path) if readonly else open_env(tmp_path, create=False)
     assert refused.value.condition is Condition.CANNOT_BE_OPENED
     assert os.strerror(number) in str(refused.value) and REPLACE not in str(refused.value)

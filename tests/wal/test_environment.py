@@ -154,7 +154,7 @@ def test_a_full_map_stops_the_replica_with_the_remedy_and_a_larger_one_lets_it_s
         journal.sync()
         journal.append([Entry(5, 1, bytes(500_000))])
         for _ in range(2):
-            with pytest.raises(StorageFailed, match=r"bound of 262144 bytes. Set a larger map_size in \[storage\]"):
+            with pytest.raises(StorageFailed, match=r"maximum of 262144 bytes. Set a larger map_size in \[storage\]"):
                 journal.flush_hints()
     with open_env(tmp_path) as env:
         journal = Journal(env)

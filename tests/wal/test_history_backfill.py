@@ -126,7 +126,7 @@ def test_who_does_not_hold_an_entry_says_so_and_a_gap_ends_what_is_handed_over(t
     assert [one.entry.index for one in export_history(ledger, 33)] == [33, 32, 31]
     assert [one.entry.index for one in export_history(ledger, 10)] == list(range(10, 0, -1))
     for missing in (11, 30, LAST + 1):
-        with pytest.raises(LookupError, match=f"entry {missing} is not held here"):
+        with pytest.raises(LookupError, match=f"entry {missing} is not available on this replica"):
             export_history(ledger, missing)
     assert len(export_history(ledger, LAST, bytes_max=1)) == 1
     assert len(export_history(ledger, LAST, bytes_max=2 * len(entry(1).data))) == 2

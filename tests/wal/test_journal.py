@@ -90,7 +90,7 @@ def test_a_resent_prefix_does_not_have_to_truncate_to_find_its_conflict(tmp_path
         ([entry(4), entry(6)], "entry 6 appended after entry 4"),
         ([entry(4, 0)], "appended after term 1"),
         ([entry(4, 2)], "in term 1"),
-        ([Entry(4, 1, bytes((1 << 20) + 1))], "the bound is 1048576"),
+        ([Entry(4, 1, bytes((1 << 20) + 1))], "the maximum is 1048576"),
     ],
 )
 def test_an_append_that_no_correct_engine_makes_changes_nothing(

@@ -321,9 +321,9 @@ def test_the_revision_and_the_term_that_are_recorded_as_applied_are_those_of_the
     ("change", "said"),
     [
         ({"last_index": 29}, "the marks are out of order"),
-        ({"last_index": 31}, "entry 30 is the last one that is stored, and 31 is marked"),
+        ({"last_index": 31}, "the last stored entry is 30, but 31 is marked"),
         ({"commit_index": 29}, "the marks are out of order"),
-        ({}, "revision 61 is recorded as settled, and 60 is the last one"),
+        ({}, "revision 61 is recorded as settled, but the last one is 60"),
     ],
 )
 def test_what_is_stored_behind_the_marks_is_named(tmp_path: Path, change: dict[str, int], said: str) -> None:

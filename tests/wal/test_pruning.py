@@ -140,7 +140,7 @@ def test_a_replica_that_is_killed_at_any_step_goes_on_from_there(tmp_path: Path,
 
 def test_what_consensus_needs_is_never_pruned(tmp_path: Path) -> None:
     env = whole(tmp_path / "r1", base=200)
-    with pytest.raises(BrokenInvariant, match="below entry 202, but consensus sees 201 and later"):
+    with pytest.raises(BrokenInvariant, match="below entry 202, but consensus needs 201 and later"):
         authorise(env, PrunedRange(202, SEGMENTS))
     authorise(env, PrunedRange(201, SEGMENTS))
     with pytest.raises(BrokenInvariant, match="the ledger is pruned below 201"):
@@ -190,9 +190,13 @@ def test_what_was_pruned_is_said_to_be_in_its_segment(tmp_path: Path) -> None:
     while prune_some(env):
         pass
     ledger = Ledger(env)
-    with pytest.raises(LookupError, match=f"revision 401 is not held here, it was pruned.*{201:020d}-{300:020d}"):
+    with pytest.raises(
+        LookupError, match=f"revision 401 is not available on this replica, it was pruned.*{201:020d}-{300:020d}"
+    ):
         ledger.index_of_revision(401)
-    with pytest.raises(LookupError, match=f"entry 70 is not held here: it was pruned.*{1:020d}-{200:020d}"):
+    with pytest.raises(
+        LookupError, match=f"entry 70 is not available on this replica: it was pruned.*{1:020d}-{200:020d}"
+    ):
         export_history(ledger, 70)
     assert [one.entry.index for one in export_history(ledger, 295)] == [*range(295, 289, -1)]
     assert ledger.index_of_revision(128) == 64 and ledger.index_of_revision(579) == 290
@@ -288,7 +292,7 @@ def test_a_beginning_is_inserted_as_it_was_or_not_at_all(tmp_path: Path, count: 
             (one, digest, 201),
             (one, digest, revision - 3),
         ):
-            with pytest.raises(BrokenInvariant, match="does not lead on"):
+            with pytest.raises(BrokenInvariant, match="does not continue"):
                 insert_beginning(env, gap, [*first[:place], wrong, *first[place + 1 :]])
             assert Ledger(env).gaps() == (gap,) and rows(env)[0] == 0
     insert_beginning(env, gap, first)

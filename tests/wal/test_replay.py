@@ -47,7 +47,7 @@ def test_any_bytes_are_a_sync_or_damaged(body: bytes) -> None:
 
 def test_an_entry_beyond_its_bound_is_damage() -> None:
     sync = Sync(0, 1, [Entry(1, 1, bytes(ENTRY_MAX_BYTES + 1))], None, 0, 0, GENESIS, [])
-    with pytest.raises(DamagedValue, match="the bound is"):
+    with pytest.raises(DamagedValue, match="the maximum is"):
         unpack(pack(sync))
 
 

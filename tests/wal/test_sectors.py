@@ -146,7 +146,7 @@ def test_a_record_before_a_later_one_was_synced_so_a_missing_sector_of_it_is_dam
     content = bytearray(log_of(*laid_out(BODIES), size_blocks=6))
     at = BLOCK_BYTES * (1 + lost) + sector * SECTOR_BYTES
     content[at : at + SECTOR_BYTES] = bytes(SECTOR_BYTES)
-    with pytest.raises(LogDamaged, match=f"record {lost + 1} is gone, although record {lost + 2} was written after"):
+    with pytest.raises(LogDamaged, match=f"record {lost + 1} is missing, although record {lost + 2} was written after"):
         sectors.read(bytes(content), IDENTITY, GENERATION)
 
 
@@ -156,7 +156,7 @@ def test_one_sector_of_a_later_record_is_enough_to_know_that_the_one_before_was_
         content = bytearray(log_of(blocks[0], size_blocks=6))
         at = 3 * BLOCK_BYTES + kept * SECTOR_BYTES
         content[at : at + SECTOR_BYTES] = blocks[2][kept * SECTOR_BYTES : (kept + 1) * SECTOR_BYTES]
-        with pytest.raises(LogDamaged, match="record 2 is gone, although record 3"):
+        with pytest.raises(LogDamaged, match="record 2 is missing, although record 3"):
             sectors.read(bytes(content), IDENTITY, GENERATION)
 
 
@@ -164,7 +164,7 @@ def test_records_of_a_generation_that_is_over_are_not_read_and_those_of_a_later_
     content = log_of(*laid_out(BODIES, generation=GENERATION))
     assert sectors.read(content, IDENTITY, GENERATION + 1) == []
     for older in (1, GENERATION - 1):
-        with pytest.raises(LogAhead, match=f"generation {GENERATION}, LMDB of {older}"):
+        with pytest.raises(LogAhead, match=f"generation {GENERATION}, but LMDB has {older}"):
             sectors.read(content, IDENTITY, older)
 
 
@@ -172,7 +172,7 @@ def test_a_head_that_says_what_its_place_does_not_is_damage_even_if_its_checksum
     tag, long = Tags(IDENTITY, GENERATION).of(1), bytes(90_000)
     for generation, sequence, body in [(GENERATION + 1, 1, b"x"), (GENERATION, 2, b"x"), (GENERATION, 1, long)]:
         content = log_of(sectors.lay_out(tag, generation, sequence, body)[: BLOCK_BYTES * 7])
-        with pytest.raises(LogDamaged, match="its head speaks of"):
+        with pytest.raises(LogDamaged, match="its header names"):
             sectors.read(content, IDENTITY, GENERATION)
 
 
@@ -180,7 +180,7 @@ def test_a_log_of_another_replica_or_size_is_not_taken_for_an_empty_one() -> Non
     content = log_of(*laid_out(BODIES, identity=OTHER), identity=OTHER)
     with pytest.raises(LogForeign):
         sectors.read(content, IDENTITY, GENERATION)
-    with pytest.raises(LogDamaged, match="says 32768 bytes instead of 28672"):
+    with pytest.raises(LogDamaged, match="states 32768 bytes instead of 28672"):
         sectors.read(log_of(*laid_out(BODIES))[:-BLOCK_BYTES], IDENTITY, GENERATION)
     block = bytearray(sectors.first_block(IDENTITY, 8 * BLOCK_BYTES))
     block[8] = 2

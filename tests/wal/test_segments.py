@@ -182,7 +182,7 @@ def test_an_entry_that_is_rewritten_with_its_sums_is_not_the_one_that_the_chain_
     names = sorted(os.listdir(tmp_path / "a"))
     # Sound in itself: its neighbours do not lead to it.
     (tmp_path / "a" / names[2]).write_bytes((tmp_path / "b" / names[2]).read_bytes())
-    with pytest.raises(SegmentBroken, match="does not follow on the digest"):
+    with pytest.raises(SegmentBroken, match="does not continue the digest"):
         Archive(tmp_path / "a")
     env.close()
     other.close()
@@ -200,7 +200,7 @@ def test_a_segment_that_is_missing_or_of_another_cluster_is_named(tmp_path: Path
         Archive(tmp_path / "a")
     wrong = tmp_path / "a" / str(gone._replace(last_index=gone.last_index + 1))
     wrong.write_bytes(held)
-    with pytest.raises(SegmentBroken, match="by its manifest"):
+    with pytest.raises(SegmentBroken, match="its manifest lists"):
         Segment(wrong)
     env.close()
 
@@ -208,18 +208,18 @@ def test_a_segment_that_is_missing_or_of_another_cluster_is_named(tmp_path: Path
 def test_an_archive_of_another_history_or_cluster_is_not_gone_on_with(tmp_path: Path) -> None:
     env, other = whole(tmp_path / "r1"), whole(tmp_path / "r2", kind=16)
     archive(other, tmp_path / "a", 40)
-    with pytest.raises(SegmentBroken, match="entry 41 of the ledger does not follow"):
+    with pytest.raises(SegmentBroken, match="entry 41 of the ledger does not continue"):
         archive(env, tmp_path / "a")
-    with pytest.raises(SegmentBroken, match="not of one history"):
+    with pytest.raises(SegmentBroken, match="their histories differ"):
         ArchivedLedger(env, Archive(tmp_path / "a"))
     env.close()
     other.close()
     foreign = Environment.open(
         tmp_path / "r3", cluster_id="another", replica="r1", map_size_bytes=64 << 20, create=True
     )
-    with pytest.raises(SegmentBroken, match="it is of the cluster cluster-1"):
+    with pytest.raises(SegmentBroken, match="it belongs to cluster cluster-1"):
         archive(foreign, tmp_path / "a")
-    with pytest.raises(SegmentBroken, match="it is of the cluster cluster-1"):
+    with pytest.raises(SegmentBroken, match="it belongs to cluster cluster-1"):
         ArchivedLedger(foreign, Archive(tmp_path / "a"))
     foreign.close()
 
@@ -242,7 +242,7 @@ def test_what_is_pruned_beyond_the_archive_cannot_be_archived_any_more(tmp_path:
     authorise(env, PrunedRange(80, SEGMENTS))
     while prune_some(env):
         pass
-    with pytest.raises(SegmentBroken, match="goes on with entry 65, which this ledger does not hold"):
+    with pytest.raises(SegmentBroken, match="continues with entry 65, which this ledger does not have"):
         archive(env, tmp_path / "a")
     env.close()
 

@@ -76,7 +76,9 @@ def _empty(work: WorkerTask, directory: int, user: str | None, shown: str) -> li
             _take_away(work, directory)
         if kept or not names_in(directory):
             return kept
-    raise RemovalFailed(f"{shown} is filled as fast as it is emptied; end the processes of its user on this node")
+    raise RemovalFailed(
+        f"files are added to {shown} as fast as they are removed; end the processes of its user on this node"
+    )
 
 
 def _owner(work: WorkerTask, directory: int, user: str | None) -> tuple[int, int] | None:

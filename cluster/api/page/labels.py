@@ -6,6 +6,7 @@ Templates are loaded from this package only and escape everything. An undefined 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -60,6 +61,11 @@ STATE_SIGNS: Final[Mapping[str, str]] = {
     "CANCELLED": "warn",
 }
 """Job state -> sign beside it; `bad` for all others."""
+
+_PREFIX: Final = re.compile(r"burst_buffer/\w+: (slurm_bb_\w+: )?")
+
+LAG_SHOWN_S: Final = 60
+"""Lag of the history from which it is mentioned, seconds."""
 
 _OVER: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"})
 
@@ -127,8 +133,10 @@ def format_ago(iso: str | None, now: Instant) -> str:
 
 
 def format_after(iso: str, first: str) -> str:
-    """Format a time as the time since another one: `+3.2 s`."""
-    return f"+{format_span(max(0.0, (parse_instant(iso) - parse_instant(first)) / MICROSECONDS_PER_SECOND))}"
+    """Format a time as the time since another one, below an hour to the second: `+3.2 s`, `+4 min 12 s`."""
+    since_s = max(0.0, (parse_instant(iso) - parse_instant(first)) / MICROSECONDS_PER_SECOND)
+    minutes, seconds = divmod(int(since_s), 60)
+    return f"+{minutes} min {seconds} s" if 0 < minutes < 60 else f"+{format_span(since_s)}"
 
 
 def elapsed_s(since: str | None, now: Instant) -> float | None:
@@ -149,6 +157,11 @@ def format_percent(share: float | None) -> str:
 def label(word: str) -> str:
     """Format an API word for display: `not_exported` as `not exported`."""
     return word.replace("_", " ").lower()
+
+
+def strip_prefix(reason: str) -> str:
+    """Return a reason from its cause on, without the names that Slurm's plugins put before it."""
+    return _PREFIX.sub("", reason)
 
 
 def format_offset(seconds: float | None) -> str:
@@ -172,21 +185,34 @@ def group_needs(needs: Iterable[NeedView]) -> list[NeedGroup]:
     return [NeedGroup(items[0], tuple(items)) for items in found.values()]
 
 
-def pool_chart(pool: PoolUseView, answer: PoolUseAnswer, until: Instant) -> Markup:
-    """Return the chart of a pool's use until a time; NEVER: until the end of the data."""
+def pool_chart(pool: PoolUseView, answer: PoolUseAnswer, until: Instant, held_bytes: int) -> Markup:
+    """Return the chart of a pool's use until a time; NEVER: until the end of the data.
+
+    A replica that has just started reads its history first. While the last step differs from `held_bytes`, the present
+    use, the chart ends with the data.
+    """
     from markupsafe import Markup
 
     frame, most = frame_of(answer, until), max((step.quantity_bytes for step in pool.steps), default=0) or 1
+    read_until = Instant(0) if answer.to_time is None else parse_instant(answer.to_time)
+    is_behind = pool.steps[-1].held_bytes != held_bytes and until > read_until
     at = [parse_instant(step.at) for step in pool.steps]
     layers = [
-        Layer(name, name, [(moment_us, getattr(step, field)) for moment_us, step in zip(at, pool.steps, strict=True)])
+        Layer(
+            name,
+            name,
+            [(moment_us, getattr(step, field)) for moment_us, step in zip(at, pool.steps, strict=True)]
+            + [(int(read_until), 0)] * is_behind,
+        )
         for name, field in (("total", "quantity_bytes"), ("served", "served_bytes"), ("held", "held_bytes"))
     ]
-    last = pool.steps[-1]
-    held, total = format_size(last.held_bytes, pool.unit), format_size(last.quantity_bytes, pool.unit)
+    held, total = format_size(held_bytes, pool.unit), format_size(pool.steps[-1].quantity_bytes, pool.unit)
     title = f"Pool {pool.name}: {held} of {total} used"
     scale = [format_size(most * share, pool.unit) for share in (1, 0.5)]
-    return Markup(areas(frame, layers, most, title, (*scale, "0")))
+    chart = Markup(areas(frame, layers, most, title, (*scale, "0")))
+    if is_behind and until - read_until > LAG_SHOWN_S * MICROSECONDS_PER_SECOND:
+        chart += Markup('<p class="small">This replica is still reading earlier history.</p>')
+    return chart
 
 
 def used_bar(used: int, total: int) -> Markup:
@@ -264,6 +290,7 @@ def environment() -> Environment:
         "percent": format_percent,
         "offset": format_offset,
         "spoken": label,
+        "cause": strip_prefix,
     }
     made.globals |= {
         "pool_chart": pool_chart,

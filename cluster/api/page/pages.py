@@ -7,6 +7,7 @@ Pages compute no figures of their own.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import resources
 from typing import Any, Final, NamedTuple
@@ -50,11 +51,17 @@ NO_LEADER: Final = "no_leader"
 
 _CONSTANTS: Final = {
     "ANY_STATE": ANY_STATE, "FINISHED_STATES": FINISHED_STATES, "STATE_CHOICES": (ANY_STATE, *JobState.__members__),
-    "ROWS": ROWS, "ROWS_JOBS": ROWS_JOBS, "NODES_ROWS": NODES_ROWS,
+    "ROWS": ROWS, "ROWS_FIRST": ROWS_FIRST, "ROWS_JOBS": ROWS_JOBS, "NODES_ROWS": NODES_ROWS,
 }  # fmt: skip
 """Names that templates use."""
 
 HTML: Final = "text/html; charset=utf-8"
+
+_ROUTES: Final = (
+    (r"/v1/jobs/([^\s/]+)/history", r"`forebay job history \1`"),
+    (r"/v1/jobs\b(?!/)", "the list of jobs"),
+)
+"""Routes in the API's remedies -> what a reader of a page uses."""
 
 _STALE: Final = {"stale": "ok"}
 
@@ -122,7 +129,7 @@ def _overview(params: dict[str, str], query: Query) -> dict[str, PageQuery]:
             ops.LIST_JOBS, {}, {"state": JobState.RUNNING.name, "before": str(NUMBER_MAX), "limit": rows}
         ),
         "queue": PageQuery(ops.LIST_JOBS, {}, pending),
-        "transfers": PageQuery(ops.LIST_TRANSFERS, {}, {"limit": rows}),
+        "transfers": PageQuery(ops.LIST_TRANSFERS, {}, {"limit": str(ROWS)}),
     }
 
 
@@ -265,7 +272,10 @@ class Pages:
         """Render an error page for a path."""
         first = path.removeprefix(PAGES_PATH).strip("/").partition("/")[0]
         page = _PAGES.get((first,) if first else ())
-        context = {"problem": problem.view, "status_code": problem.status, "tab": page.tab if page else ""}
+        view = problem.view
+        for route, words in _ROUTES:
+            view = msgspec.structs.replace(view, remedy=re.sub(route, words, view.remedy))
+        context = {"problem": view, "status_code": problem.status, "tab": page.tab if page else ""}
         return await self._render("problem.html", context, work)
 
     def _until(self, job: JobView) -> Instant:

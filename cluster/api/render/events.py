@@ -378,7 +378,7 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.AbandonedBufferRemoved: lambda event: f"{event.node} returned, and its agent removed what was given up there",
     e.NodeCameBack: lambda event: f"{event.node} is back",
     e.JobSubmitted: _submit_sentence,
-    e.OperationQueued: lambda event: f"{_words(event.stage)} waits for its turn",
+    e.OperationQueued: lambda event: f"{_words(event.stage)} waits for earlier operations",
     e.OperationOrdered: lambda event: f"it is the turn of {_words(event.stage)}",
     e.JobHeld: _hold_sentence,
     e.JobReleased: lambda event: "released",
@@ -430,7 +430,7 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.ExternalJobReactivated: lambda event: (
         f"its scheduler set it up again, epoch {event.epoch}: it has its space as before"
     ),
-    e.ExternalJobRetained: lambda event: f"its results are kept until somebody exports them: {event.reason}",
+    e.ExternalJobRetained: lambda event: f"its results are retained until they are exported: {event.reason}",
     e.SchedulerBound: lambda event: (
         f"external jobs of scheduler {event.scheduler.name} come from {event.scheduler.address}"
     ),

@@ -190,7 +190,7 @@ class IdentityAssertions:
                 self._decoders = concurrent.futures.ThreadPoolExecutor(DECODERS, "munge")
             return await loop.run_in_executor(self._decoders, self._decode, credential)
         except MungeError as error:
-            words = f"the MUNGE credential is refused: {error}"
+            words = f"the MUNGE credential is rejected: {error}"
             raise _not_asserted(words, "send the command again; compare the clocks of the machines") from error
         except MungeUnavailable as error:
             LOGGER.error("MUNGE credentials cannot be decoded: %s", error)
@@ -209,7 +209,7 @@ class IdentityAssertions:
 
 def unidentified_client() -> IdentityError:
     """Return the error of a gateway that names no account."""
-    return IdentityError(f"a gateway asks for nobody but the account that its header {USER_HEADER} names, once")
+    return IdentityError(f"a gateway request must name exactly one account, in its header {USER_HEADER}")
 
 
 def _not_asserted(sentence: str, remedy: str) -> Problem:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Final
 
@@ -24,6 +25,7 @@ from cluster.schemas.page import (
     tiles,
 )
 from replica.model import JobState
+from replica.values import MICROSECONDS_PER_SECOND
 
 NODES_SHOWN_MAX: Final = 8
 """Nodes whose transfers are drawn separately, those with most bytes; the others are combined."""
@@ -33,6 +35,12 @@ REASONS_SHOWN_MAX: Final = 7
 
 JOBS_DRAWN_MAX: Final = 40
 """Jobs drawn, count: those that waited longest; the others are counted by reason."""
+
+_LONG_US: Final = 10_000_000
+"""Interval from which it is given in whole seconds, microseconds."""
+
+_PREFIX: Final = re.compile(r"burst_buffer/\w+: (slurm_bb_\w+: )?")
+"""Names that Slurm's plugins put before a reason."""
 
 KINDS: Final = {
     "pending": "pending",
@@ -76,7 +84,7 @@ KIND_COLOURS: Final = dict(
 def page_of(report: WindowReport, command: str) -> str:
     """Return the page as HTML; `command` reproduces it."""
     source = report.source
-    frame = ChartFrame(source.from_us, source.to_us)
+    frame = ChartFrame(source.from_us, max(source.to_us, source.from_us + MICROSECONDS_PER_SECOND))
     title = f"Forebay: {source.cluster or source.cluster_id}, {moment(source.from_us)} to {moment(source.to_us)} UTC"
     parts = [tiles(_headline(report))]
     for draw in (_waiting, _pools, _jobs, _transfers, _terms):
@@ -119,6 +127,9 @@ def _headline(report: WindowReport) -> Iterable[HeadlineFigure]:
 def _jobs(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
     yield "<h2>Jobs</h2>"
     jobs = drawn_jobs(report.jobs)
+    if not jobs:
+        yield "<p>No jobs in this window.</p>"
+        return
     if len(jobs) < sum(report.totals.outcomes.values()):
         yield f"<p>The {len(jobs)} jobs that waited longest, one for each array:</p>"
     yield key((kind, _LEGEND[kind]) for kind in _LEGEND)
@@ -162,7 +173,11 @@ def _other_jobs(report: WindowReport, drawn: Sequence[JobBars]) -> Iterable[str]
         found = rest.setdefault(job.main_reason, [0, 0])
         found[0], found[1] = found[0] - 1, found[1] - job.waited_us
     rows = [
-        ("no sampled wait" if reason == NO_WAIT else reason, count, format_span(max(0, waited_us) // count))
+        (
+            "no reason sampled" if reason == NO_WAIT else _reason_label(reason),
+            count,
+            format_span(max(0, waited_us) // count),
+        )
         for reason, (count, waited_us) in sorted(rest.items(), key=lambda item: -item[1][0])
         if count > 0
     ]
@@ -192,17 +207,30 @@ def waiting_picture(waiting: Sequence[PendingJobs], frame: ChartFrame) -> Iterab
     for seen in waiting:
         for reason, count in seen.jobs.items():
             totals[reason] = totals.get(reason, 0) + count
+    if not totals:
+        yield "<p>No pending jobs in this window.</p>"
+        return
     named = sorted(totals, key=lambda reason: (-totals[reason], reason))
     shown, others = named[:REASONS_SHOWN_MAX], named[REASONS_SHOWN_MAX:]
     layers = {reason: [seen.jobs.get(reason, 0) for seen in waiting] for reason in shown}
     if others:
         layers["others"] = [sum(seen.jobs.get(reason, 0) for reason in others) for seen in waiting]
     kinds = {name: f"c{place}" for place, name in enumerate(layers)}
-    yield key((kinds[name], name) for name in layers)
+    yield key((kinds[name], _reason_label(name)) for name in layers)
+    yield from _axis_label("Pending jobs")
     yield stacked_areas(frame, [seen.at_us for seen in waiting], layers, kinds)
-    columns = [*shown, *(["others"] if others else [])]
-    rows = [(moment(seen.at_us), *(int(layers[name][place]) for name in columns)) for place, seen in enumerate(waiting)]
-    yield details(html_table(("Time", *columns), rows))
+    rows = [(moment(seen.at_us), *(int(layers[name][place]) for name in layers)) for place, seen in enumerate(waiting)]
+    yield details(html_table(("Time", *map(_reason_label, layers)), rows))
+
+
+def _reason_label(reason: str) -> str:
+    """Return a reason for display; a pending job without one starts in the next scheduling cycle."""
+    return "ready to start" if reason == NO_WAIT else _PREFIX.sub("", reason)
+
+
+def _axis_label(words: str) -> Iterable[str]:
+    """Yield what the vertical axis of the following chart counts."""
+    yield f'<p class="small">{escape(words)}</p>'
 
 
 def _pools(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
@@ -214,8 +242,8 @@ def _pools(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
             frame,
             (
                 Layer("used", "c0", [(at, held) for at, held, _, _ in pool.steps]),
-                Layer("in service", "c5", [(at, served) for at, _, served, _ in pool.steps]),
                 Layer("total", "c7", [(at, total) for at, _, _, total in pool.steps]),
+                Layer("in service", "c5", [(at, served) for at, _, served, _ in pool.steps]),
             ),
             most,
             (amount(pool, most), amount(pool, most // 2), "0"),
@@ -229,7 +257,7 @@ def _pools(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
 
 def amount(pool: PoolUsage, units: int) -> str:
     """Format a pool quantity for display."""
-    return readable_size(units) if pool.unit == "bytes" else f"{units}"
+    return readable_size(units).replace(".0 ", " ") if pool.unit == "bytes" else f"{units}"
 
 
 def _terms(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
@@ -240,12 +268,13 @@ def _terms(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
         Drawn(0, term.from_us, term.to_us, f"c{place % 2 * 4}", f"term {term.term}, {term.entries} entries")
         for place, term in enumerate(report.terms)
     ]
-    yield key((("c0", "term of a leader"), ("c4", "next term")))
+    yield '<p class="small">Terms of leaders; the colour changes with the term</p>'
     yield bars(frame, ["Terms"], drawn)
     width_us = max(1, frame.to_us - frame.from_us) / COLUMNS
     steps = [(int(frame.from_us + place * width_us), count) for place, count in enumerate(report.commands)]
     most = max(report.commands, default=0) or 1
-    yield f'<p class="small">Commands in each {format_span(int(width_us))}</p>'
+    interval = format_span(round(width_us)) if width_us < _LONG_US else f"{width_us / MICROSECONDS_PER_SECOND:.0f} s"
+    yield from _axis_label(f"Commands in intervals of {interval}")
     yield lines(frame, (Layer("commands", "c0", steps),), most, (f"{most:,}", "0"))
     rows = [
         (
@@ -275,9 +304,11 @@ def _transfers(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
     yield key((kinds[name], f"{name} {readable_size(sum(map(int, layer)))}") for name, layer in layers.items())
     width_us = max(1, frame.to_us - frame.from_us) / COLUMNS
     moments = [int(frame.from_us + place * width_us) for place in range(COLUMNS)]
-    rates = {name: [value / width_us for value in layer] for name, layer in layers.items()}
-    yield '<p class="small">Mean rate of each transfer, by the clocks of the nodes</p>'
-    yield stacked_areas(frame, moments, rates, kinds, " MB/s")
+    rates: Mapping[str, Sequence[float]] = {
+        name: [value * MICROSECONDS_PER_SECOND / width_us for value in layer] for name, layer in layers.items()
+    }
+    yield from _axis_label("Mean rate of each transfer, by the clocks of the nodes")
+    yield stacked_areas(frame, moments, rates, kinds, _rate)
     if report.transfers_left_out:
         left_out = f"{report.transfers_left_out:,} more are not listed"
         yield f"<p>The {len(report.transfers)} largest transfers; {left_out}.</p>"
@@ -292,9 +323,13 @@ def _transfers(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
             readable_size(made.size_bytes),
             moment(made.from_us),
             format_span(made.to_us - made.from_us),
-            f"{made.size_bytes / max(1, made.to_us - made.from_us):.1f}",
+            _rate(made.size_bytes * MICROSECONDS_PER_SECOND / max(1, made.to_us - made.from_us)),
         )
         for made in report.transfers
     ]
-    heads = ("Job", "Node", "Stage", "Attempt", "Complete", "Files", "Size", "Start", "Duration", "MB/s")
+    heads = ("Job", "Node", "Stage", "Attempt", "Complete", "Files", "Size", "Start", "Duration", "Rate")
     yield details(html_table(heads, rows))
+
+
+def _rate(bytes_s: float) -> str:
+    return f"{readable_size(bytes_s)}/s"

@@ -352,7 +352,8 @@ class _Walk(WindowReplay):
         self._over: _Most[JobBars] = _Most(len(jobs) or JOBS_SHOWN_MAX)
         self._pools: dict[str, PoolColumns] = {}
         self._waiting: list[PendingJobs] = []
-        self._next_look = 0
+        self._unsampled_us: int | None = None
+        """Time of the last entry, whose state is sampled when an entry of a later column arrives."""
         self._index: SchedulingIndex | None = None
         self._terms: list[Term] = []
         self._terms_left_out = 0
@@ -375,6 +376,10 @@ class _Walk(WindowReplay):
         assert self._index is not None
         state = self.state
         events = [event for record in batch.entries for event in record.events]
+        last_us = self._unsampled_us
+        if last_us is not None and self._window.column(last_us) < self._window.column(at_us):
+            self._sample_waits(before, last_us)
+        self._unsampled_us = at_us
         self._index.advance(state, events)
         self._commands[self._window.column(at_us)] += len(batch.entries)
         self._note_term(entry, at_us)
@@ -386,8 +391,6 @@ class _Walk(WindowReplay):
             elif isinstance(event, e.RunEnded) and event.result is JobState.NODE_FAIL:
                 self._totals.interruptions += 1
         self._count_pools(state, at_us)
-        if self._window.column(at_us) >= self._next_look:
-            self._look(state, at_us)
 
     def _note_term(self, entry: LedgerEntry, at_us: int) -> None:
         last = self._terms[-1] if self._terms else None
@@ -466,9 +469,9 @@ class _Walk(WindowReplay):
             if name not in state.pools:
                 self._pools[name].add(column, at_us, (0, 0, 0))
 
-    def _look(self, state: State, at_us: int) -> None:
+    def _sample_waits(self, state: State, at_us: int) -> None:
+        """Record why jobs are pending in the last state of a column, which lasts until the next one with an entry."""
         assert self._index is not None
-        self._next_look = self._window.column(at_us) + 1
         pending = [job for job in state.unfinished if state.jobs[job].state is JobState.PENDING]
         reasons = Counter[str]()
         for job, verdict in verdicts_of(self._index, pending, state.at).items():
@@ -481,6 +484,8 @@ class _Walk(WindowReplay):
     def report(self, cluster_id: str) -> WindowReport:
         """Return the figures."""
         state, last_index, digest = self.end
+        if self._unsampled_us is not None:
+            self._sample_waits(state, self._unsampled_us)
         for job_id, life in sorted(self._lives.items()):
             self._keep(life.ended(job_id, "", self._window.to_us))
         source = ReportSource(

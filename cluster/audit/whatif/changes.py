@@ -145,7 +145,7 @@ class ScenarioChanges:
             return
         cpus = Counter(node.cpus for node in state.nodes.values() if not node.is_mover)
         if not cpus:
-            sentence = "there are no nodes yet, so nobody knows what more of them would be like"
+            sentence = "there are no nodes yet, so the CPU count of additional nodes is unknown"
             raise ChangeRejected(
                 Refusal(RefusalCode.UNKNOWN_NODE, sentence, "let the window begin later", f"Nodes=+{self._nodes}")
             )

@@ -310,8 +310,8 @@ def probe(name: str | None, digest: bool, as_json: bool) -> None:
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
             comparison.sentence,
-            "keep the directory of the one that differs from the majority for an inquiry, and bring it back with "
-            "`forebay cluster replace`",
+            "keep the directory of the one that differs from the majority for an examination, and bring the replica "
+            "back with `forebay cluster replace`",
         )
     if not any(answer.reachable for answer in answers):
         start = ", ".join(f"`{start_command('replica', answer.name)}`" for answer in answers)
@@ -322,7 +322,7 @@ def probe(name: str | None, digest: bool, as_json: bool) -> None:
 
 def _show_witnesses(name: str, status: StatusView) -> None:
     for witness, sentence in status.witness_disputes.items():
-        note(f"THE LEDGER IS NOT WHAT THE WITNESS {plain(witness)} HAS SEEN ({name}): {plain(sentence)}")
+        note(f"THE LEDGER CONTRADICTS WHAT THE WITNESS {plain(witness)} HAS COSIGNED ({name}): {plain(sentence)}")
     for witness, sentence in status.witness_errors.items():
         note(f"{name} has no cosignature of the witness {plain(witness)}: {plain(sentence)}")
     if status.unwitnessed_s is not None and status.unwitnessed_s > UNWITNESSED_NOTICE_S:

@@ -187,5 +187,8 @@ def _meanwhile(story: Sequence[StoryRow]) -> Iterable[str]:
     yield "<h2>Events during the drill</h2>"
     if len(story) > ROWS_MAX:
         yield f"<p>The first {ROWS_MAX} events; there are more.</p>"
-    rows = [(one.at, one.actor, str(one.job_id or ""), one.sentence) for one in story[:ROWS_MAX]]
+    rows = [
+        (one.at.partition("T")[2].removesuffix("Z")[:12] or one.at, one.actor, str(one.job_id or ""), one.sentence)
+        for one in story[:ROWS_MAX]
+    ]
     yield html_table(("Time", "By", "Job", "Event"), rows)

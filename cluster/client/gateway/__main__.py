@@ -34,7 +34,7 @@ def run(arguments: list[str]) -> int:
     leave_when_terminated()
     parser = argparse.ArgumentParser(prog="forebay run gateway", description="Run a login node's gateway.")
     parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="the cluster's configuration")
-    parser.add_argument("--name", required=True, help="whose certificate of the tls directory it has")
+    parser.add_argument("--name", required=True, help="name of its certificate in the tls directory")
     chosen = parser.parse_args(arguments)
     begin_logging("forebay-gateway")
     try:
@@ -55,8 +55,8 @@ async def _serve(chosen: argparse.Namespace) -> None:
     found = certificate_of(files.certificate.parent, chosen.name)
     if found.role != Role.GATEWAY:
         raise TlsError(
-            f"{files.certificate} has the role {found.role or 'nobody'!r}; a gateway has a certificate of its own: "
-            f"forebay cert issue NAME --role gateway"
+            f"{files.certificate} has the role {found.role or 'none'!r}, but a gateway needs its own certificate: "
+            "forebay cert issue NAME --role gateway"
         )
     if not await until_valid(files.certificate, clock, stop):
         return

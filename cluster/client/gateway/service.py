@@ -99,7 +99,7 @@ class _Connection(HttpConnection):
         try:
             self.uid = peer_account(transport.get_extra_info("socket")).uid
         except OSError as error:
-            LOGGER.error("the kernel does not say who has connected: %s", error)
+            LOGGER.error("the account of a client cannot be determined: %s", error)
             cast(asyncio.Transport, transport).abort()
             return
         server.held[self.uid] += 1
@@ -123,7 +123,7 @@ class _Connection(HttpConnection):
 
     def peer(self) -> str:
         """Return the client's name for the log."""
-        return f"uid {self.uid}" if self.uid is not None else "a client that has gone"
+        return f"uid {self.uid}" if self.uid is not None else "a disconnected client"
 
     def problem_response(self, malformed: MalformedRequest) -> web.Response:
         """Return the response to a malformed request in a replica's format."""
@@ -240,15 +240,17 @@ class Gateway:
                 response = web.Response(status=502, body=view, headers={ATTEMPT_HEADER: "failed"})
                 response.force_close()
                 return response
-            LOGGER.info("an answer of %s broke: %s", address, failure)
+            LOGGER.info("an answer of %s was cut off: %s", address, failure)
         except (ConnectionError, TimeoutError) as error:
-            LOGGER.debug("a client has gone, or does not read: %s", error)
+            LOGGER.debug("a client disconnected, or does not read: %s", error)
         connection.cut()
         return begun or web.Response(status=502)
 
     async def _account(self, uid: int) -> str:
         if uid == OVERFLOW_UID:
-            words = "you are nobody on this machine, or an account of a user namespace that it does not know"
+            words = (
+                "your account is unknown on this machine: it is the overflow account, or belongs to a user namespace"
+            )
             raise _Refusal(403, "permission_denied", words, "use an account of your own, outside of the container")
         try:
             account = await self._accounts.ask(uid)
@@ -267,12 +269,14 @@ class Gateway:
         path = request.raw_path.partition("?")[0]
         is_page = request.method == "GET" and (path in ("/", "/page") or path.startswith("/page/"))
         if not request.raw_path.startswith("/v1/") and not is_page:
-            raise _Refusal(404, "unknown_route", "there is nothing there", "see /v1/openapi.json")
+            raise _Refusal(404, "unknown_route", "this path does not exist", "see /v1/openapi.json")
         for address in self._replicas:
             if str(address) == wanted:
                 return address
         known = ", ".join(map(str, self._replicas))
-        raise _Refusal(421, "unknown_replica", f"{wanted!r:.80} is no replica of this cluster", f"known are {known}")
+        raise _Refusal(
+            421, "unknown_replica", f"{wanted!r:.80} is not a replica of this cluster", f"use one of: {known}"
+        )
 
     def _learn(self, address: Address, location: str) -> None:
         with contextlib.suppress(ValueError):
@@ -314,25 +318,27 @@ def _clear(path: Path, short: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise GatewayError(f"{path} is there and is no socket; remove it, or name another path in [access] socket")
+        raise GatewayError(f"{path} exists and is not a socket; remove it, or name another path in [access] socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trying:
         try:
             trying.connect(short)
         except ConnectionRefusedError:
             path.unlink()
             return
-    raise GatewayError(f"another gateway listens at {path} already; stop it first")
+    raise GatewayError(f"another gateway already listens at {path}; stop it first")
 
 
 def _body_of(request: web.BaseRequest) -> AsyncIterator[bytes] | None:
     size_bytes = request.content_length
     if size_bytes is None and request.body_exists:
-        raise _Refusal(411, "length_required", "the request does not say how long its body is", "send Content-Length")
+        raise _Refusal(
+            411, "length_required", "the request does not give the length of its body", "send Content-Length"
+        )
     if not size_bytes:
         return None
     if size_bytes > BODY_BYTES_MAX:
         words = f"the body has {size_bytes} bytes; at most {BODY_BYTES_MAX} are read"
-        raise _Refusal(413, "limit_exceeded", words, "send less in one request")
+        raise _Refusal(413, "limit_exceeded", words, "send a smaller request")
     return _parts_of(request)
 
 

@@ -39,10 +39,11 @@ table { border-collapse: collapse; background: var(--card); margin: .4rem 0; }
 th, td { padding: .25rem .7rem; text-align: left; vertical-align: top; border: 1px solid var(--line);
   font-weight: 400; }
 th { color: var(--muted); font-size: .87em; } td.n { text-align: right; }
-.key span { display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin: 0 .35em 0 .9em; }
-.key span:first-child { margin-left: 0; } summary { cursor: pointer; margin: .5em 0; }
+.key .item { display: inline-block; margin-right: .9em; }
+.key .item span { display: inline-block; width: .8em; height: .8em; border-radius: .15em; margin-right: .35em; }
+summary { cursor: pointer; margin: .5em 0; }
 @media (max-width: 45rem) {
-  .plot { grid-template-columns: 3.8rem minmax(0, 1fr); } .strip { height: 6rem; }
+  .plot { grid-template-columns: 4.2rem minmax(0, 1fr); } .strip { height: 6rem; }
   .tiles { grid-template-columns: 1fr 1fr; }
   .rows { grid-template-columns: minmax(0, 1fr); } .name { text-align: left; margin-top: .3rem; }
   .rows .x { grid-column: 1; }
@@ -97,7 +98,8 @@ def page(title: str, parts: Iterable[str], colours: Mapping[str, str] | None = N
 
 def key(kinds: Iterable[tuple[str, str]]) -> str:
     """Return a chart legend from classes and their meanings."""
-    return '<p class="key">' + "".join(f'<span class="{kind}"></span>{escape(name)}' for kind, name in kinds) + "</p>"
+    items = "".join(f'<span class="item"><span class="{kind}"></span>{escape(name)}</span> ' for kind, name in kinds)
+    return f'<p class="key">{items}</p>'
 
 
 def details(table: str, title: str = "As a table") -> str:

@@ -7,7 +7,7 @@ a phone. The page supplies the style sheet (`cluster.schemas.page.document`, or 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Final, NamedTuple
 
@@ -127,9 +127,12 @@ def stacked_areas(
     moments: Sequence[int],
     layers: Mapping[str, Sequence[float]],
     kinds: Mapping[str, str],
-    unit: str = "",
+    label_of: Callable[[float], str] = lambda value: f"{value:.3g}" if value < 1000 else f"{value:,.0f}",
 ) -> str:
-    """Return stacked areas, the first at the bottom, with one value per time, valid until the next."""
+    """Return stacked areas, the first at the bottom, with one value per time, valid until the next.
+
+    `label_of` formats the greatest sum, which is the label of the top edge.
+    """
     sums = [sum(layer[place] for layer in layers.values()) for place in range(len(moments))]
     most = max(sums, default=0) or 1
     below = [0.0] * len(moments)
@@ -141,8 +144,7 @@ def stacked_areas(
         path = " ".join(f"{number(x)},{number(y)}" for x, y in (*upper, *reversed(lower)))
         parts.append(f'<polygon points="{path}" class="{escape(kinds[name])}"><title>{escape(name)}</title></polygon>')
         below = above
-    top = f"{most:.3g}" if most < 1000 else f"{most:,.0f}"
-    return _plot(frame, parts, ", ".join(layers), (f"{top}{unit}", "0"))
+    return _plot(frame, parts, ", ".join(layers), (label_of(most), "0"))
 
 
 def areas(frame: ChartFrame, layers: Sequence[Layer], most: float, label: str, scale: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Checkpoint,
         NoteError,
         Signature,
+        UnsignedNoteError,
         VerifiedSignature,
         VerifierKey,
         cosign,
@@ -79,7 +80,8 @@ else:
         history_counts: HISTORY_HEAD HistoryCounts history_leaf history_salt
         leaves: LEAF_BYTES SALT_BYTES Leaf LeafError command_leaf command_path command_salt entry_salt leaf_of
         leaves: parse_leaf
-        notes: COSIGNATURE_KEY MAX_NOTE_BYTES NOTE_KEY Checkpoint NoteError Signature VerifiedSignature
+        notes: COSIGNATURE_KEY MAX_NOTE_BYTES NOTE_KEY Checkpoint NoteError Signature
+        notes: UnsignedNoteError VerifiedSignature
         notes: VerifierKey cosign parse_checkpoint parse_key parse_note sign verifier_of verify_note write_note
         tiles: Tile TileError bundle leaves_in new_tiles nodes_in_tiles parse_path tile_at
         tree: EMPTY_ROOT HASH_BYTES ProofError RightEdge consistency_proof inclusion_proof leaf_hash node_hash

@@ -98,7 +98,7 @@ class HistoryCounts:
         """Return the inclusion proof of a job's leaf; LookupError without one."""
         position = self.position(job)
         if position is None:
-            raise LookupError(f"nothing is counted of job {job}")
+            raise LookupError(f"no records of job {job} are counted")
         return inclusion_proof(position, self.jobs(less), self._reader(less))
 
     def _reader(self, less: Mapping[int, int]) -> ReadNode:

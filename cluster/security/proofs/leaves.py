@@ -67,7 +67,7 @@ def parse_leaf(held: bytes) -> Leaf:
         LeafError: The bytes are not a leaf.
     """
     if len(held) != LEAF_BYTES or not held.startswith(LEAF_HEAD):
-        raise LeafError(f"{len(held)} bytes that begin with {held[: len(LEAF_HEAD)]!r} are no leaf of a ledger")
+        raise LeafError(f"{len(held)} bytes that begin with {held[: len(LEAF_HEAD)]!r} are not a leaf of a ledger")
     return Leaf(*_FIELDS.unpack_from(held, len(LEAF_HEAD)))
 
 

@@ -35,6 +35,10 @@ class NoteError(ValueError):
     """A note, checkpoint or key is malformed, or a signature does not match its key."""
 
 
+class UnsignedNoteError(NoteError):
+    """A note without a signature of a known key."""
+
+
 @dataclass(frozen=True, slots=True)
 class VerifierKey:
     """Public key of a trusted signer: name, kind (NOTE_KEY or COSIGNATURE_KEY) and 32 bytes."""
@@ -45,7 +49,7 @@ class VerifierKey:
 
     def __post_init__(self) -> None:
         if not self.name or "+" in self.name or any(one.isspace() or one < " " for one in self.name):
-            raise NoteError(f"{self.name!r} cannot be the name of a key: it has a space or a plus, or nothing")
+            raise NoteError(f"{self.name!r} cannot be the name of a key: it is empty, or contains a space or a plus")
         if self.kind not in {NOTE_KEY, COSIGNATURE_KEY} or len(self.public) != PUBLIC_KEY_BYTES:
             raise NoteError(f"the key {self.name} is not an Ed25519 key of kind 1 or 4")
 
@@ -69,7 +73,7 @@ def parse_key(text: str) -> VerifierKey:
     held = _decode_base64(encoded, f"the key {name!r}")
     key = VerifierKey(name, held[0] if held else 0, held[1:])
     if key.key_id.hex() != id_hex:
-        raise NoteError(f"the key {name} has the id {key.key_id.hex()}, and is written with {id_hex!r}")
+        raise NoteError(f"the key {name} has the ID {key.key_id.hex()}, but is written with {id_hex!r}")
     return key
 
 
@@ -106,7 +110,7 @@ def sign(text: str, name: str, private: Ed25519PrivateKey) -> Signature:
 def cosign(text: str, name: str, private: Ed25519PrivateKey, at_s: int) -> Signature:
     """Cosign (v1) a checkpoint's text at `at_s`, seconds since 1970."""
     if not 0 <= at_s <= MAX_COSIGNED_AT_S:
-        raise NoteError(f"a cosignature cannot be of the second {at_s}")
+        raise NoteError(f"a cosignature cannot have the time {at_s} s")
     parse_checkpoint(text)
     value = at_s.to_bytes(8, "big") + private.sign(_cosigned_text(text, at_s))
     return Signature(name, verifier_of(name, private, COSIGNATURE_KEY).key_id, value)
@@ -131,7 +135,7 @@ def parse_note(held: bytes) -> tuple[str, list[Signature]]:
         raise NoteError("the note is not UTF-8") from error
     text, empty_line, below = whole.rpartition("\n\n")
     if not empty_line or not below.endswith("\n"):
-        raise NoteError("a note is a text, an empty line and lines of signatures")
+        raise NoteError("a note must have a text, an empty line and signature lines")
     text += "\n"
     _check_text(text)
     lines = below[:-1].split("\n")
@@ -144,7 +148,8 @@ def verify_note(held: bytes, keys: Sequence[VerifierKey]) -> tuple[str, list[Ver
     """Return the text and one verified signature of each known signer; unknown keys are ignored.
 
     Raises:
-        NoteError: A known key's signature is false, or no known key has signed.
+        UnsignedNoteError: No known key has signed.
+        NoteError: A known key's signature is false.
     """
     text, signatures = parse_note(held)
     known = {(key.name, key.key_id): key for key in keys}
@@ -154,7 +159,7 @@ def verify_note(held: bytes, keys: Sequence[VerifierKey]) -> tuple[str, list[Ver
         if key is not None:
             verified.setdefault(key, _verify(text, one, key))
     if not verified:
-        raise NoteError("no key that is known has signed the note")
+        raise UnsignedNoteError("the note has no signature of a known key")
     return text, list(verified.values())
 
 
@@ -168,9 +173,9 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         if not self.origin or "\n" in self.origin:
-            raise NoteError("the origin of a checkpoint is a line that is not empty")
+            raise NoteError("the origin of a checkpoint must be a non-empty line")
         if not 0 <= self.size <= MAX_SIZE or len(self.root) != HASH_BYTES:
-            raise NoteError(f"a checkpoint has a size below 2^64 and a root of {HASH_BYTES} bytes")
+            raise NoteError(f"a checkpoint must have a size below 2^64 and a root of {HASH_BYTES} bytes")
 
     def text(self) -> str:
         return f"{self.origin}\n{self.size}\n{_encode_base64(self.root)}\n"
@@ -181,9 +186,9 @@ def parse_checkpoint(text: str) -> Checkpoint:
     _check_text(text)
     lines = text[:-1].split("\n")
     if len(lines) < 3 or not all(lines):
-        raise NoteError("a checkpoint has three lines or more, none empty: origin, size, root")
+        raise NoteError("a checkpoint must have at least three non-empty lines: origin, size, root")
     if not _DECIMAL.fullmatch(lines[1]):
-        raise NoteError(f"the size of a checkpoint is a decimal number, not {lines[1][:40]!r}")
+        raise NoteError(f"the size of a checkpoint must be a decimal number, not {lines[1][:40]!r}")
     return Checkpoint(lines[0], int(lines[1]), _decode_base64(lines[2], "the root of the checkpoint"))
 
 
@@ -193,14 +198,14 @@ def _verify(text: str, signature: Signature, key: VerifierKey) -> VerifiedSignat
         at_s = int.from_bytes(value[:8], "big")
         value, message = value[8:], _cosigned_text(text, at_s)
         if at_s > MAX_COSIGNED_AT_S:
-            raise NoteError(f"the cosignature of {key.name} is of no time")
+            raise NoteError(f"the cosignature of {key.name} has no valid time")
         parse_checkpoint(text)
     if len(value) != SIGNATURE_BYTES:
         raise NoteError(f"the signature of {key.name} has {len(value)} bytes instead of {SIGNATURE_BYTES}")
     try:
         Ed25519PublicKey.from_public_bytes(key.public).verify(value, message)
     except InvalidSignature as error:
-        raise NoteError(f"the signature of {key.name} is not of this text") from error
+        raise NoteError(f"the signature of {key.name} does not match this text") from error
     return VerifiedSignature(key, at_s)
 
 
@@ -211,7 +216,7 @@ def _cosigned_text(text: str, at_s: int) -> bytes:
 def _parse_signature(line: str) -> Signature:
     found = _SIGNATURE_LINE.fullmatch(line)
     if found is None:
-        raise NoteError(f"{line[:80]!r} is not a line of a signature: — name base64")
+        raise NoteError(f"{line[:80]!r} is not a signature line (— name base64)")
     held = _decode_base64(found["value"], f"the signature of {found['name']}")
     if len(held) <= KEY_ID_BYTES:
         raise NoteError(f"the signature of {found['name']} is empty")
@@ -220,7 +225,7 @@ def _parse_signature(line: str) -> Signature:
 
 def _check_text(text: str) -> None:
     if not text.endswith("\n") or _CONTROL.search(text):
-        raise NoteError("the text of a note ends with a newline and has no other control characters")
+        raise NoteError("the text of a note must end with a newline and contain no other control characters")
 
 
 def _encode_base64(held: bytes) -> str:
@@ -234,5 +239,5 @@ def _decode_base64(text: str, what: str) -> bytes:
         raise NoteError(f"{what} is not base64") from error
     # Unused bits in the last character would allow two spellings of one signature.
     if _encode_base64(held) != text:
-        raise NoteError(f"{what} is base64 in another spelling than the standard's")
+        raise NoteError(f"{what} is not canonical base64")
     return held

@@ -106,7 +106,7 @@ def nodes_in_tiles(size: int, read_tile: Callable[[Tile], bytes]) -> ReadNode:
 def bundle(leaves: Sequence[bytes]) -> bytes:
     """Encode a bundle; TileError for a leaf of more than 65,535 bytes."""
     if any(len(leaf) > MAX_LEAF_BYTES for leaf in leaves):
-        raise TileError(f"a leaf in a bundle has at most {MAX_LEAF_BYTES} bytes")
+        raise TileError(f"a leaf in a bundle may have at most {MAX_LEAF_BYTES} bytes")
     return b"".join(len(leaf).to_bytes(2, "big") + leaf for leaf in leaves)
 
 
@@ -117,7 +117,7 @@ def leaves_in(held: bytes) -> list[bytes]:
     while at < len(held):
         end = at + 2 + int.from_bytes(held[at : at + 2], "big")
         if at + 2 > len(held) or end > len(held):
-            raise TileError(f"the bundle is cut in its leaf {len(leaves)}, at byte {at}")
+            raise TileError(f"the bundle is truncated in leaf {len(leaves)}, at byte {at}")
         leaves.append(held[at + 2 : end])
         at = end
     return leaves

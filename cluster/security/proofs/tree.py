@@ -32,7 +32,9 @@ class RightEdge:
 
     def __init__(self, size: int = 0, peaks: Sequence[bytes] = ()) -> None:
         if not 0 <= size <= MAX_SIZE or len(peaks) != size.bit_count() or any(len(one) != HASH_BYTES for one in peaks):
-            raise ValueError(f"a tree of {size} leaves has one peak of {HASH_BYTES} bytes for each bit of its size")
+            raise ValueError(
+                f"a tree of {size} leaves must have one peak of {HASH_BYTES} bytes for each bit of its size"
+            )
         self.size = size
         self.peaks = list(peaks)
 
@@ -78,7 +80,7 @@ def inclusion_proof(index: int, size: int, read: ReadNode) -> list[bytes]:
 def consistency_proof(old_size: int, size: int, read: ReadNode) -> list[bytes]:
     """Return the hashes that prove the tree of `old_size` leaves a prefix of that of `size`; none for size 0."""
     if not 0 <= old_size <= size <= MAX_SIZE:
-        raise ValueError(f"a tree of {size} leaves does not begin with one of {old_size}")
+        raise ValueError(f"a tree of {size} leaves cannot extend one of {old_size}")
     if old_size in {0, size}:
         return []
     first, end = 0, size
@@ -108,7 +110,7 @@ def verify_inclusion(index: int, size: int, leaf: bytes, proof: Sequence[bytes],
     found = leaf
     for sibling in proof:
         if last == 0:
-            raise ProofError(f"the inclusion proof of leaf {index} of {size} has hashes to spare")
+            raise ProofError(f"the inclusion proof of leaf {index} of {size} has surplus hashes")
         if position & 1 or position == last:
             found = node_hash(sibling, found)
             while position and not position & 1:
@@ -135,7 +137,7 @@ def verify_consistency(old_size: int, size: int, old_root: bytes, root: bytes, p
         if proof:
             raise ProofError(f"{what} must be empty")
         if old_root != (root if old_size == size else EMPTY_ROOT):
-            raise ProofError(f"{what} has another root where it begins")
+            raise ProofError(f"{what} begins with another root")
         return
     hashes = list(proof)
     if old_size.bit_count() == 1:
@@ -148,7 +150,7 @@ def verify_consistency(old_size: int, size: int, old_root: bytes, root: bytes, p
     old = new = hashes[0]
     for sibling in hashes[1:]:
         if last == 0:
-            raise ProofError(f"{what} has hashes to spare")
+            raise ProofError(f"{what} has surplus hashes")
         if position & 1 or position == last:
             old, new = node_hash(sibling, old), node_hash(sibling, new)
             while position and not position & 1:
@@ -166,13 +168,13 @@ def verify_consistency(old_size: int, size: int, old_root: bytes, root: bytes, p
 
 def _check_sizes(low: int, high: int, size: int) -> None:
     if not 0 <= low <= high or size > MAX_SIZE:
-        raise ProofError(f"{low} is not within a tree of {size} leaves")
+        raise ProofError(f"position {low} is outside a tree of {size} leaves")
 
 
 def _check_hashes(hashes: Sequence[bytes]) -> None:
     # Otherwise a short and a long hash could together have the digest of two valid ones.
     if any(len(one) != HASH_BYTES for one in hashes):
-        raise ProofError(f"a hash has {HASH_BYTES} bytes")
+        raise ProofError(f"a hash must have {HASH_BYTES} bytes")
 
 
 def _split(leaves: int) -> int:

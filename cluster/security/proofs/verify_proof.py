@@ -76,7 +76,7 @@ def check(holds: object, sentence: str) -> None:
 def decode_base64(text: object) -> bytes:
     check(isinstance(text, str), "a value is not text")
     held = base64.b64decode(str(text), validate=True)
-    check(base64.b64encode(held).decode() == text, "a value is base64 in another spelling than the standard's")
+    check(base64.b64encode(held).decode() == text, "a value is not canonical base64")
     return held
 
 
@@ -89,7 +89,7 @@ def hash_parts(prefix: bytes, *parts: bytes) -> bytes:
 
 def check_inclusion(position: int, size: int, leaf: bytes, path: list[bytes], root: bytes, what: str) -> None:
     """Check an inclusion proof (RFC 9162, 2.1.3.2)."""
-    check(0 <= position < size and all(len(one) == 32 for one in path), f"{what}: it is not a place in the tree")
+    check(0 <= position < size and all(len(one) == 32 for one in path), f"{what}: the position is not in the tree")
     at, last, found = position, size - 1, leaf
     for sibling in path:
         check(last, f"{what}: the path is too long")
@@ -110,8 +110,11 @@ def key_of(line: str) -> tuple[tuple[str, bytes], tuple[int, bytes]]:
     """Return name and ID of a key, and its kind and value."""
     name, key_id, encoded = line.split("+", 2)
     held = decode_base64(encoded)
-    check(held[:1] in (b"\x01", b"\x04") and len(held) == 33, f"the key {name} is no Ed25519 key")
-    check(hashlib.sha256(name.encode() + b"\n" + held).hexdigest()[:8] == key_id, f"the key {name} has another id")
+    check(held[:1] in (b"\x01", b"\x04") and len(held) == 33, f"the key {name} is not an Ed25519 key")
+    check(
+        hashlib.sha256(name.encode() + b"\n" + held).hexdigest()[:8] == key_id,
+        f"the ID of the key {name} does not match it",
+    )
     return (name, bytes.fromhex(key_id)), (held[0], held[1:])
 
 
@@ -120,21 +123,27 @@ def check_checkpoint(
 ) -> tuple[int, bytes]:
     """Print the signers; return size and root. `least` None: a majority of the keys of the checkpoint's origin."""
     text, empty, below = note.rpartition("\n\n")
-    check(empty and below.endswith("\n"), "the checkpoint is no signed note")
+    check(empty and below.endswith("\n"), "the checkpoint is not a signed note")
     text += "\n"
     origin, size, root = [*text.split("\n"), "", ""][:3]
-    check(text.count("\n") == 3 and size.isascii() and size.isdigit() and str(int(size)) == size, "it is no checkpoint")
+    check(
+        text.count("\n") == 3 and size.isascii() and size.isdigit() and str(int(size)) == size,
+        "the note is not a checkpoint",
+    )
     signed = set()
     print(f"checkpoint of {size} entries of {origin}")
     for line in below[:-1].split("\n"):
         dash, name, value = [*line.split(" "), "", ""][:3]
         held = decode_base64(value)
         known = (name, held[:4])
-        check(line == f"— {name} {value}" and dash, f"it is no line of a signature: {line}")
+        check(line == f"— {name} {value}" and dash, f"the checkpoint has an invalid signature line: {line}")
         if known not in keys and others:
-            print(f"  also signed by {name} {held[:4].hex()}, whose key is not given: that counts for nothing")
+            print(f"  also signed by {name} {held[:4].hex()}, whose key was not given: this signature does not count")
             continue
-        check(known in keys, f"signed with a key that is not given (a new witness's? see --others): {line}")
+        check(
+            known in keys,
+            f"a signature is by a key that was not given, for example of a new witness (see --others): {line}",
+        )
         kind, public = keys[known]
         message, said, signature = text.encode(), "", held[4:]
         if kind == 4:
@@ -144,18 +153,18 @@ def check_checkpoint(
         try:
             Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
         except InvalidSignature as error:
-            raise InvalidProof(f"the signature of {name} is false") from error
+            raise InvalidProof(f"the signature of {name} is not valid") from error
         check(known not in signed, f"{name} has signed twice")
         signed.add(known)
         print(f"  signed by {name} {held[:4].hex()}{said}")
     replicas = sum(keys[one][0] == 1 and one[0] == origin for one in signed)
     of_origin = sum(kind == 1 and name == origin for (name, _id), (kind, _key) in keys.items())
     wanted = of_origin // 2 + 1 if least is None else least
-    check(replicas >= max(1, wanted), f"{replicas} replicas of {origin} have signed it, and {wanted} are wanted")
+    check(replicas >= max(1, wanted), f"{replicas} of {wanted} required replicas of {origin} signed the checkpoint")
     cosigned = len({keys[one][1] for one in signed if keys[one][0] == 4})
-    check(cosigned >= witnesses, f"{cosigned} witnesses have cosigned it, and {witnesses} are wanted")
+    check(cosigned >= witnesses, f"{cosigned} of {witnesses} required witnesses cosigned the checkpoint")
     if not cosigned:
-        print("  UNWITNESSED: if a majority of the replicas had altered it all, this would look the same")
+        print("  UNWITNESSED: a history that a majority of the replicas altered would look the same")
     return int(size), decode_base64(root)
 
 
@@ -171,7 +180,7 @@ def unpack_value(held: bytes, at: int) -> tuple[Any, int]:
         return {0xC0: None, 0xC2: False, 0xC3: True}[first], at
     if 0xCC <= first <= 0xD3:
         end = at + (1 << (first & 3))
-        check(end <= len(held), "a record is cut")
+        check(end <= len(held), "a record is truncated")
         return int.from_bytes(held[at:end], "big", signed=first >= 0xD0), end
     for kind, base, mask, sized in (  # noqa: B007  # used behind the loop
         ("map", 0x80, 0x0F, {0xDE: 2, 0xDF: 4}),
@@ -188,7 +197,7 @@ def unpack_value(held: bytes, at: int) -> tuple[Any, int]:
     else:
         raise InvalidProof(f"a record has the unknown byte {first:#x}")
     if kind in ("text", "bytes"):
-        check(at + length <= len(held), "a record is cut")
+        check(at + length <= len(held), "a record is truncated")
         value = held[at : at + length]
         return value.decode() if kind == "text" else value, at + length
     items = []
@@ -208,20 +217,23 @@ def names_job(event: Any, job: int) -> bool:
 def command_of(record: Any, size: int, root: bytes) -> tuple[int, int, int, Any]:
     """Return the command a record proves: index of its entry, revision, time in microseconds, contents."""
     fields = ["leaf", "path", "position", "command_path", "salt", "command"]
-    check([*record] == fields, "a record is not what it must be")
+    check([*record] == fields, "a record does not have the expected fields")
     held = decode_base64(record["leaf"])
-    check(held.startswith(LEAF_HEAD) and len(held) == len(LEAF_HEAD) + LEAF.size, "a leaf is not of this format")
+    check(held.startswith(LEAF_HEAD) and len(held) == len(LEAF_HEAD) + LEAF.size, "a leaf has another format")
     index, _term, last, at, _bytes, commands, _digest, inner = LEAF.unpack(held[len(LEAF_HEAD) :])
     what, position = f"entry {index}", record["position"]
     check_inclusion(index - 1, size, hash_parts(b"\x00", held), [*map(decode_base64, record["path"])], root, what)
     salt, command = decode_base64(record["salt"]), decode_base64(record["command"])
-    check(len(salt) == 16 and type(position) is int, f"{what}: the salt has 16 bytes, and the position is a number")
+    check(
+        len(salt) == 16 and type(position) is int,
+        f"{what}: the salt must have 16 bytes, and the position must be a number",
+    )
     leaf = hash_parts(b"\x00", salt, command)
     check_inclusion(
         position, commands, leaf, [*map(decode_base64, record["command_path"])], inner, f"{what}, a command"
     )
     value, end = unpack_value(command, 0)
-    check(end == len(command), f"{what}: the record goes on behind its end")
+    check(end == len(command), f"{what}: the record has data after its end")
     return index, last - commands + 1 + position, at, value
 
 
@@ -242,23 +254,26 @@ def check_record(record: Any, job: int, size: int, root: bytes) -> tuple[int, in
 
 def check_history(history: Any, job: int, size: int, root: bytes, entries: list[int]) -> str:
     """Check that no record is missing up to the recorded count; return a sentence about it."""
-    check([*history] == ["record", "position", "count", "salt", "path"], "the count is not what it must be")
+    check([*history] == ["record", "position", "count", "salt", "path"], "the count does not have the expected fields")
     index, _revision, at, (_id, actor, _name, events, _refusal, *_) = command_of(history["record"], size, root)
-    check(actor[0] == 1, f"entry {index}: what it says of histories does not come from the cluster itself")
+    check(actor[0] == 1, f"entry {index}: its history counts were not recorded by the cluster itself")
     counted = [event for event in events if event[0] == COUNTED]
     check(len(counted) == 1, f"entry {index} does not record how many records of each job there are")
     (_tag, through, jobs, counts_root), count, salt = counted[0], history["count"], decode_base64(history["salt"])
-    check(type(count) is int and 0 < count < 2**64 and len(salt) == 16, "the count is no number, or its salt too short")
-    check(through < index, f"entry {index} counts records behind itself")
+    check(
+        type(count) is int and 0 < count < 2**64 and len(salt) == 16,
+        "the count is not a valid number, or its salt does not have 16 bytes",
+    )
+    check(through < index, f"entry {index} counts records of later entries")
     leaf = hash_parts(b"\x00", HISTORY_HEAD, salt, struct.pack(">QQ", job, count))
     position = history["position"]
-    check(type(position) is int, "the place of the count is no number")
+    check(type(position) is int, "the position of the count is not a number")
     check_inclusion(position, jobs, leaf, [*map(decode_base64, history["path"])], counts_root, "the count of the job")
     shown = sum(entry <= through for entry in entries)
-    check(shown == count, f"{count} records of job {job} are in the first {through} entries, and {shown} are shown")
+    check(shown == count, f"the proof shows {shown} of {count} records of job {job} in the first {through} entries")
     when = datetime.fromtimestamp(at // 1_000_000, UTC)
     later = len(entries) - shown
-    more = f"; whether there are others than {later} after it is not shown" if later else ""
+    more = f"; beyond these, {later} later records are shown, perhaps not all" if later else ""
     return f"all {count} records of job {job} in the first {through} entries, as of {when:%Y-%m-%dT%H:%M:%SZ}{more}"
 
 
@@ -274,32 +289,33 @@ def verify(
     proof = json.loads(held.decode())
     # A proof has exactly one spelling, so that any change of the file is detected.
     check(
-        (json.dumps(proof, ensure_ascii=False, indent=1) + "\n").encode() == held, "the file is not as it was written"
+        (json.dumps(proof, ensure_ascii=False, indent=1) + "\n").encode() == held,
+        "the file was changed since it was written",
     )
     fields = ["format", "job", "checkpoint", "records", "history"]
-    check([*proof] == fields and proof["format"] == FORMAT, f"it is no {FORMAT}")
+    check([*proof] == fields and proof["format"] == FORMAT, f"the file is not a {FORMAT}")
     job, records, history = proof["job"], proof["records"], proof["history"]
-    check(type(job) is int and job > 0, "a job is a number")
+    check(type(job) is int and job > 0, "the job must be a positive number")
     size, root = check_checkpoint(proof["checkpoint"], keys, least, witnesses, others)
     check(isinstance(records, list) and records, "there are no records")
     shown = [check_record(record, job, size, root) for record in records]
     revisions = [revision for revision, _ in shown]
     check(revisions == sorted(set(revisions)), "the records are not in order")
     if history is None:
-        check(not whole, "it does not show that these are all records, and that is wanted")
-        print(f"proven: {len(records)} records of job {job}; that there are no others is not")
+        check(not whole, "the proof does not show that these are all records, as --all requires")
+        print(f"proven: {len(records)} records of job {job}; not proven: that there are no others")
         return
     print(f"proven: {check_history(history, job, size, root, [index for _, index in shown])}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("proof", type=Path, help="the file that `forebay audit prove` wrote")
-    parser.add_argument("--keys", type=Path, required=True, help="the keys that you believe, one on each line")
-    parser.add_argument("--least", type=int, help="how many replicas must have signed; default: a majority")
-    parser.add_argument("--witnesses", type=int, default=0, metavar="K", help="how many witnesses must have cosigned")
-    parser.add_argument("--others", action="store_true", help="pass over signatures by keys that are not given")
-    parser.add_argument("--all", action="store_true", help="refuse a proof that does not show all records of the job")
+    parser.add_argument("proof", type=Path, help="file that `forebay audit prove` wrote")
+    parser.add_argument("--keys", type=Path, required=True, help="file with the keys that you trust, one per line")
+    parser.add_argument("--least", type=int, help="required number of signing replicas; default: a majority")
+    parser.add_argument("--witnesses", type=int, default=0, metavar="K", help="required number of cosigning witnesses")
+    parser.add_argument("--others", action="store_true", help="ignore signatures by keys that are not given")
+    parser.add_argument("--all", action="store_true", help="reject a proof that does not show all records of the job")
     options = parser.parse_args()
     try:
         lines = options.keys.read_text(encoding="utf-8").splitlines()

@@ -61,19 +61,19 @@ def parse_request(body: bytes) -> AddCheckpoint:
         WitnessRequestError: The body violates the protocol.
     """
     if len(body) > MAX_REQUEST_BYTES:
-        raise WitnessRequestError(f"a request has at most {MAX_REQUEST_BYTES} bytes")
+        raise WitnessRequestError(f"a request may have at most {MAX_REQUEST_BYTES} bytes")
     head, empty, note = body.partition(b"\n\n")
     try:
         old, *lines = head.decode("ascii").split("\n")
     except UnicodeDecodeError as error:
-        raise WitnessRequestError("what stands before the checkpoint is not ASCII") from error
+        raise WitnessRequestError("the lines before the checkpoint are not ASCII") from error
     found = _OLD.fullmatch(old)
     if not empty or found is None or int(found[1]) > MAX_SIZE:
         raise WitnessRequestError(
-            "a request begins with a line `old SIZE`, and has an empty line before its checkpoint"
+            "a request must begin with a line `old SIZE`, and have an empty line before its checkpoint"
         )
     if len(lines) > MAX_PROOF_HASHES:
-        raise WitnessRequestError(f"a consistency proof has at most {MAX_PROOF_HASHES} hashes")
+        raise WitnessRequestError(f"a consistency proof may have at most {MAX_PROOF_HASHES} hashes")
     return AddCheckpoint(int(found[1]), tuple(map(_hash, lines)), note)
 
 
@@ -108,7 +108,7 @@ def parse_signer(text: str) -> tuple[str, Ed25519PrivateKey]:
         raise NoteError("this is not the key of a cosigner: one line, PRIVATE+KEY+name+id+key")
     private = Ed25519PrivateKey.from_private_bytes(held[1:])
     if verifier_of(found["name"], private, COSIGNATURE_KEY).key_id.hex() != found["id"]:
-        raise NoteError(f"the key {found['name']} has another id than the one that it is written with")
+        raise NoteError(f"the key {found['name']} does not match the ID that it is written with")
     return found["name"], private
 
 

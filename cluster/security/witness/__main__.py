@@ -96,7 +96,7 @@ async def _run(options: argparse.Namespace) -> None:
     except OSError as error:
         seen.close()
         raise _WitnessUsageError(
-            f"the address cannot be used ({error}); name another one", EXIT_ADDRESS_UNUSABLE
+            f"the address cannot be used ({error}); use another one", EXIT_ADDRESS_UNUSABLE
         ) from error
     _say(logs)
 
@@ -104,7 +104,7 @@ async def _run(options: argparse.Namespace) -> None:
         try:
             found = _logs(options.log, options.keys)
         except _WitnessUsageError as error:
-            LOGGER.error("the keys that were in force stay in force: %s", error)
+            LOGGER.error("new keys cannot be used; the previous ones stay in use: %s", error)
             return
         witness.renew(found)
         _say(found)
@@ -136,12 +136,13 @@ def _logs(given: Sequence[str], files: Sequence[Path]) -> list[WitnessedLog]:
     except (WitnessError, NoteError) as error:
         raise _WitnessUsageError(str(error), EXIT_CONFIGURATION) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise _WitnessUsageError(f"the keys cannot be read ({error}); name another file", EXIT_CONFIGURATION) from error
+        raise _WitnessUsageError(
+            f"the keys cannot be read ({error}); correct the file, or use another one", EXIT_CONFIGURATION
+        ) from error
     origins = {log.origin for log in logs}
     if not logs or len(origins) != len(logs) or len(logs) > LOGS_MAX:
         raise _WitnessUsageError(
-            f"{len(logs)} logs are named, {len(origins)} of them different; name at least one, each once, and at most "
-            f"{LOGS_MAX}",
+            f"{len(logs)} logs are given, {len(origins)} of them distinct; give 1 to {LOGS_MAX}, each once",
             EXIT_CONFIGURATION,
         )
     return logs
@@ -164,13 +165,13 @@ def _place(
     if certificate is None and key is None:
         if not address.is_loopback:
             raise _WitnessUsageError(
-                f"{address} can be reached from elsewhere, and no certificate is given; name --certificate and "
+                f"{address} is reachable from other machines, but there is no certificate; specify --certificate and "
                 "--certificate-key, or listen on loopback, behind a proxy",
                 EXIT_CONFIGURATION,
             )
         return address, None
     if certificate is None or key is None:
-        raise _WitnessUsageError("name both of --certificate and --certificate-key, or neither", EXIT_CONFIGURATION)
+        raise _WitnessUsageError("specify both --certificate and --certificate-key, or neither", EXIT_CONFIGURATION)
     try:
         return address, _RenewedLogs(certificate, key)
     except TlsError as error:
@@ -191,7 +192,7 @@ class _RenewedLogs:
             try:
                 self._context = open_server_context(*self._files)
             except TlsError as error:
-                LOGGER.error("the certificate of before is used on: %s", error)
+                LOGGER.error("the new certificate cannot be used; the previous one stays in use: %s", error)
         return self._context
 
     def _times(self) -> tuple[int, ...]:

@@ -65,27 +65,30 @@ class CheckpointStore:
         self._path = path
         if not path.exists():
             raise WitnessError(
-                f"the database {path} is gone",
-                "put it back; a witness that has forgotten what it has cosigned must not go on with the same key: if "
-                "it is lost, make a new one with `forebay audit witness key`, and tell the clusters",
+                f"the database {path} does not exist",
+                "restore it; a witness that lost the record of its cosignatures must not continue with the same key: "
+                "if the database is lost, create a new key with `forebay audit witness key`, and configure it in the "
+                "clusters",
             )
         self._connection = _open_database(path)
         found = self._with_errors(lambda: self._connection.execute("SELECT key FROM witness").fetchall())
         if found != [(key,)]:
             self.close()
-            raise WitnessError(f"the database {path} is of another key", "name the two that belong together")
+            raise WitnessError(
+                f"the database {path} belongs to another key", "use the database that belongs to the key"
+            )
 
     @classmethod
     def create(cls, path: Path, key: str) -> None:
         """Create an empty, durable database for a key; WitnessError if one exists."""
         if path.exists():
-            raise WitnessError(f"{path} is there already", "name another file: a database is never overwritten")
+            raise WitnessError(f"{path} already exists", "use another file: a database is never overwritten")
         connection = _open_database(path)
         try:
             connection.executescript(_SCHEMA)
             connection.execute("INSERT INTO witness VALUES (?)", (key,))
         except sqlite3.Error as error:
-            raise WitnessError(f"{path} cannot be written ({error})", "name a file of your own") from error
+            raise WitnessError(f"{path} cannot be written ({error})", "use a file that you may write") from error
         finally:
             connection.close()
 
@@ -153,7 +156,7 @@ class CheckpointStore:
             return work()
         except sqlite3.Error as error:
             raise WitnessError(
-                f"the database {self._path} cannot be used ({error})", "see to its disk and who may write there"
+                f"the database {self._path} cannot be used ({error})", "check its disk and its permissions"
             ) from error
 
 
@@ -164,7 +167,7 @@ def _open_database(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = DELETE")
         connection.execute("PRAGMA synchronous = EXTRA")
     except sqlite3.Error as error:
-        raise WitnessError(f"{path} cannot be opened ({error})", "name a file of your own") from error
+        raise WitnessError(f"{path} cannot be opened ({error})", "use a file that you may write") from error
     return connection
 
 

@@ -43,9 +43,9 @@ def make_key(path: Path, name: str) -> VerifierKey:
             file.flush()
             os.fsync(file.fileno())
     except FileExistsError as error:
-        raise WitnessError(f"{path} is there already", "name another file: a key is never overwritten") from error
+        raise WitnessError(f"{path} already exists", "use another file: a key is never overwritten") from error
     except OSError as error:
-        raise WitnessError(f"{path} cannot be written ({error.strerror})", "name a file of your own") from error
+        raise WitnessError(f"{path} cannot be written ({error.strerror})", "use a file that you may write") from error
     return key
 
 
@@ -59,9 +59,9 @@ def read_key(path: Path) -> tuple[str, Ed25519PrivateKey]:
         remedy = "make one with `forebay audit witness key`"
         raise WitnessError(f"the key {path} cannot be read ({error.strerror})", remedy) from error
     if mode & OTHERS:
-        raise WitnessError(f"the key {path} has mode {mode:04o}, others may use it", f"run: chmod 600 {path}")
+        raise WitnessError(f"the key {path} has mode {mode:04o}, so others may use it", f"run: chmod 600 {path}")
     try:
         return parse_signer(held.decode())
     except ValueError as error:
-        remedy = "name the file that `forebay audit witness key` wrote"
-        raise WitnessError(f"{path} is no key of a witness ({error})", remedy) from error
+        remedy = "use the file that `forebay audit witness key` wrote"
+        raise WitnessError(f"{path} is not a witness key ({error})", remedy) from error

@@ -151,16 +151,16 @@ class WitnessServer:
 
     async def _answer(self, request: web.BaseRequest, connection: _Connection) -> WitnessResponse:
         if request.path != PATH:
-            return WitnessResponse(404, f"there is nothing here but {PATH}\n")
+            return WitnessResponse(404, f"the only path here is {PATH}\n")
         if request.method != "POST":
-            return WitnessResponse(405, f"{PATH} is asked with POST\n")
+            return WitnessResponse(405, f"{PATH} requires POST\n")
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-            return WitnessResponse(415, "send it as it is, not compressed\n")
+            return WitnessResponse(415, "send the request uncompressed\n")
         announced = request.content_length
         if announced is None and request.body_exists:
-            return WitnessResponse(411, "say how long the body is\n")
+            return WitnessResponse(411, "send Content-Length\n")
         if (announced or 0) > MAX_REQUEST_BYTES:
-            return WitnessResponse(413, f"at most {MAX_REQUEST_BYTES} bytes are read\n")
+            return WitnessResponse(413, f"a request may have at most {MAX_REQUEST_BYTES} bytes\n")
         try:
             async with asyncio.timeout(REQUEST_S_MAX):
                 # Bounded, because a body cannot exceed its declared length.

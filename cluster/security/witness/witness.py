@@ -70,7 +70,7 @@ def log_of(origin: str, keys: Sequence[VerifierKey]) -> WitnessedLog:
         raise WitnessError(f"the log {origin} has no keys", remedy)
     for key in distinct:
         if key.name != origin or key.kind != NOTE_KEY:
-            raise WitnessError(f"{key} is no key of a replica of {origin}", remedy)
+            raise WitnessError(f"{key} is not a key of a replica of {origin}", remedy)
     return WitnessedLog(origin, distinct, len(distinct) // 2 + 1)
 
 
@@ -130,9 +130,11 @@ class CheckpointWitness:
         except NoteError as error:
             return WitnessResponse(403, f"{error}\n")
         if count < log.least:
-            return WitnessResponse(403, f"{count} of its replicas have signed it, and {log.least} are a majority\n")
+            return WitnessResponse(
+                403, f"{count} replicas of the log signed the checkpoint, and a majority is {log.least}\n"
+            )
         if asked.old_size > checkpoint.size:
-            return WitnessResponse(400, f"the checkpoint is of {checkpoint.size} leaves, and cannot go on from more\n")
+            return WitnessResponse(400, f"the checkpoint has {checkpoint.size} leaves, fewer than the old size\n")
         known = {(key.name, key.key_id) for key in log.keys}
         own = [one.line() for one in signatures if (one.name, one.key_id) in known]
         with self._turn:
@@ -140,7 +142,7 @@ class CheckpointWitness:
                 return self._go_on(asked, text, checkpoint, text + "\n" + "".join(own))
             except WitnessError as error:
                 LOGGER.error("nothing is cosigned: %s", error)
-                return WitnessResponse(500, "this witness cannot note what it cosigns\n")
+                return WitnessResponse(500, "this witness cannot record its cosignatures\n")
 
     def _go_on(self, asked: AddCheckpoint, text: str, checkpoint: Checkpoint, note: str) -> WitnessResponse:
         last = self._seen.last(checkpoint.origin)
@@ -149,7 +151,8 @@ class CheckpointWitness:
         if asked.old_size != last.size:
             if checkpoint.size < last.size:
                 LOGGER.warning(
-                    "%s was asked for %d leaves after %d were cosigned: an old checkpoint, or the log was set back",
+                    "%s: a cosignature of %d leaves was requested after %d were cosigned: an old checkpoint, or the "
+                    "log was rolled back",
                     plain(checkpoint.origin),
                     checkpoint.size,
                     last.size,
@@ -162,7 +165,7 @@ class CheckpointWitness:
             why = f"another root of {last.size} leaves was cosigned" if is_split else str(error)
             if checkpoint.root != last.root:
                 self._seen.keep(Evidence(checkpoint.origin, at_s, why, note))
-            LOGGER.error("%s does not go on from what was cosigned: %s", plain(checkpoint.origin), why)
+            LOGGER.error("%s does not extend its cosigned checkpoint: %s", plain(checkpoint.origin), why)
             return conflict if is_split else WitnessResponse(422, f"{error}\n")
         signature = cosign(text, self._name, self._private, at_s)
         after = SeenCheckpoint(checkpoint.origin, checkpoint.size, checkpoint.root, at_s, note)

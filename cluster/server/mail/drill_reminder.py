@@ -70,7 +70,9 @@ class DrillReminder:
             if letter.message_id in self._sent or letter.message_id in self._sending:
                 continue
             if post is None:
-                LOGGER.warning("%s: mail is off on this replica, which leads: see [mail]", letter.subject)
+                LOGGER.warning(
+                    "%s: mail is disabled on this replica, the leader: see [mail] in its forebay.toml", letter.subject
+                )
                 self._sent.add(letter.message_id)
                 continue
             task = asyncio.create_task(post(letter))
@@ -112,12 +114,12 @@ def letters_due(config: DrillConfig, state: State, now_us: int) -> Iterator[Lett
 def _letter(state: State, scenario: str, days: int, last: Drill | None, due_us: int, recipient: str) -> Letter:
     cluster, often = plain(state.name), f"{days} days" if days > 1 else "day"
     if last is None:
-        when = "was never tried"
+        when = "has never run"
     else:
-        when = f"was tried last on {format_instant(last.ended_at)} (drill {last.id}, {last.verdict.word})"
+        when = f"last ran on {format_instant(last.ended_at)} (drill {last.id}, {last.verdict.word})"
     message_id = f"<drill.{scenario}.{due_us}.{recipient.replace('@', '.')}.{state.cluster_id}@{MESSAGE_ID_DOMAIN}>"
     body = (
-        f"The drill {scenario} of the cluster {cluster} {when}; [drill] wants it every {often}.\n"
-        f"What it would do: forebay drill plan {scenario}\n{message_id_line(message_id)}"
+        f"The drill {scenario} of the cluster {cluster} {when}; [drill] schedules it every {often}.\nTo see its plan: "
+        f"forebay drill plan {scenario}\n{message_id_line(message_id)}"
     )
     return Letter(recipient, f"Forebay cluster {cluster}: the drill {scenario} is due", body, message_id)

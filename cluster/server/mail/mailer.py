@@ -34,7 +34,7 @@ RETRY_S_MAX: Final = 3_600.0
 AGE_S_MAX: Final = 86_400
 """Period of attempts for a mail, seconds: older events are better looked up."""
 
-OFF: Final = "mail is off on the replica that leads: see [mail] in its forebay.toml"
+OFF: Final = "mail is disabled on the leader: see [mail] in its forebay.toml"
 
 SUCCESS: Final = ""
 
@@ -112,7 +112,7 @@ class Mailer:
             self._give_up(mail, str(error))
         else:
             if not isinstance(error, SendFailed | OSError):
-                LOGGER.error("a fault in sending mail %s", mail.key, exc_info=error, extra=about(job=mail.job))
+                LOGGER.error("sending mail %s failed unexpectedly", mail.key, exc_info=error, extra=about(job=mail.job))
             self._try_later(mail, str(error) or type(error).__name__)
         self.poll()
 
@@ -120,7 +120,7 @@ class Mailer:
         tries = self._tries.get(mail.key, (0, 0.0))[0] + 1
         age_s = (self._clock.now() - mail.at) / MICROSECONDS_PER_SECOND
         if age_s > AGE_S_MAX:
-            self._give_up(mail, f"not taken for a day; the last time: {why}")
+            self._give_up(mail, f"not accepted for a day; the last attempt: {why}")
             return
         pause_s = min(RETRY_S_MAX, RETRY_S * 2.0 ** min(tries - 1, 16))
         self._tries[mail.key] = tries, self._clock.monotonic_s() + pause_s
@@ -129,7 +129,7 @@ class Mailer:
         )
 
     def _give_up(self, mail: Mail, why: str) -> None:
-        LOGGER.warning("mail %s is given up: %s", mail.key, why, extra=about(job=mail.job))
+        LOGGER.warning("mail %s is dropped: %s", mail.key, why, extra=about(job=mail.job))
         self._outcomes[mail.key] = why[:MESSAGE_CHARACTERS_MAX]
 
     def _settle(self) -> None:
@@ -152,6 +152,6 @@ class Mailer:
             return  # the State shows the result
         refusal = answer.result().refusal
         if refusal is not None:
-            LOGGER.error("mails could not be settled: %s", refusal.sentence)
+            LOGGER.error("outcomes of mails could not be recorded: %s", refusal.sentence)
             return
         self.poll()

@@ -88,7 +88,7 @@ async def _bounded(sending: Awaitable[None]) -> None:
         async with asyncio.timeout(SEND_S):
             await sending
     except TimeoutError as error:
-        raise SendFailed(f"it took longer than {SEND_S:.0f} s") from error
+        raise SendFailed(f"sending took longer than {SEND_S:.0f} s") from error
 
 
 async def recipient_of(name: str, domain: str, is_user: IsUser) -> str:
@@ -98,9 +98,9 @@ async def recipient_of(name: str, domain: str, is_user: IsUser) -> str:
     """
     text = name if "@" in name or not domain else f"{name}@{domain}"
     if not is_mail_address(text):
-        raise Undeliverable(f"{text[:64]!r} is no mail address")
+        raise Undeliverable(f"{text[:64]!r} is not a mail address")
     if "@" not in text and not await is_user(text):
-        raise Undeliverable(f"{text[:64]!r} is no user of this machine, and [mail] names no domain")
+        raise Undeliverable(f"{text[:64]!r} is not a user of this machine, and [mail] names no domain")
     return text
 
 
@@ -198,4 +198,4 @@ async def _expect(reader: asyncio.StreamReader, wanted: bytes, said: str) -> Non
         words = line.decode("ascii", errors="replace").strip()
         kind = Undeliverable if line.startswith(b"5") else SendFailed
         raise kind(f"the mail server answered {said} with {words!r}")
-    raise SendFailed(f"the mail server's answer to {said} has no end")
+    raise SendFailed(f"the mail server's answer to {said} has too many lines")

@@ -113,7 +113,7 @@ def _body_of(cluster: str, cluster_id: str, mail: Mail) -> str:
 
 def message_id_line(message_id: str) -> str:
     """Return the last line of a text, which identifies duplicates."""
-    return f"Message: {message_id} (a mail with the same one is the same mail, sent twice)\n"
+    return f"Message: {message_id} (a mail with the same ID is a duplicate)\n"
 
 
 def message_of(letter: Letter, *, sender: str, recipient: str) -> bytes:

@@ -156,9 +156,8 @@ async def recover(
         plan = _plan(name, storage, kept, answers)
         if plan.id != plan_id:
             raise RecoveryNotPossible(
-                f"the plan is {plan.id} by now, and {plan_id} was confirmed: look at it again with `forebay cluster "
-                f"recover "
-                f"--name {name}`"
+                f"the plan changed: it is {plan.id} now, but {plan_id} was confirmed; review it with `forebay cluster "
+                f"recover --name {name}`"
             )
         survivor = kept.placed.configuration.member(storage.identity)
         assert survivor is not None  # checked by `_refuse`
@@ -231,8 +230,8 @@ def _kept(storage: Storage) -> _Kept:
                     check_tail(seals, [entry], term_before, placed.configuration, known_index=journal.commit_index)
                 except SealBroken as error:
                     raise RecoveryNotPossible(
-                        f"{error}: it was put there while the replica was stopped. Keep the directory for an inquiry, "
-                        "and recover another replica, or restore a snapshot"
+                        f"{error}: it was inserted while the replica was stopped. Keep the directory for an "
+                        "examination, and recover another replica, or restore a snapshot"
                     ) from error
             digest.update(b"%d %d %d " % (entry.index, entry.term, len(entry.data)) + entry.data)
             index = entry.index
@@ -243,8 +242,8 @@ def _kept(storage: Storage) -> _Kept:
                 raise
             except (CodecError, LedgerViolation) as error:
                 raise RecoveryNotPossible(
-                    f"entry {index}, which was not known to be committed, cannot be folded: {error}; keep the "
-                    "directory for an inquiry"
+                    f"entry {index}, which was not known to be committed, cannot be applied: {error}; keep the "
+                    "directory for an examination"
                 ) from error
             void += following is None
             begun = batch is not None and any(isinstance(one, ClusterRecovered) for one in _events_of(batch))
@@ -252,9 +251,7 @@ def _kept(storage: Storage) -> _Kept:
             known = state if index <= journal.commit_index else known
             placed = placed if configuration is None else ConfigurationAt(index, configuration)
     if placed is None or not state.revision:
-        raise RecoveryNotPossible(
-            f"{storage.environment.directory} has no history: the cluster was never founded as far as it knows"
-        )
+        raise RecoveryNotPossible(f"{storage.environment.directory} has no history: the cluster was never founded")
     return _Kept(begun, state, placed, known, void, digest.digest())
 
 
@@ -280,29 +277,29 @@ def _refuse(
     mine, last = storage.environment.incarnation, storage.journal.last_index
     if kept.begun:
         raise RecoveryNotPossible(
-            f"{name} was recovered already, as incarnation {mine}, and has not run since: start it with "
+            f"{name} was already recovered as incarnation {mine}, and has not run since: start it with "
             f"`{start_command('replica', name)}`; another recovery would only skip more job IDs"
         )
     if kept.placed.configuration.member(storage.identity) is None:
         raise RecoveryNotPossible(
-            f"{storage.identity} was removed from the cluster, so others went on without it: recover one of "
+            f"{storage.identity} was removed from the cluster, which continued without it: recover one of "
             f"{', '.join(member.name for member in kept.placed.configuration.members())}"
         )
     for other, answer in answers.items():
         if answer.incarnation != str(mine):
             raise RecoveryNotPossible(
-                f"{other} is of incarnation {answer.incarnation}, and {name} of {mine}: the cluster was recovered "
-                f"already. Move the directory of {name} away, and let it join: `{config.replica(name).add_command}`"
+                f"{other} has incarnation {answer.incarnation}, and {name} has {mine}: the cluster was already "
+                f"recovered. Move the directory of {name} away, and let it join: `{config.replica(name).add_command}`"
             )
         if answer.leader is not None:
             raise RecoveryNotPossible(
-                f"{other} says that {answer.leader} leads: a majority is there, and nothing to recover. Start {name}; "
-                f"if its data is lost, `forebay cluster replace {name}`"
+                f"{other} reports the leader {answer.leader}: a majority runs, and there is nothing to recover. Start "
+                f"{name}; if its data is lost, `forebay cluster replace {name}`"
             )
         if answer.last_index > last and other not in leave_behind:
             raise RecoveryNotPossible(
-                f"{other} has {answer.last_index} entries, and {name} has {last}: stop {other} and recover that one, "
-                f"or say that what it has more is to be lost: --leave-behind {other}"
+                f"{other} has {answer.last_index} entries, and {name} has {last}: stop {other} and recover it "
+                f"instead, or accept the loss of its additional entries: --leave-behind {other}"
             )
 
 

@@ -62,7 +62,9 @@ async def restore_snapshot(
     """
     plan, image, placed = await _looked_at(config, name, file, clock)
     if plan.id != plan_id:
-        raise RecoveryNotPossible(f"the plan is {plan.id} by now, and {plan_id} was confirmed: look at it again")
+        raise RecoveryNotPossible(
+            f"the plan changed: it is {plan.id} now, but {plan_id} was confirmed; review it again"
+        )
     home = config.storage.directory / name
     scratch = home / RESTORING_NAME
     directories.make(home)
@@ -109,27 +111,27 @@ async def _looked_at(
     found = _in_the_way(home)
     if found:
         raise RecoveryNotPossible(
-            f"{found[0]} is there: a snapshot is restored where {name} has no data. If that is what is left of it, "
-            f"`forebay cluster recover --name {name}` keeps more than a snapshot does; else move {home} away"
+            f"{found[0]} exists: a snapshot can only be restored where {name} has no data. If it is the remaining "
+            f"data of {name}, `forebay cluster recover --name {name}` keeps more than a snapshot; otherwise move "
+            f"{home} away"
         )
     others = [replica for replica in config.replicas if replica.name != name]
     answers = await ask_replicas(config, name, others, clock=clock)
     for other, answer in answers.items():
         if answer.last_index:
             raise RecoveryNotPossible(
-                f"{other} has a history of {answer.last_index} entries, incarnation {answer.incarnation}: let {name} "
-                f"join it (`{config.replica(name).add_command}`), or recover what it has (`forebay cluster recover "
-                f"--name "
-                f"{other}`)"
+                f"{other} has a history of {answer.last_index} entries (incarnation {answer.incarnation}): let {name} "
+                f"join its cluster (`{config.replica(name).add_command}`), or recover its data (`forebay cluster "
+                f"recover --name {other}`)"
             )
     image = load_snapshot(file)
     if image.state.cluster_id != config.cluster.id:
         raise SnapshotRefused(
-            file, f"it is of cluster {image.state.cluster_id}, and {config.file} is of {config.cluster.id}"
+            file, f"it belongs to cluster {image.state.cluster_id}, and {config.file} to {config.cluster.id}"
         )
     placed = image.configuration
     if placed is None:
-        raise SnapshotRefused(file, "it does not say who was a member")
+        raise SnapshotRefused(file, "it does not list the members of the cluster")
     state = image.state
     jobs = dict.fromkeys((one.name for one in JobState), 0)
     for job in state.jobs.values():

@@ -43,7 +43,7 @@ async def ask_replicas(
         async with Client.from_config(config, name, clock=clock, deadline_s=ASK_S) as client:
             answers = await asyncio.gather(*(_ask(client, other) for other in others))
     except TlsError as error:
-        LOGGER.warning("the other replicas cannot be asked how they stand: %s", error)
+        LOGGER.warning("the other replicas cannot be asked for their status: %s", error)
         return {}
     return {other.name: answer for other, answer in zip(others, answers, strict=True) if answer is not None}
 
@@ -56,13 +56,13 @@ async def refuse_incarnation_over(config: Config, name: str, mine: Incarnation, 
         if answer.cluster_id != config.cluster.id or theirs is None or theirs[1].number <= mine.number:
             continue
         sentence = (
-            f"{name} is of incarnation {mine} of the cluster, which is over: {other} is of incarnation "
+            f"{name} has incarnation {mine} of the cluster, which has ended: {other} has incarnation "
             f"{answer.incarnation}, begun by `forebay cluster recover` after a majority was lost"
         )
         note_superseded(config, name, sentence)
         raise StorageRefused(
-            f"{sentence}. What {name} holds may be what was lost: keep its directory for an examination (`forebay "
-            f"audit dump --data {config.storage.directory / name}`), move it away, run "
+            f"{sentence}. The data of {name} may contain the lost entries: keep its directory for an examination "
+            f"(`forebay audit dump --data {config.storage.directory / name}`), move it away, run "
             f"`{config.replica(name).add_command}` and start it with `{start_command('replica', name)}`"
         )
 
@@ -71,7 +71,7 @@ async def _ask(client: Client, other: ReplicaConfig) -> StatusView | None:
     try:
         return await client.call(ops.SHOW_STATUS, replica=other.api, deadline_s=ASK_S, once=True)
     except ApiError as error:
-        LOGGER.debug("%s does not say how it stands: %s", other.name, error)
+        LOGGER.debug("%s did not return its status: %s", other.name, error)
         return None
 
 
@@ -83,8 +83,8 @@ async def refuse_beside_history(config: Config, name: str, *, first_start: bool,
     for other, answer in (await ask_replicas(config, name, others, clock=clock)).items():
         if answer.last_index:
             raise StorageRefused(
-                f"{name} has no data, and {other} has a history: revision {answer.revision}, "
-                f"{answer.last_index} entries. {name} must not begin a second one under the same cluster id. "
+                f"{name} has no data, and {other} has a history: revision {answer.revision}, {answer.last_index} "
+                f"entries. {name} must not begin a second history with the same cluster ID. "
                 f"{_remedy(name, other, answer)}"
             )
 
@@ -103,9 +103,7 @@ def _remedy(name: str, other: str, answer: StatusView) -> str:
             f"`{start_command('replica', name)}`"
         )
     return (
-        f"Nobody leads: if others can be started with their data, start them, then `forebay cluster replace {name}`. "
-        f"If "
-        f"the data of a majority is lost, `forebay cluster recover --name {other}` on the machine of {other} makes a "
-        f"cluster "
-        f"of what is left (docs/operate/lost-majority.md)"
+        "There is no leader: start the other replicas that have their data, then run `forebay cluster replace "
+        f"{name}`. If the data of a majority is lost, `forebay cluster recover --name {other}` on the machine of "
+        f"{other} rebuilds the cluster from its data (docs/operate/lost-majority.md)"
     )

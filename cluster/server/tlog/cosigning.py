@@ -203,16 +203,16 @@ class Cosigning:
             self._failed(one, f"no answer within {within_s:g} s", pause=not was_prompt)
         except _Disputed as error:
             one.dispute, one.error = str(error), ""
-            LOGGER.critical("THE LEDGER IS NOT WHAT THE WITNESS %s HAS SEEN: %s", one.witness.name, error)
+            LOGGER.critical("THE LEDGER CONTRADICTS WHAT THE WITNESS %s HAS COSIGNED: %s", one.witness.name, error)
             self._pause(one)
         except _Later as error:
-            LOGGER.info("the witness %s cosigns later: %s", one.witness.name, error)
+            LOGGER.info("the witness %s will be asked again: %s", one.witness.name, error)
             one.due_s = self._clock.monotonic_s() + RETRY_S
         except (NoAnswer, NoteError, WitnessRequestError, LookupError) as error:
             self._failed(one, str(error))
         else:
             if one.dispute:
-                LOGGER.warning("the witness %s goes along again", one.witness.name)
+                LOGGER.warning("the witness %s cosigns again", one.witness.name)
             one.error = one.dispute = ""
             one.is_prompt = self._clock.monotonic_s() - began_s <= BEFORE_PUBLICATION_S
             one.pause_s, one.due_s = RETRY_S, 0.0
@@ -230,28 +230,30 @@ class Cosigning:
                 one.size, one.at_s = checkpoint.size, verified.at_s
                 return signature
             if answer.status == 422 and old_size:
-                raise _Disputed(f"the history before entry {old_size} is another one than that which it cosigned")
+                raise _Disputed(f"the history before entry {old_size} differs from the one that the witness cosigned")
             if answer.status != 409:
                 words = answer.body[:ERROR_CHARACTERS_MAX].decode(errors="replace")
-                raise NoAnswer(f"it answers {answer.status}: {''.join(filter(str.isprintable, words))}")
+                detail = "".join(filter(str.isprintable, words)).strip()
+                raise NoAnswer(f"it answered with status {answer.status}" + (f": {detail}" if detail else ""))
             size = parse_size(answer.body)
             if size > self._applied_index():
                 raise _Disputed(
-                    f"it has cosigned {size} entries, and this ledger has {self._applied_index()}: it was set back"
+                    f"the witness cosigned {size} entries, and this ledger has {self._applied_index()}: the ledger "
+                    "was rolled back"
                 )
             one.size = size
             if size > checkpoint.size:
-                raise _Later(f"it has cosigned {size} entries already, and this checkpoint is of {checkpoint.size}")
+                raise _Later(f"it has already cosigned {size} entries, and this checkpoint covers {checkpoint.size}")
             if size == old_size and size == checkpoint.size:
-                raise _Disputed(f"it has cosigned another root of the first {size} entries")
+                raise _Disputed(f"the witness cosigned another root of the first {size} entries")
             old_size = size
-        raise NoAnswer(f"it says after {ROUNDS_MAX} requests that it has {old_size} entries")
+        raise NoAnswer(f"it still reports {old_size} entries after {ROUNDS_MAX} requests")
 
     async def _request(self, old_size: int, size: int, note: str) -> bytes:
         try:
             proof = await self._consistency(old_size, size) if 0 < old_size < size else ()
         except (LookupError, TimeoutError) as error:
-            raise _Later(f"the proof from {old_size} to {size} is not to be had yet: {error}") from error
+            raise _Later(f"the proof from {old_size} to {size} is not available yet: {error}") from error
         return AddCheckpoint(old_size, tuple(proof), note.encode()).encode()
 
     def _failed(self, one: _Known, sentence: str, *, pause: bool = True) -> None:

@@ -80,7 +80,7 @@ def records_between(ledger: Ledger, after: int, last: int, *, bounded: bool = Tr
     if last <= after:
         return found
     if bounded and ledger.row_at(last).revision - ledger.row_at(after).revision > UNDONE_COMMANDS_MAX:
-        raise TooFar(f"the ledger has gone on by more than {UNDONE_COMMANDS_MAX} commands since entry {after}")
+        raise TooFar(f"the ledger has more than {UNDONE_COMMANDS_MAX} commands after entry {after}")
     for entry in ledger.read(after + 1, limit=last - after):
         if (batch := settled_batch(entry)) is not None:
             for jobs in jobs_concerned(batch):

@@ -70,9 +70,9 @@ def disclosure_key_of(ledger: Ledger) -> bytes:
     found = disclosure_key_in(ledger.read(1, limit=FOUNDED_WITHIN))
     if found is None:
         raise NoDisclosureKey(
-            "the ledger's first command is not held here"
+            "the ledger's first command is not available on this replica"
             if ledger.first_index > 1
-            else "no key to salt proofs with was drawn when the cluster was founded"
+            else "the cluster was founded without a key for salting proofs"
         )
     return found
 
@@ -159,7 +159,9 @@ class LedgerTree:
                 self._append(self._leaf(entry).encode())
         except LedgerBroken as error:
             if not self._is_stuck:
-                LOGGER.error("the tree of the ledger stands at entry %d until it is mended: %s", self.size, error)
+                LOGGER.error(
+                    "the tree of the ledger stops at entry %d until the ledger is repaired: %s", self.size, error
+                )
             self._is_stuck = True
             self._ledger = self._look()
             return False
@@ -308,7 +310,7 @@ class LedgerTree:
             if held is not None and number * TILE_WIDTH + 1 not in self.altered:
                 self.altered.append(number * TILE_WIDTH + 1)
                 LOGGER.error(
-                    "%s is whole and not what the ledger comes to from entry %d on: one of them was altered",
+                    "%s is intact but contradicts the ledger from entry %d on: one of them was altered",
                     self._path(tile),
                     number * TILE_WIDTH + 1,
                 )
@@ -332,7 +334,7 @@ class LedgerTree:
             node = _root(bytes(whole))
 
     def _derived(self, tile: Tile) -> bytes:
-        LOGGER.info("%s is derived anew: its file is missing or damaged", self._path(tile))
+        LOGGER.info("%s is rebuilt: its file is missing or damaged", self._path(tile))
         if tile.level:
             below = (Tile(tile.level - 1, tile.index * TILE_WIDTH + position) for position in range(TILE_WIDTH))
             return b"".join(_root(self._full(one)) for one in below)
@@ -346,7 +348,7 @@ class LedgerTree:
                 break
             leaves.append(leaf_of_entry(self._key, entry).encode())
         if len(leaves) < TILE_WIDTH:
-            raise LedgerBroken(first + len(leaves), "it is not held, and the tile that it is in is damaged")
+            raise LedgerBroken(first + len(leaves), "the entry is missing, and its tile is damaged")
         return bundle(leaves) if tile.level is None else b"".join(map(leaf_hash, leaves))
 
     def _read(self, tile: Tile) -> bytes | None:
@@ -370,7 +372,7 @@ class LedgerTree:
         try:
             self._write_file(tile, body)
         except OSError as error:
-            LOGGER.warning("%s is not written, and derived anew when it is needed: %s", self._path(tile), error)
+            LOGGER.warning("%s could not be written, and will be rebuilt when needed: %s", self._path(tile), error)
 
     def _write_file(self, tile: Tile, body: bytes) -> None:
         path = self._path(tile)

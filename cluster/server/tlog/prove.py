@@ -99,7 +99,7 @@ def proof_file(note: str, job: int, records: bytes, history: bytes = b"") -> byt
 def _record(key: bytes, entry: LedgerEntry, leaf: Leaf, path: Iterable[bytes], revision: int) -> Any:
     settled, position = commands_of(entry.data), revision - entry.base - 1
     if settled is None or not 0 <= position < leaf.commands:
-        raise LedgerBroken(entry.index, f"revision {revision} is not one that it settled")
+        raise LedgerBroken(entry.index, f"the entry did not settle revision {revision}")
     return {
         "leaf": _text(leaf.encode()),
         "path": [*map(_text, path)],
@@ -113,7 +113,7 @@ def _record(key: bytes, entry: LedgerEntry, leaf: Leaf, path: Iterable[bytes], r
 def _entry(ledger: Ledger, index: int) -> LedgerEntry:
     found = ledger.read_some(index, entries_max=1, bytes_max=ENTRY_BYTES_MAX)
     if not found or found[0].index != index:
-        raise LedgerBroken(index, "it is not held here")
+        raise LedgerBroken(index, "the entry is not available on this replica")
     return found[0]
 
 

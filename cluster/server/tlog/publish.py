@@ -55,7 +55,7 @@ COUNTED_S: Final = 60.0
 
 CHECKPOINT_NAME: Final = "checkpoint"
 
-INQUIRY: Final = "keep its directory for an inquiry, and bring the replica back with `forebay cluster replace`"
+INQUIRY: Final = "keep its directory for an examination, and bring the replica back with `forebay cluster replace`"
 
 
 class SignedCheckpoint(NamedTuple):
@@ -106,7 +106,7 @@ async def _no_note(peer: str) -> str:
 
 
 async def _nobody(*asked: object) -> NoReturn:
-    raise LookupError("there is nobody to be asked")
+    raise LookupError("there is no peer to ask")
 
 
 class LogPeers(NamedTuple):
@@ -273,9 +273,8 @@ class Publisher(Background):
         if found.size > signed:
             self._fail(
                 LedgerAltered(
-                    f"{self._name} has signed {found.size} entries, as the checkpoint of {peer} shows, and knows of "
-                    f"{signed} that it has signed: its directory was set back, and has forgotten what it "
-                    f"acknowledged; {INQUIRY}"
+                    f"{self._name} has signed {found.size} entries, as the checkpoint of {peer} shows, but its own "
+                    f"record shows {signed}: its directory was rolled back, and lacks acknowledged entries; {INQUIRY}"
                 )
             )
 
@@ -292,10 +291,10 @@ class Publisher(Background):
         count = sum(one.name == self._signer.origin for one in signatures)
         if self._signer.last is not None and count > len(self._peers()):
             self.doubt = (
-                f"{count} replicas have signed the checkpoint of {peer}, and none with the key of {self._name}, which "
-                "has signed others: unless a member has just left, its key was replaced, and its directory with it"
+                f"{count} replicas have signed the checkpoint of {peer}, but none with the key of {self._name}, which "
+                "signed earlier ones: unless a member has just left, its key was replaced, and its directory with it"
             )
-            LOGGER.error("%s; compare with `forebay audit keys` as it was; %s", self.doubt, INQUIRY)
+            LOGGER.error("%s; compare with an earlier output of `forebay audit keys`; %s", self.doubt, INQUIRY)
 
     async def record_histories(self) -> bool:
         """Submit the record counts of the published entries, if a majority counts the same and the ledger lacks them.
@@ -308,7 +307,7 @@ class Publisher(Background):
         try:
             mine, recorded = await counting.counted(found.size)
         except (LookupError, TimeoutError) as error:
-            LOGGER.info("the histories of jobs are not recorded now: %s", error)
+            LOGGER.info("counts of job histories are not recorded now: %s", error)
             return False
         if mine.root == recorded or not mine.jobs:
             return False
@@ -343,7 +342,7 @@ class Publisher(Background):
             async with asyncio.timeout(LAST_S):
                 await self.publish(whole=True)
         except (LookupError, SignRefused, TimeoutError) as error:
-            self._missed(str(error) or f"{LAST_S:g} s were not enough before the lead is handed over")
+            self._missed(str(error) or f"{LAST_S:g} s were not enough before the transfer of leadership")
 
     async def publish(self, *, whole: bool = False) -> bool:
         """Publish a checkpoint of the entries that can be proven now; return whether a majority has signed it.
@@ -372,7 +371,8 @@ class Publisher(Background):
                 self._keys[peer] = one.key
         if len(signatures) < _majority(len(peers) + 1):
             errors = [f"{peer}: {one}" for peer, one in zip(peers, asked, strict=True) if isinstance(one, Exception)]
-            self._missed(f"{len(signatures)} of {len(peers) + 1} have signed {size} entries; {'; '.join(errors)}")
+            signed = f"{len(signatures)} of {len(peers) + 1} replicas signed the first {size} entries"
+            self._missed("; ".join([signed, *errors]))
             return False
         if not whole:
             note, within_s = written(mine.text(), signatures), BEFORE_PUBLICATION_S
@@ -388,7 +388,7 @@ class Publisher(Background):
         handed = await asyncio.gather(*(self._asked.hand(peer, note) for peer in peers), return_exceptions=True)
         for peer, error in zip(peers, handed, strict=True):
             if isinstance(error, Exception):
-                LOGGER.debug("%s has not taken the checkpoint of %d entries: %s", peer, size, error)
+                LOGGER.debug("%s did not accept the checkpoint of %d entries: %s", peer, size, error)
 
     async def sign(self, size: int, root: str) -> SignedCheckpoint:
         """Return the root of this replica's own ledger at a size, and its signature if that is `root` (hexadecimal).
@@ -420,7 +420,9 @@ class Publisher(Background):
         try:
             found = parse_checkpoint(parse_note(note.encode())[0])
             if found.origin != self._signer.origin:
-                raise NoteNotTaken(f"it is of {found.origin}, and this is a replica of {self._signer.origin}")
+                raise NoteNotTaken(
+                    f"the checkpoint belongs to {found.origin}, and this replica to {self._signer.origin}"
+                )
             if found.size <= self.size:
                 if found == self.published:
                     self._add_cosignatures(note, found)
@@ -432,11 +434,11 @@ class Publisher(Background):
         except NoteError as error:
             raise NoteNotTaken(str(error)) from error
         if count < least:
-            raise NoteNotTaken(f"{count} replicas that are known have signed it, and {least} are a majority")
+            raise NoteNotTaken(f"{count} known replicas signed the checkpoint, and a majority is {least}")
         if await self._root(found.size) != found.root:
             self._fail(
                 LedgerAltered(
-                    f"a majority has signed another root over the first {found.size} entries than that of "
+                    f"a majority signed a root of the first {found.size} entries that differs from that of "
                     f"{self._name}: its history was altered; {INQUIRY}"
                 )
             )
@@ -496,7 +498,7 @@ class Publisher(Background):
             make_private_directory(self._path.parent)
             replace_private(self._path, note.encode(), durable=False)
         except OSError as error:
-            LOGGER.warning("the checkpoint of %d entries is not kept on the disk: %s", found.size, error)
+            LOGGER.warning("the checkpoint of %d entries could not be written to disk: %s", found.size, error)
 
     def _read(self) -> tuple[str, Checkpoint | None]:
         try:
@@ -510,7 +512,12 @@ class Publisher(Background):
         applied = self._applied_index()
         if found.size > applied:
             # No majority signs more than is committed: this note would block all later ones.
-            LOGGER.error("%s is of %d entries, and %d are here: it is not believed", self._path, found.size, applied)
+            LOGGER.error(
+                "%s covers %d entries, and this replica has %d: the checkpoint is ignored",
+                self._path,
+                found.size,
+                applied,
+            )
             return "", None
         return note, found
 

@@ -87,9 +87,9 @@ class Signer:
         """
         if self.last is not None and self.last.size > last_index:
             raise StorageRefused(
-                f"{self._directory / SIGNED_NAME} says that this replica has signed {self.last.size} entries, and it "
-                f"holds {last_index}: its ledger was set back, and has forgotten what it acknowledged; keep its "
-                "directory for an inquiry, and bring it back with `forebay cluster replace`"
+                f"{self._directory / SIGNED_NAME} says that this replica has signed {self.last.size} entries, and its "
+                f"ledger has {last_index}: the ledger was rolled back, and lacks acknowledged entries; keep the "
+                "directory for an examination, and bring the replica back with `forebay cluster replace`"
             )
 
     async def sign(self, size: int, root: Callable[[int], Awaitable[bytes]]) -> tuple[Checkpoint, Signature]:
@@ -101,11 +101,13 @@ class Signer:
         async with self._turn:
             last = self.last
             if last is not None and size < last.size:
-                raise SignRefused(f"{last.size} entries are signed already, and never fewer after that")
+                raise SignRefused(
+                    f"a checkpoint of {last.size} entries is already signed, and a smaller one must not be"
+                )
             if last is not None and await root(last.size) != last.root:
                 raise LedgerAltered(
-                    f"the first {last.size} entries have another root than the one that was signed: the ledger was "
-                    "altered; keep the directory for an inquiry, and bring the replica back with `forebay cluster "
+                    f"the first {last.size} entries have a root that differs from the signed one: the ledger was "
+                    "altered; keep the directory for an examination, and bring the replica back with `forebay cluster "
                     "replace`"
                 )
             found = Checkpoint(self.origin, size, await root(size))
@@ -115,7 +117,7 @@ class Signer:
                 try:
                     await asyncio.shield(asyncio.to_thread(self._write, write_note(found.text(), [signature])))
                 except OSError as error:
-                    raise SignRefused(f"what is signed cannot be written first: {error}") from error
+                    raise SignRefused(f"the signed checkpoint cannot be recorded: {error}") from error
                 self.last = found
             return found, signature
 
@@ -141,11 +143,11 @@ class Signer:
             found = parse_checkpoint(verify_note(held, [verifier_of(origin, self._private)])[0])
         except NoteError as error:
             raise StorageRefused(
-                f"{path} is not what this replica wrote ({error}): it does not know any more what it has signed, so "
-                "keep its directory for an inquiry, and bring it back with `forebay cluster replace`"
+                f"{path} was not written by this replica ({error}), which cannot know what it has signed: keep its "
+                "directory for an examination, and bring the replica back with `forebay cluster replace`"
             ) from error
         if found.origin != origin:
-            raise StorageRefused(f"{path} is of {found.origin}, and this is a replica of {self.origin}")
+            raise StorageRefused(f"{path} belongs to {found.origin}, and this replica to {self.origin}")
         return found
 
 
@@ -155,8 +157,8 @@ def _refused_where_unusable(directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageRefused(
-            f"{error.filename or directory} cannot be read or written ({error.strerror}): see that the replica's "
-            "user may, and that the disk has room"
+            f"{error.filename or directory} cannot be read or written ({error.strerror}): check the permissions of "
+            "the replica's account and the free space of the disk"
         ) from error
 
 
@@ -169,9 +171,9 @@ def private_key(directory: Path, member: Member | None = None) -> Ed25519Private
     with _refused_where_unusable(directory):
         if member is not None and member.key and not (directory / KEY_NAME).exists():
             raise StorageRefused(
-                f"{directory / KEY_NAME} is gone, and the cluster knows {member.id} by that key: put {directory} back "
-                "from a copy; or keep the replica's directory for an inquiry, and bring the replica back with "
-                f"`forebay cluster replace {member.name}`"
+                f"{directory / KEY_NAME} is missing, and the cluster knows {member.id} by that key: restore "
+                f"{directory} from a copy; or keep the replica's directory for an examination, and bring the replica "
+                f"back with `forebay cluster replace {member.name}`"
             )
         directory.mkdir(mode=0o700, exist_ok=True)
         return _key_in(directory)
@@ -185,12 +187,12 @@ def _key_in(directory: Path) -> Ed25519PrivateKey:
             return Ed25519PrivateKey.from_private_bytes(base64.b64decode(held.strip(), validate=True))
         except ValueError as error:
             raise StorageRefused(
-                f"{path} is not the key that this replica made; bring it back with `forebay cluster replace`"
+                f"{path} is not this replica's key; bring the replica back with `forebay cluster replace`"
             ) from error
     if (directory / SIGNED_NAME).exists():
         raise StorageRefused(
-            f"{path} is gone, and something was signed with it; put it back from a copy, or bring the replica back "
-            "with `forebay cluster replace`"
+            f"{path} is missing, but checkpoints were signed with it; restore it from a copy, or bring the replica "
+            "back with `forebay cluster replace`"
         )
     made = Ed25519PrivateKey.generate()
     replace_private(path, base64.b64encode(made.private_bytes_raw()) + b"\n")

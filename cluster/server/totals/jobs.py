@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any, Final
 
-from replica.messages import Batch, TransferRecorded, events, job_of
+from cluster.server.applied_log import Transition
+from replica.messages import TransferRecorded, events, job_of
 from replica.model import ENDED, BufferState, Job, Stage
 from replica.state import State
 from replica.values import MICROSECONDS_PER_SECOND, NEVER, POOLS_MAX, Instant
@@ -83,9 +84,10 @@ class JobTotals:
         self.revoked = 0
         """Buffers withdrawn before their job ran."""
 
-    def applied(self, before: State, batch: Batch, after: State) -> None:
-        """Count the events of a batch that was just applied."""
-        if batch.at < self._since:
+    def applied(self, transition: Transition) -> None:
+        """Count the events of an entry that was just applied."""
+        before, after, batch = transition.before, transition.after, transition.batch
+        if batch is None or batch.at < self._since:
             return
         concerned: set[int] = set()
         for entry in batch.entries:
@@ -210,9 +212,11 @@ class TransferTotals:
         self.retries: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
 
-    def applied(self, batch: Batch) -> None:
-        """Count the receipts of a batch that was just applied."""
-        for entry in batch.entries:
+    def applied(self, transition: Transition) -> None:
+        """Count the receipts of an entry that was just applied."""
+        if transition.batch is None or transition.before.transfers is transition.after.transfers:
+            return
+        for entry in transition.batch.entries:
             for event in entry.events:
                 if type(event) is TransferRecorded:
                     receipt, stage = event.receipt, event.receipt.stage.word

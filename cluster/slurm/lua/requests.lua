@@ -522,18 +522,18 @@ local function check_whole(found, asked, site)
   end
   local at = asked.capacity
   if asked.size.nodes then
-    refuse_value(at, "a capacity in nodes is asked for, and the nodes of the job are not known yet",
+    refuse_value(at, "a capacity in nodes is not possible, because the nodes of the job are not known yet",
       "write a size, for example capacity=10GiB")
   end
   if asked.size.point then
-    refuse_value(at, "Slurm reads " .. quote(at.text) .. " as the whole number before its point",
+    refuse_value(at, "Slurm reads " .. quote(at.text) .. " as the integer before its decimal point",
       "write a whole number with a smaller unit, for example 1536MiB", asked.size.point)
   end
   if not asked.pool then
     refuse(at.word, "capacity= needs pool=: Slurm counts by the pool that the line names", "add pool= to this line")
   end
   if asked.modes.private then
-    refuse_value(asked.access, "access_mode=private cannot be set up for each node: the nodes of the job are not known yet",
+    refuse_value(asked.access, "access_mode=private is not possible, because the nodes of the job are not known yet",
       "use access_mode=striped")
   end
   for _, moves in ipairs({ asked.moves.stage_in, asked.moves.stage_out, asked.lists }) do
@@ -556,16 +556,16 @@ local function check_pool(asked, site)
     if one.id == asked.pool.text then pool = one end
   end
   if not pool then
-    refuse(asked.pool.word, "there is no pool " .. quote(asked.pool.text),
+    refuse(asked.pool.word, "pool " .. quote(asked.pool.text) .. " does not exist",
       #names > 0 and "use one of: " .. listed(names) or "this cluster has none yet: ask its operator")
   end
   local most = pool.quantity * pool.granularity
   if most == 0 then
-    refuse(asked.pool.word, "the pool " .. pool.id .. " is out of service", "use another one, or submit without a buffer")
+    refuse(asked.pool.word, "pool " .. pool.id .. " is out of service", "use another pool, or submit without a buffer")
   end
   if asked.size.bytes > most then
-    refuse(asked.capacity.word, "the pool " .. pool.id .. " has " .. size_text(most, site) .. ", and "
-      .. quote(asked.capacity.text) .. " is more", "ask for less")
+    refuse(asked.capacity.word, quote(asked.capacity.text) .. " exceeds the capacity of pool " .. pool.id .. ", "
+      .. size_text(most, site), "request less")
   end
 end
 

@@ -27,11 +27,11 @@ from aiohttp.web_protocol import RequestHandler
 from cluster.system.log_rate_limiter import LogRateLimiter
 
 _KINDS: Final = {
-    BadHttpMethod: "its method is none",
-    BadStatusLine: "its first line cannot be read",
-    InvalidURLError: "its target cannot be read",
-    InvalidHeader: "a header field cannot be read",
-    ContentLengthError: "its Content-Length is no length",
+    BadHttpMethod: "its method is not valid",
+    BadStatusLine: "its first line is not valid",
+    InvalidURLError: "its target is not valid",
+    InvalidHeader: "a header field is not valid",
+    ContentLengthError: "its Content-Length is not valid",
 }
 
 
@@ -97,7 +97,7 @@ class HttpConnection(RequestHandler):
     def peer(self) -> str:
         """Return the peer's address for log messages."""
         found = self.transport.get_extra_info("peername") if self.transport is not None else None
-        return str(found[0]) if found else "a client that has gone"
+        return str(found[0]) if found else "a disconnected client"
 
     def problem_response(self, malformed: MalformedRequest) -> web.Response:
         """Return the answer to a malformed request: plain text unless a listener overrides it."""
@@ -125,7 +125,7 @@ class HttpConnection(RequestHandler):
                 status, "the request failed because of a fault in this release", "report it with this service's log"
             )
         if request.writer.output_size > 0:
-            raise ConnectionError("part of another answer has been sent already")
+            raise ConnectionError("part of another answer was already sent")
         response = self.problem_response(malformed)
         response.force_close()
         return response
@@ -139,9 +139,9 @@ class HttpConnection(RequestHandler):
     def _malformed(self, error: HttpProcessingError) -> MalformedRequest:
         if isinstance(error, LineTooLong):
             sentence = f"the request line or a header field has more than {self.line_bytes_max} bytes"
-            return MalformedRequest(431, sentence, "ask for less, and put what is long into the body")
-        kind = _KINDS.get(type(error), "its head cannot be read")
-        return MalformedRequest(400, f"this is not a request of HTTP/1.1 ({kind})", "use an HTTP client")
+            return MalformedRequest(431, sentence, "shorten the request, or put long values into the body")
+        kind = _KINDS.get(type(error), "its header is not valid")
+        return MalformedRequest(400, f"this is not an HTTP/1.1 request ({kind})", "use an HTTP client")
 
 
 class HttpServer(web.Server):

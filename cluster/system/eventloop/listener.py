@@ -177,7 +177,7 @@ class Acceptor:
     def port(self) -> int:
         """Port it listens on."""
         if self._socket is None:
-            raise RuntimeError("the server does not listen")
+            raise RuntimeError("the server is not listening")
         return int(self._socket.getsockname()[1])
 
     async def start(self, listening: socket.socket | None = None) -> None:

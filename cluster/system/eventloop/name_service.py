@@ -116,7 +116,7 @@ class NameService(Generic[K, V]):
                 return await asyncio.wait_for(asyncio.shield(self._lookups.begin(key)), self._wait_s)
         if found is not None and now_s < found[1] + KEPT_SILENT_S:
             return found[0]
-        raise NotKnownNow(f"the name service of this machine says nothing of {key!r:.120} at the moment")
+        raise NotKnownNow(f"the name service of this machine did not answer for {key!r:.120}")
 
     def _note(self, key: K, done: asyncio.Future[V]) -> None:
         if done.exception() is not None:

@@ -614,7 +614,7 @@ def test_history_that_a_snapshot_replaced_is_a_hole_until_it_is_held_again(tmp_p
             assert lacking_some.read < last and all(one.revision <= before for one in lacking_some.happened)
             query = EventPageQuery(1, 0, lacking_some.read, NEVER, last, NEVER, sought, 10_000)
             lacking_some = questions.event_page(query)
-        assert isinstance(lacking_some, QueryFailure) and "not held" in lacking_some.sentence, sought
+        assert isinstance(lacking_some, QueryFailure) and "is not available" in lacking_some.sentence, sought
     replica.kill()
     replica.restarted()
     follow(replica.follower)

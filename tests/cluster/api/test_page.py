@@ -21,6 +21,8 @@ from cluster.api.page.labels import (
     format_size,
     format_span,
     group_needs,
+    pool_chart,
+    strip_prefix,
 )
 from cluster.api.page.pages import _PAGES, Pages, RenderedPage
 from cluster.api.statuses import FIRST_WAIT_S, FRESH_S, Statuses
@@ -28,7 +30,15 @@ from cluster.api.watch.attention import _of_job
 from cluster.api.watch.overview import _members
 from cluster.api.web import Problem, bad_request
 from cluster.config.config import Config
-from cluster.schemas import ErrorView, MemberView, NeedView, StatusView
+from cluster.schemas import (
+    ErrorView,
+    MemberView,
+    NeedView,
+    PoolStepView,
+    PoolUseAnswer,
+    PoolUseView,
+    StatusView,
+)
 from cluster.schemas.operations import OPERATIONS
 from cluster.system import parse_instant
 from cluster.system.eventloop.slices import Slices
@@ -442,7 +452,22 @@ def test_how_full_a_pool_was_is_what_each_step_ended_with_and_is_bounded() -> No
         (format_ago("2026-01-31T11:57:00Z", NOON), "3 min ago"),
         (format_ago("2026-01-31T14:05:00Z", NOON), "in 2 h 5 min"),
         (format_ago(None, NOON), "–"), (format_after("2026-01-31T12:00:03.2Z", "2026-01-31T12:00:00Z"), "+3.2 s"),
+        (format_after("2026-01-31T12:04:12.9Z", "2026-01-31T12:00:00Z"), "+4 min 12 s"),
+        (format_after("2026-01-31T14:04:12Z", "2026-01-31T12:00:00Z"), "+2 h 4 min"),
+        (strip_prefix("burst_buffer/native: slurm_bb_data_in: input /a does not exist"), "input /a does not exist"),
+        (strip_prefix("burst_buffer/lua: Stage-out in progress"), "Stage-out in progress"),
+        (strip_prefix("BurstBufferResources"), "BurstBufferResources"),
     ],
 )  # fmt: skip
 def test_figures_are_written_for_people(found: str, said: str) -> None:
     assert found == said
+
+
+@pytest.mark.parametrize(("held_bytes", "is_behind"), [(4, False), (5, True)])
+def test_the_chart_of_a_pool_ends_where_the_history_ends_that_was_read_so_far(held_bytes: int, is_behind: bool) -> None:
+    step = PoolStepView(at="2026-01-31T11:00:00Z", held_bytes=4, served_bytes=8, quantity_bytes=8)
+    pool = PoolUseView(name="fast", unit="bytes", steps=(step,))
+    times = {"from_time": "2026-01-31T11:00:00Z", "to_time": "2026-01-31T11:30:00Z"}
+    chart = pool_chart(pool, PoolUseAnswer(revision=1, **times, step_s=1, pools=(pool,)), NOON, held_bytes)
+    assert ("500,50 500,100 1000,100" in chart) == is_behind == ("still reading" in chart)
+    assert f"Pool fast: {held_bytes} B of 8 B used" in chart

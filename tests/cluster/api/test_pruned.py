@@ -214,14 +214,14 @@ async def test_a_note_that_would_cost_a_replica_its_life_is_refused(config: Conf
         index = controller.applied_index
         digest = (controller.journal.digest_at(index) or b"").hex()
         for note, why in (
-            (PruneNote("another", index + 1, digest, ()), "is not the one that the note speaks of"),
-            (PruneNote(config.cluster.id, index, digest, ()), "is not the one that the note speaks of"),
+            (PruneNote("another", index + 1, digest, ()), "differs from the entry in the pruning request"),
+            (PruneNote(config.cluster.id, index, digest, ()), "differs from the entry in the pruning request"),
             (PruneNote(config.cluster.id, index + 1, digest, ()), "the newest snapshot is of entry 0"),
         ):
             with pytest.raises(BrokenInvariant, match=why):
                 controller.authorise_pruning(note)
         assert (await harness.ask("POST", "/v1/snapshots")).status in (200, 201)
-        with pytest.raises(BrokenInvariant, match="but consensus sees 1 and later"):
+        with pytest.raises(BrokenInvariant, match="but consensus needs 1 and later"):
             controller.authorise_pruning(PruneNote(config.cluster.id, index + 1, digest, ()))
         assert controller.ledger.pruned_range() is None
 

@@ -184,7 +184,7 @@ def test_a_revision_that_an_entry_does_not_lead_to_is_found_by_what_the_entry_ho
     edit(tmp_path / "wal", alter)
     result = typed("audit", "verify", "--data", made.directory)
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
-    assert "it leads to revision" in result.stderr
+    assert "it ends at revision" in result.stderr
 
 
 @pytest.mark.parametrize("command", [["verify"], ["replay"], ["dump"]])

@@ -143,7 +143,7 @@ def test_a_ledger_that_could_not_be_seen_at_rest_is_not_said_to_be_broken(
         result = typed("audit", command, "--data", reader.directory)
         assert result.exit_code == ExitCode.UNREACHABLE
         sentence = " ".join(result.stderr.split())
-        assert "nothing is wrong with the replica" in sentence and "Read again" in sentence
+        assert "the replica itself is sound" in sentence and "Read again" in sentence
         assert "replace" not in sentence and "do not start" not in sentence
 
 

@@ -147,7 +147,7 @@ def test_a_majority_is_one_of_the_keys_of_the_checkpoints_origin(site: Site, tmp
     more = [verifier_of(origin, Ed25519PrivateKey.generate()) for _ in range(2)]
     keys.write_text(keys.read_text() + "".join(f"{one}\n" for one in more))
     refused = ran(proof, keys)
-    assert refused.returncode == 1 and f"1 replicas of {origin} have signed it, and 2 are wanted" in refused.stderr
+    assert refused.returncode == 1 and f"1 of 2 required replicas of {origin} signed the checkpoint" in refused.stderr
     keys.write_text("".join(f"{one}\n" for one in others))
     assert ran(proof, keys).returncode == 1
 
@@ -235,20 +235,20 @@ def test_a_record_that_is_left_out_is_missed_whichever_it_is(site: Site) -> None
         later = job >= site.array  # its last record came after the count
         for number in range(len(records) - later):
             said = verdict(altered(held, lambda proof, at=number: proof["records"].pop(at)), site.keys)
-            assert f"and {len(records) - 1 - later} are shown" in said, (job, number, said)
+            assert f"the proof shows {len(records) - 1 - later} of " in said, (job, number, said)
 
 
 def test_what_came_after_the_count_is_shown_and_not_said_to_be_all(site: Site) -> None:
     count = len(json.loads(site.later)["records"])
     said = verdict(site.later, site.keys, whole=True)
     assert f"proven: all {count - 1} records of job {site.array} in the first" in said
-    assert "whether there are others than 1 after it is not shown" in said
+    assert "beyond these, 1 later records are shown, perhaps not all" in said
 
 
 def test_a_proof_without_a_count_is_one_of_some_records_and_refused_where_all_are_wanted(site: Site) -> None:
     for held in (site.uncounted, altered(site.proofs[site.job], lambda proof: proof.update(history=None))):
-        assert "that there are no others is not" in verdict(held, site.keys)
-        assert "REFUSED: it does not show that these are all records" in verdict(held, site.keys, whole=True)
+        assert "not proven: that there are no others" in verdict(held, site.keys)
+        assert "REFUSED: the proof does not show that these are all records" in verdict(held, site.keys, whole=True)
 
 
 def test_a_count_that_is_another_jobs_another_number_or_made_up_is_refused(site: Site) -> None:
@@ -294,15 +294,15 @@ async def test_of_a_purged_job_it_is_shown_that_these_are_all_records_too(tmp_pa
     said = verdict(output.read_bytes(), site.keys, whole=True)
     assert "JobPurged" in said and "proven: all 3 records of job" in said, said
     missing = altered(output.read_bytes(), lambda proof: proof["records"].pop())
-    assert "and 2 are shown" in verdict(missing, site.keys)
+    assert "the proof shows 2 of 3 records" in verdict(missing, site.keys)
 
 
 def test_who_has_not_signed_and_whose_key_is_not_given_count_for_nothing(site: Site, tmp_path: Path) -> None:
     held = site.proofs[site.job]
-    assert "have signed it, and 2 are wanted" in verdict(held, site.keys, least=2)
+    assert "of 2 required replicas of" in verdict(held, site.keys, least=2)
     stranger = tmp_path / "keys"
     stranger.write_text(f"{Signer(tmp_path / 'other', origin_of(site.config.cluster.id)).key}\n")
-    assert "signed with a key that is not given" in verdict(held, stranger)
+    assert "a signature is by a key that was not given" in verdict(held, stranger)
 
 
 def test_a_witness_is_shown_with_its_time_and_is_no_replica(site: Site, tmp_path: Path) -> None:

@@ -151,16 +151,15 @@ def test_jobs_that_are_over_have_their_results_and_the_others_go_on(lived: Lived
             assert job.result == last.jobs[job.job].state.name
 
 
-def test_each_look_at_the_queue_counts_all_pending_jobs(lived: Lived, whole: WindowReport) -> None:
-    by_time: dict[int, list[State]] = {}
-    for at_us, state in lived:
-        by_time.setdefault(at_us, []).append(state)
+def test_each_look_at_the_queue_counts_all_pending_jobs_of_the_last_state_of_its_column(
+    lived: Lived, whole: WindowReport
+) -> None:
+    window, columns = Window(whole.source.from_us, whole.source.to_us), _columns(lived, whole)
     assert len(whole.waiting) > 100
     for seen in whole.waiting:
-        counts = {
-            sum(state.jobs[job].state.name == "PENDING" for job in state.unfinished) for state in by_time[seen.at_us]
-        }
-        assert sum(seen.jobs.values()) in counts
+        last = columns[window.column(seen.at_us)][-1]
+        pending = sum(last.jobs[job].state.name == "PENDING" for job in last.unfinished)
+        assert sum(seen.jobs.values()) == pending
     assert len(whole.waiting) <= COLUMNS
 
 

@@ -190,7 +190,7 @@ def test_agents_and_replicas_are_turned_away_as_the_api_does(config: Config, who
         async with Harness(config) as harness, channel_of(harness) as server:
             answer = await harness.ask("POST", "/v1/commands", {"commands": []}, who=who)
             assert answer.status == 403
-            with pytest.raises(ApiError, match="closed at once"):
+            with pytest.raises(ApiError, match="closed it at once"):
                 await connect(harness, server, who)
             assert not server.connections
 

@@ -23,7 +23,7 @@ async def test_one_holder_of_a_certificate_cannot_take_all_the_places(
     monkeypatch.setattr(server_module, "CONNECTIONS_PER_IDENTITY_MAX", 2)
     async with Harness(config) as harness, channel_of(harness) as server:
         held: list[ChannelConnection] = [await connect(harness, server, "bob") for _ in range(2)]
-        with pytest.raises(ApiError, match="closed at once"):
+        with pytest.raises(ApiError, match="closed it at once"):
             await connect(harness, server, "bob")
         assert "user bob has 2 connections open" in caplog.text
         operator = await connect(harness, server, "operator")
@@ -46,7 +46,7 @@ async def test_all_together_have_no_more_than_all_places_and_give_them_back(
     monkeypatch.setattr(server_module, "CONNECTIONS_MAX", 2)
     async with Harness(config) as harness, channel_of(harness) as server:
         held = [await connect(harness, server, who) for who in ("alice", "bob")]
-        with pytest.raises(ApiError, match="closed at once"):
+        with pytest.raises(ApiError, match="closed it at once"):
             await connect(harness, server, "operator")
         assert "2 connections are open" in caplog.text
         held.pop().close()

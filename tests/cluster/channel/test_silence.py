@@ -65,7 +65,7 @@ async def test_a_connection_that_is_given_up_says_so_and_leaves_the_outcome_unkn
             await connection.ask(submission(harness))
         assert asyncio.get_running_loop().time() - began_s >= channel_module.SILENT_LOOKS * LOOK_S
         assert (told.value.outcome, told.value.code) == ("unknown", OUTCOME_UNKNOWN)
-        assert f"was silent for {channel_module.SILENT_LOOKS * LOOK_S:g} s before the answer came" in str(told.value)
+        assert f"was silent for {channel_module.SILENT_LOOKS * LOOK_S:g} s before the answer arrived" in str(told.value)
         assert not connection.is_open
 
 
@@ -79,7 +79,7 @@ async def test_a_replica_that_says_anything_at_all_is_waited_for(config: Config)
         await asyncio.sleep(4 * channel_module.SILENT_LOOKS * LOOK_S)
         assert connection.is_open and not answer.done()
         connection.close()
-        with pytest.raises(ApiError, match="broke before the answer came"):
+        with pytest.raises(ApiError, match="broke before the answer arrived"):
             await answer
 
 

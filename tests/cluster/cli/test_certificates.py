@@ -93,7 +93,7 @@ def test_a_replica_is_reached_where_the_configuration_says_unless_told_otherwise
         ("alice", "operator", ["--replace"], "alice already has a certificate as a user"),
         ("ca", "user", [], "reserved for the authority"),
         ("../x", "user", [], "is not a valid name"),
-        ("dora", "user", ["--host", "x"], "serves nobody"),
+        ("dora", "user", ["--host", "x"], "accepts no connections"),
     ],
 )
 def test_nobody_gets_the_name_or_the_role_of_somebody_else(

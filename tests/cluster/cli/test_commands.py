@@ -312,7 +312,7 @@ def test_a_directory_of_certificates_of_somebody_else_is_permission_denied_in_a_
     monkeypatch.setattr(Path, "exists", denied)
     result = forebay(double.config, "queue")
     assert result.exit_code == ExitCode.PERMISSION_DENIED
-    assert "operator.pem may not be read (Permission denied)" in result.stderr
+    assert "operator.pem cannot be read (Permission denied)" in result.stderr
     assert "forebay cert issue" in result.stderr and "fault" not in result.stderr
 
 
@@ -685,7 +685,7 @@ def test_what_other_users_wrote_cannot_take_over_the_terminal(double: Double) ->
     ("words", "expected"),
     [
         (["job", "show", "0"], "job IDs begin at 1"),
-        (["job", "show", "x"], "names no job"),
+        (["job", "show", "x"], "is not a job ID"),
         (["cancel", "12_[3-1]"], "names no tasks"),
         (["job", "shw"], "job show"),
         (["submit"], ""),

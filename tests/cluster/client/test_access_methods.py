@@ -60,7 +60,7 @@ def test_who_has_no_way_is_told_each_that_there_might_be(config: AccessConfig) -
 
 def test_a_machine_without_munged_says_so(config: AccessConfig, tmp_path: Path) -> None:
     table = msgspec.structs.replace(config.access, munge=True, munge_socket=tmp_path / "none")
-    with pytest.raises(ConfigError, match="munged makes no credential"):
+    with pytest.raises(ConfigError, match="munged did not create a credential"):
         own_access_method(msgspec.structs.replace(config, access=table))
 
 
@@ -98,14 +98,14 @@ def test_a_service_of_a_stranger_is_refused_and_nothing_is_said_to_it(
 
 @pytest.mark.usefixtures("listening")
 def test_a_second_gateway_does_not_take_the_path_of_the_first(config: AccessConfig) -> None:
-    with pytest.raises(GatewayError, match="another gateway listens"):
+    with pytest.raises(GatewayError, match="another gateway already listens"):
         listen_at(config.access.socket)
 
 
 def test_what_is_no_socket_is_left_where_it_is(config: AccessConfig) -> None:
     config.access.socket.parent.mkdir(exist_ok=True)
     config.access.socket.write_text("mine")
-    with pytest.raises(GatewayError, match="is no socket"):
+    with pytest.raises(GatewayError, match="is not a socket"):
         listen_at(config.access.socket)
     assert config.access.socket.read_text() == "mine"
 

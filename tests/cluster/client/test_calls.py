@@ -364,7 +364,7 @@ def test_a_replica_refuses_a_client_of_another_authority_and_the_error_names_the
         ):
             with pytest.raises(ApiError) as caught:
                 await client.call(ops.SHOW_JOB, id=7)
-            assert "refus" in str(caught.value)
+            assert "reject" in str(caught.value)
             assert "issued by 'Forebay mars'" in str(caught.value)
             assert server.requests == []
 

@@ -111,4 +111,4 @@ async def test_without_a_replica_the_browser_is_told_so(config: Config) -> None:
         await status_of(browser, proxy.url)
         await harness.server.stop()
         async with browser.get(f"http://127.0.0.1:{proxy.port}/page") as answer:
-            assert answer.status == 502 and "no replica answers" in await answer.text()
+            assert answer.status == 502 and "no replica is reachable" in await answer.text()

@@ -342,7 +342,9 @@ def test_the_files_of_an_identity_are_found_or_the_remedy_said(keyed: Config) ->
 def test_a_configuration_whose_keys_others_may_read_is_refused(keyed: Config, name: str) -> None:
     key = keyed.tls.certificates / name
     key.chmod(0o640)
-    with pytest.raises(ConfigError, match=f"{name} has mode 0640, others may use it; run: chmod 600 {key}") as caught:
+    with pytest.raises(
+        ConfigError, match=f"{name} has mode 0640, so others may use it; run: chmod 600 {key}"
+    ) as caught:
         Config.load(keyed.file)
     assert caught.value.key == "tls.certificates"
     key.chmod(0o600)

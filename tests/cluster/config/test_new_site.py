@@ -274,7 +274,7 @@ def test_an_init_removes_what_it_made_and_not_what_has_got_its_name(
         (Founding(agents=-1), "-1 agents are not possible"),
         (Founding(base_port=65530), "is not a port"),
         (Founding(base_port=0), "is not a port"),
-        (Founding(hosts=("0.0.0.0",)), "no address that another machine could connect to"),
+        (Founding(hosts=("0.0.0.0",)), "not an address that another machine could connect to"),
         (Founding(hosts=("a b",)), "neither an IP address nor a host name"),
         (Founding(hosts=("a", "b")), "2 hosts for 3 replicas are not possible; name one for all, or one for each"),
         (Founding(hosts=("a", "b", "c d")), "neither an IP address nor a host name"),

@@ -84,7 +84,7 @@ def directory_above_of_another(file: Path) -> None:
 UNTRUSTED = {
     "a link": (link_to_text_of_ours, "symbolic link"),
     "a link to nothing": (dangling_link, "symbolic link"),
-    "a pipe": (pipe, "no regular file"),
+    "a pipe": (pipe, "not a regular file"),
     "others may write the file": (lambda file: file.chmod(0o666), "others may write to .*forebay.toml"),
     "others may write the directory": (lambda file: file.parent.chmod(0o777), "others may write to"),
     "its group may write the directory": (lambda file: file.parent.chmod(0o775), "others may write to"),

@@ -236,7 +236,7 @@ def test_a_refused_snapshot_is_offered_again_later_and_stops_nobody(
     term = harness.engine.term
     (question,) = harness.take(SnapshotChunk, "r2")
     harness.give("r2", SnapshotReply(term, question.seq, 11, term, REFUSED, 0, 0))
-    assert "refused" in caplog.text
+    assert "rejected" in caplog.text
     assert harness.take(SnapshotChunk) == []
     for _ in range(5):
         assert harness.take(SnapshotChunk, "r2") == []

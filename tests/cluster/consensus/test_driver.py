@@ -168,7 +168,7 @@ def test_a_transfer_that_the_first_tick_after_a_pause_ends_is_answered(tmp_path:
         assert engine.hands_over and not transfer.done()
         engine.raft.transfer_deadline_s = 0.0  # the process stood still until it was over
         async with asyncio.timeout(PATIENCE_S):
-            with pytest.raises(ChangeRefused, match="has not taken over yet, and may still do so"):
+            with pytest.raises(ChangeRefused, match="has not taken over leadership yet, and may still do so"):
                 await transfer
         assert leader.consensus.ready
 
@@ -194,7 +194,7 @@ def test_a_replica_that_ends_while_it_hands_over_releases_who_waits_for_that(
             with pytest.raises(SystemError):
                 consensus._stop_for(StorageFailed("EIO"))
         assert all(future.done() for future in waiting)
-        with pytest.raises(NotLeader, match="stopped while it handed"):
+        with pytest.raises(NotLeader, match="stopped while it transferred"):
             await transfer
 
     asyncio.run(with_nodes(tmp_path, 3, work))

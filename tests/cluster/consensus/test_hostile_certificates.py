@@ -44,7 +44,7 @@ def test_a_term_out_of_reach_is_heeded_from_nobody_and_the_cluster_goes_on(
             sim.tick(victim)
             assert engine.term == term
         sim.commit(b"\x01b")
-        lines = [record for record in caplog.records if "no elections lead there" in record.message]
+        lines = [record for record in caplog.records if "elections cannot lead so far" in record.message]
         assert len(lines) == {"r9": 0, "r2": 2, HOSTILE: 3}[sender], "once a peer, replica and minute"
 
 

@@ -629,7 +629,7 @@ def test_a_transfer_costs_no_election_timeout_and_under_load_loses_nothing() -> 
                 number += 1
             began_s = sim.clock.now_s
             target = sim.engine(old.name).transfer()
-            with pytest.raises(NotLeader, match="hands the leadership over"):
+            with pytest.raises(NotLeader, match="transferring leadership"):
                 sim.engine(old.name).propose(b"\x01late")
             sim.tick(old)
             assert sim.run(1.0, until=lambda old=old: sim.leader() not in (None, old))  # type: ignore[misc]

@@ -132,7 +132,7 @@ def test_others_do_not_acknowledge_it_though_its_replica_believes_it(
     sim.run(10.0)
     assert sim.replicas[stopped.third].engine is not None, "an honest replica was stopped"
     assert sim.leader() is None, "a majority of which one is not believed decides nothing"
-    assert f"{stopped.other} is not followed any more" in caplog.text
+    assert f"{stopped.other} is no longer accepted as leader" in caplog.text
     stopped.never_applied()
     # With the third one the honest replicas are a majority, whose leader cuts off what was forged.
     stopped.start(stopped.leader)

@@ -297,7 +297,7 @@ def test_h05_who_is_no_replica_of_the_cluster_is_refused_before_any_frame_of_the
         for stranger in (None, foreign, other_cluster, agent, operator, own_name):
             name = "r2" if stranger is None else stranger.certificate.stem
             assert await site.is_turned_away(stranger, encode_frame(CLUSTER, name, BEAT)), stranger
-        for said in ("is no replica", "replica r1 is this replica itself"):
+        for said in ("is not a replica", "replica r1 is this replica itself"):
             assert said in caplog.text
         frame = encode_frame(CLUSTER, "r2", BEAT)
         member = certify(site.authority, site.tls, "r2")
@@ -539,24 +539,24 @@ def test_h05_each_refusal_says_which_check_failed_who_it_was_and_what_would_be_r
         agent = certify(site.authority, site.tls, "r3", Role.AGENT)
         host, _, port = site.members["r1"].rpartition(":")
         for files, version, said in (
-            (None, None, "shows no certificate; replicas need certificates of the cluster's own authority"),
-            (foreign, None, "its certificate does not pass (unable to get local issuer certificate)"),
-            (agent, None, "agent r3 is no replica"),
-            (agent, ssl.TLSVersion.TLSv1_2, "does not speak TLS 1.3"),
+            (None, None, "presented no certificate; replicas need certificates of the cluster's own authority"),
+            (foreign, None, "its certificate is not valid (unable to get local issuer certificate)"),
+            (agent, None, "agent r3 is not a replica"),
+            (agent, ssl.TLSVersion.TLSv1_2, "does not use TLS 1.3"),
         ):
             caplog.clear()
             assert await site.is_turned_away(files, b"", version=version)
-            assert f"a connection from {host} to the peer address is refused: " in caplog.text
+            assert f"a connection from {host} to the peer address is rejected: " in caplog.text
             assert said in caplog.text
         caplog.clear()
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
         assert not (await reader.read()).startswith(b"HTTP")
-        assert "it speaks HTTP without TLS; people and tools use the API address" in caplog.text
+        assert "it uses HTTP without TLS; users and tools must use the API address" in caplog.text
         caplog.clear()
         dialling = site.make("r2", Ear(), files=foreign)
         await dialling.start()
-        wanted = f"no connection to replica r1 at {site.members['r1']}: its certificate does not pass"
+        wanted = f"no connection to replica r1 at {site.members['r1']}: its certificate is not valid"
         async with asyncio.timeout(PATIENCE_S):
             while wanted not in caplog.text:
                 await asyncio.sleep(0.01)
@@ -583,7 +583,7 @@ def test_h05_a_replica_whose_certificate_the_others_refuse_learns_it_from_its_ow
             while "no connection to replica r1" not in caplog.text:
                 await asyncio.sleep(0.01)
         await links.stop()
-        assert "it does not accept this replica's certificate or name" in caplog.text
+        assert "it rejects this replica's certificate or name" in caplog.text
 
     run(tmp_path, work)
 
@@ -604,7 +604,7 @@ def test_a_failure_of_a_peer_is_logged_once_in_a_while_with_how_often_it_has_hap
     assert [record.message for record in caplog.records][1:] == [
         "r2 is refused: it is an agent (99 times more in the last 60 s)",
         "r3 is refused: it is an agent",
-        "r2 is refused: it did not finish the TLS handshake in time; it is overloaded, or no replica",
+        "r2 is refused: it did not finish the TLS handshake in time; it is overloaded, or not a replica",
     ]
     for number in range(3 * KEYS_MAX):
         failures.note(f"10.0.0.{number}", "rejected", OSError())

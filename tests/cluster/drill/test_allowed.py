@@ -68,7 +68,7 @@ def test_who_shares_an_address_with_another_replica_is_not_cut_off(
     with pytest.raises(HelperRefused, match=r"r1 shares the address 10\.0\.0\.1 with another replica"):
         cut(shared, "partition")
     unknown = replace(three, replicas=(first, replace(second, peer=Address("no-such-host.invalid", 1)), third))
-    with pytest.raises(HelperRefused, match="the address of no-such-host.invalid is not known here"):
+    with pytest.raises(HelperRefused, match="the address of no-such-host.invalid cannot be resolved on this machine"):
         cut(unknown, "partition")
 
 
@@ -84,11 +84,11 @@ def test_a_machine_without_nft_or_root_is_refused_by_name(three: Config, monkeyp
 def test_only_a_file_system_that_others_do_not_need_is_filled(
     three: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert disk_fault(Path("/")) == "/ is on the file system of /, which others need"
+    assert disk_fault(Path("/")) == "/ is on the root filesystem, which other programs need"
     config = replace(three, storage=replace(three.storage, directory=tmp_path))
     (tmp_path / "r1").mkdir()
-    monkeypatch.setattr(module, "disk_fault", lambda directory: "it is on the file system of /")
-    with pytest.raises(HelperRefused, match="it is on the file system of /; give the replica a file system of its own"):
+    monkeypatch.setattr(module, "disk_fault", lambda directory: "it is on the root filesystem")
+    with pytest.raises(HelperRefused, match="it is on the root filesystem; give the replica a file system of its own"):
         fault_of(config, config.helpers[0], "disk-full", "r1", 7)
     monkeypatch.setattr(module, "disk_fault", lambda directory: "")
     found = fault_of(config, config.helpers[0], "disk-full", "r1", 7)
@@ -108,7 +108,7 @@ async def test_a_helper_of_an_earlier_release_is_named_before_anything_is_done()
             pass
 
     channel = HelperChannel("h1", "1f", reader, Writer())  # type: ignore[arg-type]
-    with pytest.raises(HelperRefused, match="helper h1 is of an earlier release; update it"):
+    with pytest.raises(HelperRefused, match="helper h1 has an earlier release; update it"):
         await channel.ask(LookRequest("leader-hang", "r1"))
 
 

@@ -194,10 +194,10 @@ def test_a_fault_that_fails_is_undone_at_once(tmp_path: Path) -> None:
     class Failing(World):
         def cut(self, rules: str) -> None:
             super().cut(rules)
-            raise HelperRefused("nft does not take the rules", "see its output")
+            raise HelperRefused("nft rejected the rules", "see its output")
 
     world, record = Failing(), UndoRecord(tmp_path)
-    with pytest.raises(HelperRefused, match="does not take"):
+    with pytest.raises(HelperRefused, match="rejected the rules"):
         record.begin(of_target(3, "r1", FAULTS["cut"], world), world)
     assert world.is_whole and record.read() is None
 
@@ -205,7 +205,7 @@ def test_a_fault_that_fails_is_undone_at_once(tmp_path: Path) -> None:
 def test_nothing_is_done_to_who_does_not_run_and_nothing_is_written_down(tmp_path: Path) -> None:
     world, record = World(), UndoRecord(tmp_path)
     world.process = None
-    with pytest.raises(HelperRefused, match="r1 does not run"):
+    with pytest.raises(HelperRefused, match="r1 is not running"):
         record.begin(of_target(3, "r1", FAULTS["stop"], world), world)
     assert record.read() is None
 
@@ -215,7 +215,7 @@ def test_one_at_a_time_works_on_a_record_and_what_cannot_be_read_is_not_thrown_a
     with pytest.raises(Busy):
         UndoRecord(tmp_path)
     (tmp_path / "undo.json").write_text('{"drill": "x"}')
-    with pytest.raises(ValueError, match="undo that, and remove it"):
+    with pytest.raises(ValueError, match="undo the fault that it describes, and remove it"):
         record.settle(World())
     assert (tmp_path / "undo.json").exists()
     record.close()

@@ -61,7 +61,7 @@ class Started:
     async def known(self, number: int) -> DrillAnswer:
         self.asked += 1
         if self.drill is None:
-            raise ApiError(0, "unreachable", "no replica could answer")
+            raise ApiError(0, "unreachable", "no replica answered")
         return self.drill
 
     def files(self, who: str) -> TlsFiles:
@@ -130,18 +130,19 @@ async def test_a_fault_lasts_for_as_long_as_it_is_renewed_and_is_undone_when_tha
         await until(r1, stopped=True)
         answer: HelperAnswer = await channel.ask(RenewRequest(3))
         assert 0 < answer.figures["left_us"] <= 3_000_000
-        assert await started.refused(LookRequest("leader-hang", "r1")) == "drill 3 is under way here; wait for its end"
-        assert (await started.refused(RenewRequest(3), "dora")).startswith(
-            "nothing of drill 3 by drill dora is under way"
+        assert (
+            await started.refused(LookRequest("leader-hang", "r1"))
+            == "drill 3 is under way on this machine; wait for its end"
         )
-        assert (await started.refused(replace(BEGIN, drill=4))).startswith("drill 3 is under way here")
+        assert (await started.refused(RenewRequest(3), "dora")).startswith("drill 3 of drill dora is not under way")
+        assert (await started.refused(replace(BEGIN, drill=4))).startswith("drill 3 is under way on this machine")
         await channel.ask(EndRequest(3))
         await until(r1, stopped=False)
         assert started.is_settled()
         assert (await started.refused(RenewRequest(3))).startswith(
-            "nothing of drill 3 by operator operator is under way here"
+            "drill 3 of operator operator is not under way on this machine"
         )
-        assert (await started.refused(BEGIN)).startswith("drill 3 was here already")
+        assert (await started.refused(BEGIN)).startswith("drill 3 has already run on this machine")
 
 
 @story
@@ -208,14 +209,20 @@ def command(pid: int) -> bytes:
 
 
 CLUSTER: dict[str, tuple[DrillAnswer | None, str]] = {
-    "the cluster does not answer": (None, "the cluster does not say whether drill 3 is under way"),
+    "the cluster does not answer": (None, "the cluster cannot confirm that drill 3 is under way"),
     "the drill has ended": (replace(DRILL, verdict="passed"), "drill 3 is passed"),
     "the drill is lost": (replace(DRILL, verdict="lost"), "drill 3 is lost"),
     "the drill is to end": (replace(DRILL, abort="eve: enough"), "drill 3 is to end"),
-    "a stale plan": (replace(DRILL, plan="00000000"), "drill 3 is not f003ad4d leader-hang r1 but 00000000"),
-    "another scenario": (replace(DRILL, scenario="switchover"), "drill 3 is not f003ad4d leader-hang r1 but"),
-    "another target": (replace(DRILL, target="r2"), "drill 3 is not f003ad4d leader-hang r1 but"),
-    "somebody else's": (replace(DRILL, by="eve"), "drill 3 is carried out by eve, not by operator operator"),
+    "a stale plan": (
+        replace(DRILL, plan="00000000"),
+        "drill 3 is 00000000 leader-hang r1, not f003ad4d leader-hang r1",
+    ),
+    "another scenario": (
+        replace(DRILL, scenario="switchover"),
+        "drill 3 is f003ad4d switchover r1, not f003ad4d leader-hang r1",
+    ),
+    "another target": (replace(DRILL, target="r2"), "drill 3 is f003ad4d leader-hang r2, not f003ad4d leader-hang r1"),
+    "somebody else's": (replace(DRILL, by="eve"), "drill 3 was started by eve, not by operator operator"),
 }
 
 
@@ -235,24 +242,36 @@ def test_what_the_cluster_does_not_know_as_under_way_is_refused_before_anything_
 
 
 HERE: dict[str, tuple[BeginRequest, dict[str, Any], str]] = {
-    "nothing is allowed": (BEGIN, {"allow": ()}, "the machine of helper h1 does not allow process faults"),
+    "nothing is allowed": (BEGIN, {"allow": ()}, "the machine of helper h1 does not permit process faults"),
     "another kind is allowed": (
         replace(BEGIN, scenario="disk-full"),
         {},
-        "the machine of helper h1 does not allow disk faults",
+        "the machine of helper h1 does not permit disk faults",
     ),
-    "another machine's target": (replace(BEGIN, target="r2"), {}, "r2 is no target of helper h1"),
-    "an agent for a replica": (replace(BEGIN, target="n1"), {}, "leader-hang is for a replica, and n1 is none"),
-    "a replica for an agent": (replace(BEGIN, scenario="agent-kill"), {}, "agent-kill is for an agent, and r1 is none"),
-    "no scenario": (replace(BEGIN, scenario="flood"), {}, "no helper does flood"),
-    "no helper's scenario": (replace(BEGIN, scenario="switchover"), {}, "no helper does switchover"),
+    "another machine's target": (replace(BEGIN, target="r2"), {}, "r2 is not a target of helper h1"),
+    "an agent for a replica": (replace(BEGIN, target="n1"), {}, "leader-hang requires a replica, and n1 is not one"),
+    "a replica for an agent": (
+        replace(BEGIN, scenario="agent-kill"),
+        {},
+        "agent-kill requires an agent, and r1 is not one",
+    ),
+    "no scenario": (replace(BEGIN, scenario="flood"), {}, "no helper supports flood"),
+    "no helper's scenario": (replace(BEGIN, scenario="switchover"), {}, "no helper supports switchover"),
     "a disk that others need": (
         replace(BEGIN, scenario="disk-full"),
         {"allow": ("disk",)},
         "",
     ),
-    "the site's hours": (BEGIN, {"never": ("Mon-Sun 00:00-24:00",)}, "helper h1 does nothing Mon-Sun 00:00-24:00"),
-    "no second": (BEGIN, {"require_second": True}, "helper h1 wants another operator to agree (require_second)"),
+    "the site's hours": (
+        BEGIN,
+        {"never": ("Mon-Sun 00:00-24:00",)},
+        "helper h1 permits no drills during Mon-Sun 00:00-24:00",
+    ),
+    "no second": (
+        BEGIN,
+        {"require_second": True},
+        "helper h1 requires confirmation by a second operator (require_second)",
+    ),
 }
 
 
@@ -263,9 +282,10 @@ def test_what_the_machine_does_not_allow_is_refused_before_anything_is_touched(
     ask, changes, sentence = HERE[why]
     if why == "a disk that others need":
         monkeypatch.setattr(
-            "cluster.drill.allowed.disk_fault", lambda directory: "it is on the file system of /, which others need"
+            "cluster.drill.allowed.disk_fault",
+            lambda directory: "it is on the root filesystem, which other programs need",
         )
-        sentence = "it is on the file system of /"
+        sentence = "it is on the root filesystem"
 
     @story
     async def run() -> None:
@@ -295,20 +315,18 @@ async def test_who_is_no_operator_and_does_not_carry_out_drills_is_not_listened_
     started = Started(machine)
     async with started.serving():
         for who in ("alice", "n1", "r1", "slurm", "auditor", "h1"):
-            assert "may not ask a helper; use the certificate of a role that may: drill, operator" in (
+            assert "may not use a helper; use the certificate of a role that may: drill, operator" in (
                 await started.refused(BEGIN, who)
             )
         assert started.asked == 0
-        assert (await started.refused(BEGIN, "dora")).startswith(
-            "drill 3 is carried out by operator, not by drill dora"
-        )
+        assert (await started.refused(BEGIN, "dora")).startswith("drill 3 was started by operator, not by drill dora")
 
 
 @story
 async def test_a_target_that_does_not_run_is_refused_by_name(machine: Config) -> None:
     started = Started(machine)
     async with started.serving():
-        assert (await started.refused(BEGIN)).startswith("r1 does not run: nobody holds the lock")
+        assert (await started.refused(BEGIN)).startswith("r1 is not running: no process holds the lock")
         assert started.is_settled()
 
 
@@ -317,19 +335,19 @@ async def test_what_is_no_question_is_answered_with_what_is_wrong_and_ends_nothi
     started = Started(machine)
     async with started.serving():
         for bad in ({"ask": "burn"}, {"ask": "renew"}, {"ask": "renew", "drill": 0}, [1]):
-            assert (await started.refused(bad)).startswith("that is not understood: ")
+            assert (await started.refused(bad)).startswith("the request is not valid: ")
         for bad in (replace(BEGIN, duration_s=121), replace(BEGIN, duration_s=0), replace(BEGIN, plan="x" * 65)):
-            assert (await started.refused(bad)).startswith("that is not understood: ")
+            assert (await started.refused(bad)).startswith("the request is not valid: ")
 
 
 @story
 async def test_a_helper_that_is_missing_or_somebody_else_is_named(machine: Config) -> None:
     started = Started(machine)
-    with pytest.raises(HelperRefused, match="helper h1 does not answer at .*forebay run helper --name h1"):
+    with pytest.raises(HelperRefused, match="helper h1 is not reachable at .*forebay run helper --name h1"):
         await started.channel()
     async with started.serving():
         helper = machine.helpers[0]
-        with pytest.raises(HelperRefused, match="is helper h1, not helper h2"):
+        with pytest.raises(HelperRefused, match="belongs to helper h1, not to helper h2"):
             await HelperChannel.open("h2", helper.address, started.files("operator"), machine.cluster.id)
 
 
@@ -369,7 +387,7 @@ def test_hours_that_are_none_are_refused(text: str) -> None:
 
 
 BAD_TABLES = {
-    '[[helper]]\nname = "h1"\naddress = "127.0.0.1:7431"\ntargets = ["r9"]\n': "there is no replica or agent 'r9'",
+    '[[helper]]\nname = "h1"\naddress = "127.0.0.1:7431"\ntargets = ["r9"]\n': "replica or agent 'r9' does not exist",
     '[[helper]]\nname = "r1"\naddress = "127.0.0.1:7431"\ntargets = []\n': "'r1' is taken by replica[1].name",
     '[[helper]]\nname = "h1"\naddress = "127.0.0.1:7431"\ntargets = ["r1", "r1"]\n': "'r1' is taken by helper[1]",
     '[drill]\nallow = ["everything"]\n': "found 'everything'",
@@ -405,7 +423,7 @@ async def test_who_shows_no_certificate_of_a_helper_is_not_believed_and_the_reme
 
     context = server_context(machine.tls_files("r1"))
     async with await asyncio.start_server(close, helper.address.host, helper.address.port, ssl=context):
-        with pytest.raises(HelperRefused, match="helper h1 is not believed") as refused:
+        with pytest.raises(HelperRefused, match="the certificate of helper h1 is not valid") as refused:
             await HelperChannel.open("h1", helper.address, machine.tls_files("operator"), machine.cluster.id)
     assert str(helper.address) in refused.value.remedy
     assert "forebay cert issue h1 --role helper --replace" in refused.value.remedy

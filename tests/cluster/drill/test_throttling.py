@@ -67,11 +67,11 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no such file": (
         lambda group: (group / "cgroup.procs").unlink(),
-        "nobody can say who is in the cgroup .*; start each replica as a service of its own",
+        "the processes of the cgroup .* cannot be listed: .*; start each replica as a service of its own",
     ),
     "no controller": (
         lambda group: (group / IO_MAX).unlink(),
-        "disks are not bounded for the cgroup .*; write IOAccounting=yes into the unit",
+        "disk limits are not enabled for the cgroup .*; write IOAccounting=yes into the unit",
     ),
 }
 
@@ -88,10 +88,10 @@ def test_what_cannot_be_slowed_down_for_it_alone_is_refused_by_name_and_remedy(
 
 def test_a_process_without_a_cgroup_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(pid: int) -> str:
-        raise LookupError("this machine has no cgroup v2 for it")
+        raise LookupError("this machine does not use cgroup v2")
 
     monkeypatch.setattr(module, "cgroup_of", none)
-    with pytest.raises(HelperRefused, match="no cgroup v2 for it; start each replica"):
+    with pytest.raises(HelperRefused, match="does not use cgroup v2; start each replica"):
         throttle_of(ME, tmp_path)
 
 
@@ -114,7 +114,7 @@ def test_the_disk_is_the_whole_one_and_what_is_on_none_is_refused(tmp_path: Path
         pytest.skip("neither / nor the directory for temporary files is on a disk")
     whole = module.disk_of(on_disks[0])
     assert (Path("/sys/dev/block") / whole).exists() and not (Path("/sys/dev/block") / whole / "partition").exists()
-    with pytest.raises(HelperRefused, match="/proc is on no disk that could be slow"):
+    with pytest.raises(HelperRefused, match="/proc is not on a disk that can be slowed down"):
         module.disk_of(Path("/proc"))
 
 
@@ -122,7 +122,7 @@ def test_a_target_that_does_not_run_is_refused_before_anything_is_done(
     three: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(three, storage=replace(three.storage, directory=tmp_path), drill=DrillConfig(allow=("disk",)))
-    with pytest.raises(HelperRefused, match="r1 does not run"):
+    with pytest.raises(HelperRefused, match="r1 is not running"):
         fault_of(config, config.helpers[0], "slow-disk", "r1", 7)
     monkeypatch.setattr("cluster.drill.allowed.throttle_of", lambda process, home: Throttle(str(home), "b", "a"))
     with holding(tmp_path / "r1" / "wal"):

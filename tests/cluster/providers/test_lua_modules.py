@@ -217,8 +217,8 @@ def c_module(directory: Path, version: str) -> Path:
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("file", "others may write to {file}; take that from them with chmod go-w"),
-        ("directory", "others may write to {directory}; take that from them with chmod go-w"),
+        ("file", "others may write to {file}; run chmod go-w on it"),
+        ("directory", "others may write to {directory}; run chmod go-w on it"),
         ("closed", "it is below {directory}, where this service stores data of others; move it elsewhere"),
     ],
 )

@@ -30,7 +30,7 @@ def test_role_and_name_come_from_the_certificate(role: Role) -> None:
         ([(CN, "n1")], "exactly one OU in its subject, it has 0"),
         ([(OU, "agent"), (CN, "n1"), (CN, "n2")], "exactly one CN in its subject, it has 2"),
         ([(OU, "agent"), (OU, "operator"), (CN, "n1")], "exactly one OU in its subject, it has 2"),
-        ([(OU, "admin"), (CN, "n1")], "role (OU) 'admin'; known roles are replica, agent, operator, user"),
+        ([(OU, "admin"), (CN, "n1")], "unknown role (OU) 'admin'; roles are replica, agent, operator, user"),
         ([(OU, "Operator"), (CN, "n1")], "role (OU) 'Operator'"),
         ([(OU, "agent"), (CN, "../n1")], "is not a name"),
         ([(OU, "agent"), (CN, "n1\n")], "is not a name"),
@@ -52,7 +52,7 @@ def test_without_a_certificate_nobody_is_identified(nothing: dict[str, Any] | No
 def test_a_certificate_of_another_cluster_of_the_same_authority_is_refused() -> None:
     theirs = certificate((ORG, "c2"), (OU, "operator"), (CN, "operator"))
     assert identify(theirs).role is Role.OPERATOR
-    with pytest.raises(IdentityError, match="belongs to cluster 'c2', this is cluster 'c1'"):
+    with pytest.raises(IdentityError, match="belongs to cluster 'c2', but this is 'c1'"):
         identify(theirs, cluster_id="c1")
     with pytest.raises(IdentityError, match="exactly one O"):
         identify(certificate((OU, "operator"), (CN, "operator")), cluster_id="c1")

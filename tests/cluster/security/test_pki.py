@@ -148,9 +148,9 @@ def test_who_has_the_key_of_a_helper_poses_as_no_replica_and_no_replica_as_a_hel
     assert identify(client_end.getpeercert()) == Identity(Role.HELPER, "h1")
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
         shake_hands(server_context(replica), client_context(helper), HELPER_HOST)
-    with pytest.raises(PkiError, match="known by its role and name at any address; leave out 127"):
+    with pytest.raises(PkiError, match="identified by its role and name, not by an address; leave out 127"):
         issue(authority, tls, role=Role.HELPER, name="h2", addresses=["127.0.0.1"], at=NOW)
-    with pytest.raises(PkiError, match=f"{HELPER_HOST} is what helpers are known by"):
+    with pytest.raises(PkiError, match=f"{HELPER_HOST} is reserved for helpers"):
         issue(authority, tls, role=Role.REPLICA, name="r2", addresses=[HELPER_HOST.upper()], at=NOW)
 
 
@@ -195,12 +195,12 @@ def test_an_open_directory_is_refused_and_not_changed(tls: Path) -> None:
 def test_a_second_authority_and_a_second_certificate_are_refused(tls: Path) -> None:
     authority = authority_in(tls)
     before = (tls / "ca.pem").read_bytes()
-    with pytest.raises(PkiError, match="ca.pem is there already"):
+    with pytest.raises(PkiError, match="ca.pem already exists"):
         authority_in(tls)
     assert (tls / "ca.pem").read_bytes() == before
     issue(authority, tls, role=Role.USER, name="alice", at=NOW)
     first = (tls / "alice.pem").read_bytes()
-    with pytest.raises(PkiError, match="alice.pem is there already"):
+    with pytest.raises(PkiError, match="alice.pem already exists"):
         issue(authority, tls, role=Role.OPERATOR, name="alice", at=NOW)
     assert (tls / "alice.pem").read_bytes() == first
     renewed = issue(authority, tls, role=Role.USER, name="alice", at=NOW, replace=True)
@@ -213,7 +213,7 @@ def test_a_key_is_never_written_through_a_link(tls: Path, tmp_path: Path) -> Non
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (tls / "n1.key").symlink_to(victim)
-    with pytest.raises(PkiError, match="n1.key is there already"):
+    with pytest.raises(PkiError, match="n1.key already exists"):
         issue(authority, tls, role=Role.AGENT, name="n1", at=NOW)
     issue(authority, tls, role=Role.AGENT, name="n1", at=NOW, replace=True)
     assert victim.read_text() == "mine"
@@ -231,9 +231,9 @@ def test_a_name_that_is_none_gets_no_certificate(tls: Path, name: str) -> None:
 
 def test_a_replica_needs_addresses_and_nobody_else_may_have_any(tls: Path) -> None:
     authority = authority_in(tls)
-    with pytest.raises(PkiError, match="needs the address it is reached at"):
+    with pytest.raises(PkiError, match="needs the address at which others reach it"):
         issue(authority, tls, role=Role.REPLICA, name="r1", at=NOW)
-    with pytest.raises(PkiError, match="serves nobody"):
+    with pytest.raises(PkiError, match="accepts no connections"):
         issue(authority, tls, role=Role.AGENT, name="n1", addresses=["127.0.0.1"], at=NOW)
     with pytest.raises(PkiError, match="neither an IP address nor an ASCII host name"):
         issue(authority, tls, role=Role.REPLICA, name="r1", addresses=["höst"], at=NOW)
@@ -297,7 +297,7 @@ def files(tls: Path) -> TlsFiles:
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o610, 0o601])
 def test_a_key_that_others_may_use_is_refused_with_the_chmod(files: TlsFiles, mode: int) -> None:
     files.key.chmod(mode)
-    with pytest.raises(TlsError, match=f"has mode {mode:04o}, others may use it; run: chmod 600 {files.key}"):
+    with pytest.raises(TlsError, match=f"has mode {mode:04o}, so others may use it; run: chmod 600 {files.key}"):
         client_context(files)
     files.key.chmod(0o400)
     client_context(files)

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from cluster.server import applied_log as applied_log_module
-from cluster.server.applied_log import AppliedEntry, AppliedLog
+from cluster.server.applied_log import AppliedEntry, AppliedLog, Transition
 from cluster.system.eventloop.slices import Slices
+from replica.state import EMPTY
 from replica.values.units import Revision
 from tests.cluster.harness import story
 from tests.wal.support import open_env
@@ -23,7 +24,8 @@ def applied_to(applied_log: AppliedLog, journal: Journal, last: int) -> None:
         journal.append([entry])
         journal.sync()
         digest = journal.record_applied(entry, 0)
-        applied_log.append(AppliedEntry(index, 1, digest, Revision(0), Revision(0), None, False, 1))
+        entry = AppliedEntry(index, 1, digest, Revision(0), Revision(0), None, False, 1)
+        applied_log.applied(Transition(EMPTY, EMPTY, entry))
 
 
 @story

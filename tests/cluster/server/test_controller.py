@@ -219,7 +219,7 @@ async def test_a_snapshot_that_is_lost_where_the_ledger_has_a_gap_is_refused_at_
         (path,) = config.snapshot_directory("r1").iterdir()
         kept = path.read_bytes()
         path.write_bytes(kept[:-10])
-        with pytest.raises(StorageRefused, match="put the snapshot back"):
+        with pytest.raises(StorageRefused, match="restore it"):
             open_storage(config, "r1")
         path.write_bytes(kept)
         await harness.open()
@@ -416,7 +416,7 @@ async def test_an_idle_replica_stops_when_its_files_are_replaced(
         copy.write_bytes(file.read_bytes())
         copy.replace(file)
         await until(lambda: bool(harness.failures))
-        assert f"{file} is another one than this replica has open" in str(harness.failures[0])
+        assert f"{file} is not the one that this replica has open" in str(harness.failures[0])
         monkeypatch.setattr("cluster.server.duties.POLL_PERIOD_S", 60.0)
         # The next look is scheduled already, and comes before this has slept.
         await asyncio.sleep(0.2)

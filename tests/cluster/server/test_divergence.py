@@ -25,6 +25,7 @@ from replica.state.state import State
 from replica.values.units import Instant, Revision, seconds
 from tests.cluster.harness import PATIENCE_S
 from tests.cluster.test_serve import make
+from tests.cluster.transitions import transition_of
 from wal import Environment
 from wal import Ledger as StoredLedger
 
@@ -256,7 +257,7 @@ def test_a_state_that_cannot_be_digested_stops_the_replica(monkeypatch: pytest.M
         monkeypatch.setattr(divergence, "state_digest", broken)
         checkpoints = Checkpoints("r1", lambda: ("r2", "r3"), ask, fail, chain=Ledger({}))
         checkpoints.start()
-        checkpoints.applied(digest.CHECKPOINT_ENTRIES, State(), State())
+        checkpoints.applied(transition_of(State(), State(), index=digest.CHECKPOINT_ENTRIES))
         async with asyncio.timeout(PATIENCE_S):
             assert str(await stopped) == "no number of jobs"
         await checkpoints.stop()
@@ -264,13 +265,13 @@ def test_a_state_that_cannot_be_digested_stops_the_replica(monkeypatch: pytest.M
     asyncio.run(story())
 
 
-def history_of(states: list[State], *, wrong: bool = False) -> list[tuple[State, Batch | None, State]]:
+def history_of(states: list[State], *, wrong: bool = False) -> list[tuple[State, State, Batch | None]]:
     """Return what comes to be applied: a change that passes a minute, and the record of what it led to."""
     first, second = states
     found = bytes(32) if wrong else state_digest(second)
     entry = Entry(b"", CONTROLLER, "record_state_digest", (StateDigested(second.revision, found),))
     third = msgspec.structs.replace(second, revision=Revision(second.revision + 1))
-    return [(first, None, second), (second, Batch(second.revision, second.at, (entry,)), third)]
+    return [(first, second, None), (second, third, Batch(second.revision, second.at, (entry,)))]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["digested before", "digested after"])
@@ -290,17 +291,17 @@ def test_a_replica_whose_state_is_not_the_recorded_one_stops_by_name(late: bool,
             raise error
 
         checkpoints = Checkpoints("r1", lambda: ("r2", "r3"), ask, fail, chain=Ledger({}))
-        (before, batch, after), record = history_of(states, wrong=wrong)
-        checkpoints.applied(7, before, after, batch)
+        (before, after, batch), record = history_of(states, wrong=wrong)
+        checkpoints.applied(transition_of(before, after, batch, index=7))
         with suppress(StateDiverged):
             if late:
-                checkpoints.applied(8, record[0], record[2], record[1])
+                checkpoints.applied(transition_of(*record, index=8))
             checkpoints.start()
             async with asyncio.timeout(PATIENCE_S):
                 while not failures and not checkpoints.digests:
                     await asyncio.sleep(0)
             if not late:
-                checkpoints.applied(8, record[0], record[2], record[1])
+                checkpoints.applied(transition_of(*record, index=8))
         await checkpoints.stop()
         assert bool(failures) is wrong
         if wrong:

@@ -115,10 +115,10 @@ async def test_the_gap_that_a_snapshot_left_is_filled_by_whoever_holds_it(
         assert [ledger.index_of_revision(at) for at in range(1, ledger.applied_revision + 1)] == [
             case.leader.storage.ledger.index_of_revision(at) for at in range(1, ledger.applied_revision + 1)
         ]
-        said = [line.getMessage() for line in caplog.records if "missed by a snapshot" in line.getMessage()]
+        said = [line.getMessage() for line in caplog.records if "which a snapshot skipped" in line.getMessage()]
         assert said == [
-            f"entries {gap.first_index} to {gap.last_index}, missed by a snapshot, are fetched from r1",
-            f"entries {gap.first_index} to {gap.last_index}, missed by a snapshot, are here",
+            f"entries {gap.first_index} to {gap.last_index}, which a snapshot skipped, are fetched from r1",
+            f"entries {gap.first_index} to {gap.last_index}, which a snapshot skipped, are complete",
         ]
 
 
@@ -135,7 +135,7 @@ async def test_a_peer_that_says_something_else_is_named_and_the_next_one_is_aske
         (gap,) = case.storage.ledger.gaps()
         assert not await case.backfill("r2").step()
         assert case.storage.ledger.gaps() == (gap,)
-        assert f"what r2 says of entry {gap.last_index} and before is not the history" in caplog.text
+        assert f"r2 returned another history up to entry {gap.last_index}" in caplog.text
         assert await case.backfill("r2", "r1").step()
         assert case.storage.ledger.gaps() == ()
 
@@ -201,7 +201,7 @@ async def test_what_all_peers_have_pruned_is_not_asked_for_over_and_over(
             assert not await backfill.step()
         assert asked == ["r2", "r3"] * 3
         (gap,) = case.storage.ledger.gaps()
-        said = f"entries {gap.first_index} to {gap.last_index} were pruned by all that this replica could ask"
+        said = f"entries {gap.first_index} to {gap.last_index} were pruned by all peers that answered"
         assert caplog.text.count(said) == 1 and "`forebay audit restore`" in caplog.text
         # Somebody else may hold it.
         peers.append("r4")

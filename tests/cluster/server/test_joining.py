@@ -76,7 +76,7 @@ def test_who_joins_is_told_first_of_the_snapshots_of_a_former_life(config: Confi
 
 
 def test_nothing_is_made_for_who_joins_and_is_said_never_to_have_run(config: Config) -> None:
-    with pytest.raises(Refused, match="is no founder") as refused:
+    with pytest.raises(Refused, match="is not a founder") as refused:
         asyncio.run(run(config, "r4", first_start=True))
     assert refused.value.code == EXIT_STORAGE_REFUSED
     assert not (config.storage.directory / "r4").exists()
@@ -113,7 +113,7 @@ def test_a_replica_that_the_cluster_has_not_added_has_no_permit_and_nothing_is_w
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def ask(config: Config, name: str, clock: object, deadline_s: float) -> str:
-        raise joining.JoiningRefused("r4 is no member")
+        raise joining.JoiningRefused("r4 is not a member")
 
     monkeypatch.setattr(joining, "_ask", ask)
     assert not asyncio.run(joining.is_permitted(config, "r4", clock=SystemClock()))
@@ -179,7 +179,7 @@ def test_a_founder_that_was_told_to_join_by_mistake_starts_as_the_founder_that_i
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def ask(config: Config, name: str, clock: object, deadline_s: float) -> str:
-        raise joining.JoiningRefused("r1 is a member that votes")
+        raise joining.JoiningRefused("r1 is a voter")
 
     monkeypatch.setattr(joining, "_ask", ask)
     with pytest.raises(joining.JoiningRefused):

@@ -74,7 +74,7 @@ async def test_a_retry_of_what_was_carried_out_needs_no_room_and_what_is_refused
         monkeypatch.setattr(harness.controller.proposer, "_fill_with", lambda size_bytes: 0.82)
         refused = await harness.submit()
         assert (refused.status, refused.code, refused.body["error"]["outcome"]) == (507, "journal_full", "rejected")
-        assert refused.sentence.startswith("the journal is 82% full; above 80% what users ask for is refused")
+        assert refused.sentence.startswith("the journal is 82% full; above 80% commands of users are rejected")
         assert "map_size" in refused.body["error"]["remedy"]
         again = await harness.ask("POST", "/v1/jobs", carried_out, who="alice")
         assert (again.status, again.body["job_id"]) == (201, 1)

@@ -279,7 +279,7 @@ async def test_a_leader_that_is_asked_to_stop_hands_over_first_and_an_operator_m
             site.processes[heir].send_signal(signal.SIGTERM)
             code, _ = await site.ends(heir)
             assert code == 0
-            assert any("the leadership goes to" in line for line in site.said[heir])
+            assert any("leadership was transferred to" in line for line in site.said[heir])
             await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))
             after = await members(operator, lambda found: found.leader not in (None, heir))
             assert after.term == before.term + 2, "one election, by the heir, and none by a timeout"
@@ -328,7 +328,7 @@ async def test_one_replica_is_renumbered_by_a_command_and_all_at_once_by_their_f
             found = await members(operator, lambda found: all(member.reachable for member in found.members))
             shown = next(member for member in found.members if member.name == moves)
             assert (shown.peer, shown.api) == (str(row.peer), str(row.api))
-            assert "write the former there, and send this replica SIGHUP" in shown.addresses_differ
+            assert "correct the file, and send this replica SIGHUP" in shown.addresses_differ
             assert await handed_over(operator, moves) == moves
             # Whoever is asked at an old address is led to the new one.
             last = old.replica(leader or "").api
@@ -402,7 +402,7 @@ def test_who_a_replica_joined_as_is_noted_and_a_note_of_somebody_else_is_refused
     storage.close()
     for text in ("r3#6", "", "r2" + "#" * 200):
         note.write_text(text)
-        with pytest.raises(StorageRefused, match="no id of replica r2"):
+        with pytest.raises(StorageRefused, match="not an ID of replica r2"):
             open_storage(config, "r2")
     note.unlink()
     with pytest.raises(StorageRefused, match=r"is of r2#6\)"):

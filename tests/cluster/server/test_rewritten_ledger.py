@@ -155,7 +155,7 @@ def test_nobody_votes_for_a_replica_that_has_applied_another_history(
     caplog.set_level(logging.ERROR)
     harness.give("r2", VoteRequest(5, 1, 9, 9, pre, False, index, digest))
     assert [reply.granted for reply in harness.take(VoteReply, "r2")] == [granted]
-    said = "the ledger of r2" in caplog.text and "so r2 gets no vote" in caplog.text
+    said = "the ledger of r2" in caplog.text and "so this replica does not vote for r2" in caplog.text
     assert said is not granted
 
 

@@ -145,6 +145,6 @@ def test_an_applied_entry_that_no_release_writes_is_a_damaged_ledger(config: Con
     storage.journal.set_commit(1)
     storage.journal.record_applied(odd, 0)
     storage.close()
-    with pytest.raises(StorageRefused, match="no known kind") as refused:
+    with pytest.raises(StorageRefused, match="not a known kind") as refused:
         open_storage(config, "r1")
     assert refused.value.condition is Condition.LEDGER_DAMAGED

@@ -230,7 +230,7 @@ REFUSED: dict[Condition, list[Damage]] = {
         instead(lambda config: member_note(config, "r1").with_name(FORGOTTEN_NAME)),
     ],
     Condition.INCARNATION_OVER: [
-        lambda config: note_superseded(config, "r1", "r2 is of incarnation 2"),
+        lambda config: note_superseded(config, "r1", "r2 has incarnation 2"),
         lambda config: member_note(config, "r1").with_name(SUPERSEDED_NAME).touch(),
         instead(lambda config: member_note(config, "r1").with_name(SUPERSEDED_NAME)),
     ],
@@ -328,7 +328,7 @@ def test_what_is_no_loss_is_passed_over_and_the_state_is_what_it_was(
         assert (storage.identity, storage.journal.last_index) == (IDENTITY, LAST)
         if condition in (Condition.SNAPSHOT_DAMAGED, Condition.SNAPSHOT_NOT_OF_THIS_LEDGER):
             bad = storage.snapshots.skipped_snapshots[0]
-            assert f"{bad.path} is passed over" in caplog.text and bad.sentence in caplog.text
+            assert f"{bad.path} is ignored" in caplog.text and bad.sentence in caplog.text
             newest = storage.snapshots.newest()
             assert newest is None or newest.path != bad.path, "it is not sent to peers"
         if condition is Condition.SNAPSHOT_LOST:
@@ -352,7 +352,7 @@ def test_h08_a_corrupt_snapshot_at_the_start_is_reported_and_the_older_one_serve
     assert (storage.state, storage.replayed) == (site.state, 30)
     assert [skipped.path for skipped in storage.snapshots.skipped_snapshots] == [snapshot(config, NEWER)]
     storage.close()
-    assert f"{snapshot(config, NEWER)} is passed over" in caplog.text
+    assert f"{snapshot(config, NEWER)} is ignored" in caplog.text
     flip(snapshot(config, OLDER))
     storage = open_storage(config, "r1")
     assert (storage.state, storage.replayed) == (site.state, 40)
@@ -377,7 +377,7 @@ def test_a_snapshot_that_the_ledger_cannot_replace_is_asked_for(
             open_storage(config, "r2")
         assert refused.value.condition is Condition.SNAPSHOT_NEEDED
         sentence = str(refused.value)
-        assert f"entries 1 to {GAP_TO.index} came with a snapshot that is gone or damaged" in sentence
+        assert f"entries 1 to {GAP_TO.index} were installed from a snapshot that is missing or damaged" in sentence
         assert row.reason in sentence and row.remedy.replace("NAME", "r2") in sentence
     path.write_bytes(kept)
     storage = open_storage(config, "r2")

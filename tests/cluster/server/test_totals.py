@@ -12,6 +12,7 @@ from replica.model.job_states import JobState
 from replica.state.state import EMPTY, State
 from replica.values.limits import POOLS_MAX
 from replica.values.units import Instant
+from tests.cluster.transitions import transition_of
 from tests.replica.world import START, World
 
 ONE = "#BB capacity=60 access=striped type=scratch"
@@ -27,7 +28,7 @@ class Counting(World):
     def commit(self, entry: Entry) -> None:
         before = self.state
         super().commit(entry)
-        self.totals.applied(before, self.ledger[-1], self.state)
+        self.totals.applied(transition_of(before, self.state, self.ledger[-1]))
 
 
 def counted(durations: Durations) -> tuple[int, float]:
@@ -115,7 +116,7 @@ def _fold(ledger: list[Batch], totals: JobTotals) -> None:
     for batch in ledger:
         after = apply_batch(before, batch)
         assert after is not None
-        totals.applied(before, batch, after)
+        totals.applied(transition_of(before, after, batch))
         before = after
 
 

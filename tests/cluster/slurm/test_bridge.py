@@ -132,7 +132,7 @@ async def test_more_callers_than_slots_each_have_their_own_answer(host: Host) ->
         await until(lambda: {("stage_in_external_job", job) for job in waiting} <= set(host.leader.asked))
         asked = [await host.start("get_status", str(job)) for job in range(10)]
         for job, process in enumerate(asked):
-            assert await host.end_of(process) == (0, f"job {job}: Forebay has no buffer of it\n")
+            assert await host.end_of(process) == (0, f"job {job}: Forebay has no buffer of this job\n")
         for job in waiting[::2]:
             host.leader.end(job, "staged-in")
         for process in processes[::2]:
@@ -161,7 +161,7 @@ async def test_what_is_no_request_is_dropped_and_the_next_one_answered(host: Hos
             requests = os.open(host.run / "requests", os.O_RDWR)
             os.write(requests, line + b"\n")
             os.close(requests)
-        assert await host.call("get_status", "7") == (0, "job 7: Forebay has no buffer of it\n")
+        assert await host.call("get_status", "7") == (0, "job 7: Forebay has no buffer of this job\n")
     assert outside.read_text() == "as before"
 
 
@@ -300,7 +300,7 @@ async def test_a_site_may_accept_jobs_while_no_bridge_runs(host: Host) -> None:
     (host.run / "site.json").write_text(json.dumps({**found, "until": 0}))
     assert await host.call("job_process", str(host.script)) == (0, "")
     host.script.write_text(SCRIPT.replace("fast", "fsat"))
-    assert "there is no pool 'fsat'" in (await host.call("job_process", str(host.script)))[1]
+    assert "pool 'fsat' does not exist" in (await host.call("job_process", str(host.script)))[1]
 
 
 @story
@@ -366,7 +366,7 @@ def test_a_directory_that_others_could_change_is_none_for_a_bridge(tmp_path: Pat
         os.chown(run, 65534, 65534)
     else:
         run = Path("/")
-    with pytest.raises(DirectoryRefused, match="others than SlurmUser could change it"):
+    with pytest.raises(DirectoryRefused, match="accounts other than SlurmUser could change it"):
         SlurmFiles(run, "head1")
     assert how == "owner" or not list(run.iterdir())
 
@@ -401,20 +401,23 @@ async def test_dw_wlm_cli_refuses_what_no_setup_could_have_whatever_word_lua_sit
             ("#DW jobdw pool=fast capacity=8MiB access_mode=striped type=scratch", ""),
             (
                 "#DW jobdw pool=fsat capacity=8MiB access_mode=striped type=scratch",
-                "there is no pool 'fsat'; use one of",
+                "pool 'fsat' does not exist; use one of",
             ),
             (
                 "#DW jobdw pool=fast capacity=99TiB access_mode=striped type=scratch",
-                "the pool fast has 64MiB, and 99TiB",
+                "99TiB exceeds the capacity of pool fast, 64MiB",
             ),
             ("#DW jobdw pool=fast capacity=8MiB access_mode=stripped type=scratch", "stripped"),
             ("#DW jobdw capacity=8MiB", ""),
-            ("#DW jobdw capacity=99TiB", "no pool has 99TiB: fast, the largest, has 64MiB; ask for less"),
-            ("#DW jobdw capacity=1.5MiB access_mode=striped type=scratch", "Slurm reads '1.5MiB' as the whole number"),
-            ("#DW jobdw pool=fast capacity=8MiB access_mode=private type=scratch", "access_mode=private cannot be"),
-            ("#DW jobdw capacity=8MiB access_mode=striped,private(MFS=1MiB)", "access_mode=private cannot be"),
+            ("#DW jobdw capacity=99TiB", "no pool has 99TiB: fast, the largest, has 64MiB; request less"),
+            ("#DW jobdw capacity=1.5MiB access_mode=striped type=scratch", "Slurm reads '1.5MiB' as the integer"),
+            (
+                "#DW jobdw pool=fast capacity=8MiB access_mode=private type=scratch",
+                "access_mode=private is not possible",
+            ),
+            ("#DW jobdw capacity=8MiB access_mode=striped,private(MFS=1MiB)", "access_mode=private is not possible"),
             ("#DW jobdw pool=fast capacity=2N", "the nodes of the job are not known yet"),
-            ("#DW swap 1GiB", "the job asks for no space of its own"),
+            ("#DW swap 1GiB", "the job requests no space of its own"),
             ("#BB create_persistent name=lake capacity=1.5GiB access=striped type=scratch", "Slurm reads '1.5GiB'"),
             ("#BB create_persistent name=lake capacity=1GiB access=striped type=scratch", ""),
             ("#DW persistentdw name=lake", ""),
@@ -439,7 +442,7 @@ async def test_dw_wlm_cli_refuses_what_no_setup_could_have_whatever_word_lua_sit
             assert (word == "fail") is bool(sentence) and sentence in text and place in text, text
         host.leader.total = 0
         await until(lambda: bridge._calls.site is not None and not bridge._calls.site.pools[0].quantity)
-        for pool, sentence in ((" pool=fast", "the pool fast is out of service"), ("", "all pools are out of service")):
+        for pool, sentence in ((" pool=fast", "pool fast is out of service"), ("", "all pools are out of service")):
             line = f"#DW jobdw{pool} capacity=8MiB access_mode=striped type=scratch"
             word, text = await bridge._calls.perform("job_process", [], f"#!/bin/sh\n{line}\ntrue\n")
             assert word == "fail" and "line 2, column" in text and sentence in text
@@ -454,7 +457,7 @@ async def test_bbstat_tells_how_far_a_transfer_is_and_neither_paths_nor_users(ho
         bytes_total=2**22, rate_bytes_s=2**19, time_left_s=6, user="alice", file="/in/secret", message="/in/a: gone",
     )  # fmt: skip
     async with host.bridge():
-        assert (await host.call("get_status", "42")) == (0, "job 42: Forebay has no buffer of it\n")
+        assert (await host.call("get_status", "42")) == (0, "job 42: Forebay has no buffer of this job\n")
         await host.set_up()
         await host.perform("data_in")
         code, text = await host.call("get_status", "42")
@@ -477,10 +480,10 @@ async def test_bbstat_tells_that_slurm_never_starts_a_job(host: Host) -> None:
     async with host.bridge() as bridge:
         host.slurm = lost
         for _ in range(2):
-            assert "never starts" not in (await host.call("get_status", "42"))[1]
+            assert "will never start" not in (await host.call("get_status", "42"))[1]
             await bridge._reconciler.look()
-        assert (await host.call("get_status", "42"))[1].endswith("never starts it; run: scancel 42\n")
-        assert "never starts" not in (await host.call("get_status", "43"))[1]
+        assert (await host.call("get_status", "42"))[1].endswith("will never start it; run: scancel 42\n")
+        assert "will never start" not in (await host.call("get_status", "43"))[1]
 
 
 def test_what_is_staged_while_all_external_jobs_are_asked_for_keeps_its_variables(tmp_path: Path) -> None:

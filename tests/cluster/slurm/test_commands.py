@@ -63,7 +63,7 @@ def test_a_bridge_with_a_certificate_for_something_else_ends_with_78(
     path = certify(double, "tall", role)
     code, said = bridge(double.config.file, tmp_path)
     assert code == 78
-    assert f"{path}: is for role {role}, and a bridge needs one for role scheduler" in said
+    assert f"{path}: has the role {role}, but a bridge needs the role scheduler" in said
     assert "forebay cert issue NAME --role scheduler" in said
     assert double.asked == []
 
@@ -82,7 +82,7 @@ def test_a_bridge_whose_certificate_is_of_another_cluster_ends_with_78(double: D
     issue(load_authority(other), double.config.tls.certificates, role=Role.SCHEDULER, name="tall", at=at, addresses=[])
     code, said = bridge(double.config.file, tmp_path)
     assert code == 78
-    assert f"{double.config.tls.certificates}/tall.pem: is of another cluster than {double.config.file}" in said
+    assert f"{double.config.tls.certificates}/tall.pem: belongs to another cluster than {double.config.file}" in said
 
 
 @pytest.mark.parametrize("wrong", ["", "not a certificate"])

@@ -127,9 +127,9 @@ def test_a_script_of_the_sites_own_is_kept_and_handed_its_jobs(tmp_path: Path) -
     assert f'"{beside}"' in script.read_text()
     conf = host.conf / "burst_buffer.conf"
     for first, directive, said in (
-        ("-- the site's own", "BB_LUA", [f"{beside}: is never called: its first line names no directive"]),
+        ("-- the site's own", "BB_LUA", [f"{beside}: is never called, because its first line names no directive"]),
         ("-- directive: BB_SITE", "BB_LUA", [f"{beside}: Slurm ignores #BB_SITE, since Directive=BB_LUA"]),
-        ("-- directive: OTHER", "BB_LUA", ["choose words that begin alike"]),
+        ("-- directive: OTHER", "BB_LUA", ["choose directives with a common prefix"]),
         ("-- directive: BB_SITE", "BB_", []),
         ("-- directive: BB_LUA_SITE", "BB_LUA", []),
     ):
@@ -277,14 +277,14 @@ def _damaged_manifest(host: SlurmHost) -> None:
 
 
 WRONG: dict[str, tuple[Callable[[SlurmHost], None], str]] = {
-    "plugin": (_no_plugin, "is in none of"),
+    "plugin": (_no_plugin, "is not in "),
     "foreign file": (_foreign_unit, "exists and was not written by Forebay; move it away"),
     "symbolic link": (_link_in_the_way, "exists and was not written by Forebay; move it away"),
     "path": (_odd_run, "choose another path"),
     "run directory of others": (_foreign_run, "others could change what slurmctld runs"),
-    "run directory of whoever comes first": (_claimable_run, "others could make it in .*; choose another path"),
+    "run directory of whoever comes first": (_claimable_run, "others could create it in .*; choose another path"),
     "directory": (_no_units, "name an existing directory"),
-    "manifest": (_damaged_manifest, "is no manifest of Forebay"),
+    "manifest": (_damaged_manifest, "is not a manifest of Forebay"),
 }
 
 
@@ -329,9 +329,9 @@ def test_a_burst_buffer_conf_of_the_site_stays_and_is_judged(host: SlurmHost) ->
     host.install()
     host.use()
     found = host.findings()
-    assert found[0].startswith(f"{path}: OtherTimeout=20 ends a setup that may wait for space for 20 s")
+    assert found[0].startswith(f"{path}: OtherTimeout=20 would end a setup before its wait for space, 20 s")
     named = host.layout.named_programs
-    assert found[1].startswith(f"{path}: Flags is without TeardownFailure: ")
+    assert found[1].startswith(f"{path}: Flags lacks TeardownFailure: ")
     assert found[2:] == [f"{path}: {key} is not set; write {key}={program}" for key, program in named.items()]
     path.write_text(
         "othertimeout=21\nFlags=EnablePersistent,teardownfailure\n"
@@ -353,7 +353,7 @@ def test_a_burst_buffer_conf_that_was_changed_is_the_site_s_own_from_then_on(hos
     path.write_text(text + "StageInTimeout=900\n")
     assert host.findings() == [] and host.install() == [] and host.findings() == []
     path.write_text(text.replace("OtherTimeout=300", "OtherTimeout=3"))
-    assert ["OtherTimeout=3 ends a setup" in line for line in host.findings()] == [True]
+    assert ["OtherTimeout=3 would end a setup" in line for line in host.findings()] == [True]
     host.lines.pop()
     host.write()
     assert path not in (*host.remove().gone,) and path.exists()
@@ -373,7 +373,7 @@ def test_poll_interval_is_written_where_the_plugin_knows_it_and_nowhere_else(hos
     assert "PollInterval=1\n" in path.read_text() and host.findings() == []
     # And back: such a slurmctld would not start.
     plugin.write_bytes(old)
-    assert [line for line in host.findings() if "PollInterval is a key of Slurm 24.05 and newer; remove it" in line]
+    assert [line for line in host.findings() if "PollInterval requires Slurm 24.05 or newer; remove it" in line]
     assert host.install() == [path] and host.findings() == []
 
 
@@ -404,10 +404,10 @@ def test_slurm_conf_is_read_as_slurm_reads_it(tmp_path: Path) -> None:
     host.write()
     slurm = read_slurm_conf(host.conf)
     assert (slurm.cluster, slurm.user, slurm.buffers) == ("tall", ACCOUNT, "burst_buffer/other")
-    assert any("BurstBufferType is burst_buffer/other; write instead of it: Include" in one for one in host.findings())
+    assert any("BurstBufferType is burst_buffer/other; replace it with: Include" in one for one in host.findings())
     host.lines.append("SlurmUser=nobody-has-this-name")
     host.write()
-    with pytest.raises(NoSlurm, match="is no account of this host"):
+    with pytest.raises(NoSlurm, match="is not an account of this host"):
         read_slurm_conf(host.conf)
     with pytest.raises(NoSlurm, match="cannot be read"):
         read_slurm_conf(host.units)
@@ -551,7 +551,7 @@ def test_what_slurmuser_may_not_read_is_named(tmp_path: Path, closed: str, monke
         buffers="",
     )
     said = list(checks.reach_faults(config, "operator", slurm, [program]))
-    word = "pass" if closed == "tls" else "read"
+    word = "enter" if closed == "tls" else "read"
     assert [line.partition(";")[0] for line in said] == [
         f"{site / closed}: {account.pw_name} (SlurmUser) may not {word} it"
     ]

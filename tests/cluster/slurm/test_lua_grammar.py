@@ -82,10 +82,13 @@ def test_no_script_keeps_slurmctld_busy(interpreter: str, size_bytes: int, tmp_p
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("#BB_LUA jobdw pool=fsat capacity=1GiB", "column 15: there is no pool 'fsat'; use one of: fast, gone"),
-        ("#BB_LUA pool=gone capacity=1GiB", "column 9: the pool gone is out of service; use another one, or submit"),
-        ("#BB_LUA pool=fast capacity=1.5GiB", "column 29: Slurm reads '1.5GiB' as the whole number before its point"),
-        ("#BB_LUA pool=fast capacity=4097PiB", "column 19: the pool fast has 4PiB, and '4097PiB' is more"),
+        ("#BB_LUA jobdw pool=fsat capacity=1GiB", "column 15: pool 'fsat' does not exist; use one of: fast, gone"),
+        ("#BB_LUA pool=gone capacity=1GiB", "column 9: pool gone is out of service; use another pool, or submit"),
+        (
+            "#BB_LUA pool=fast capacity=1.5GiB",
+            "column 29: Slurm reads '1.5GiB' as the integer before its decimal point",
+        ),
+        ("#BB_LUA pool=fast capacity=4097PiB", "column 19: '4097PiB' exceeds the capacity of pool fast, 4PiB"),
         ("#BB_LUA pool=fast capacity=1GiB é x", "column 33: 'é' is not an option"),
     ],
 )

@@ -77,15 +77,15 @@ def test_the_check_is_compiled_once_for_each_bridge_and_never_read_from_an_earli
 ) -> None:
     host = SlurmctldHost(tmp_path, interpreter)
     host.bridge()
-    assert host.submit(WRONG)[1].startswith("script line 2, column 9: there is no pool 'fsat'")
+    assert host.submit(WRONG)[1].startswith("script line 2, column 9: pool 'fsat' does not exist")
     (kept,) = host.compiled()
     (host.parts / "requests.lua").write_text("error('compiled again')")
-    assert host.submit(WRONG)[1].startswith("script line 2, column 9: there is no pool 'fsat'")
+    assert host.submit(WRONG)[1].startswith("script line 2, column 9: pool 'fsat' does not exist")
     content = kept.read_bytes()
     host.bridge()
     assert host.compiled() == []
     kept.write_bytes(b"return function() return 'of an earlier bridge' end")
-    assert host.submit(WRONG)[1].startswith("script line 2, column 9: there is no pool 'fsat'")
+    assert host.submit(WRONG)[1].startswith("script line 2, column 9: pool 'fsat' does not exist")
     assert sorted(len(path.read_bytes()) for path in host.compiled() if path != kept) == [len(content)]
 
 
@@ -101,7 +101,7 @@ def test_what_is_no_longer_believed_is_checked_by_what_the_bridge_wrote(interpre
     site = host.run / "site.json"
     site.write_text(json.dumps({**json.loads(site.read_text()), "until": uptime_s() - 1, "away": "accept"}))
     assert host.submit(SCRIPT) == (0, "")
-    assert host.submit(WRONG)[1].startswith("script line 2, column 9: there is no pool 'fsat'")
+    assert host.submit(WRONG)[1].startswith("script line 2, column 9: pool 'fsat' does not exist")
 
 
 @lua

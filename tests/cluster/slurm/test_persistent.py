@@ -94,7 +94,7 @@ async def test_what_another_user_s_job_wants_removed_stays(host: Host, asked: As
         del host.owners["7"]
         assert await asked("teardown", "--token", "lake", "--job", script) == (1, "slurmctld does not know job 7\n")
         code, said = await asked("teardown", "--token", "lake", "--job", "/elsewhere")
-        assert code == 1 and "whose job asks for the removal of lake is not known" in said
+        assert code == 1 and "lake cannot be removed: the script's path" in said
         assert tokens(host.run) == ["lake"]
 
 
@@ -112,10 +112,10 @@ async def test_what_cannot_be_made_is_given_up_and_says_why(host: Host, asked: A
     [
         ("-t", "1lake", "the name of a persistent buffer starts with a digit"),
         ("-t", "../x", "the name of a persistent buffer '../x' has a character"),
-        ("-a", "private", "a persistent buffer is striped scratch, and private scratch was asked for"),
-        ("-T", "cache", "a persistent buffer is striped scratch, and striped cache was asked for"),
+        ("-a", "private", "a persistent buffer must be striped scratch, but private scratch was requested"),
+        ("-T", "cache", "a persistent buffer must be striped scratch, but striped cache was requested"),
         ("-C", "fast:4N", "forebay: create_persistent needs a name, a user, a pool and a size"),
-        ("-u", "4294967294", "this host knows no user with the number 4294967294"),
+        ("-u", "4294967294", "this host has no user with the ID 4294967294"),
     ],
 )
 def test_what_no_persistent_buffer_can_be_is_refused(

@@ -185,10 +185,10 @@ async def test_a_pending_job_whose_stage_in_slurm_lost_in_two_looks_is_reported_
     books = Books()
     books.external_job(phase.value)
     await books.looks(STAGING, RECORDED._replace(staging_in=frozenset()), STAGING)
-    assert not stuck_in(books, tmp_path) and "never starts" not in caplog.text
+    assert not stuck_in(books, tmp_path) and "will never start" not in caplog.text
     await books.looks(STAGING, STAGING, STAGING)
     assert stuck_in(books, tmp_path)
-    assert caplog.text.count("job 42 never starts: ") == 1 and "scancel 42" in caplog.text
+    assert caplog.text.count("job 42 will never start: ") == 1 and "scancel 42" in caplog.text
     # Slurm believes in no such buffer, so nothing is done to it here.
     assert (books.leader.forgotten, books.leader.missed) == ([], [])
     await books.looks(NOBODY)
@@ -279,9 +279,9 @@ def test_buffers_are_read_as_scontrol_prints_them() -> None:
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        ("exit 1", "ended with code 1"),
-        ("exec sleep 1000", "has not answered for"),
-        ("exec cat /dev/zero", "says more than"),
+        ("exit 1", "exited with code 1"),
+        ("exec sleep 1000", "did not answer within"),
+        ("exec cat /dev/zero", "printed more than"),
         (None, "cannot be started"),
     ],
 )
@@ -323,7 +323,7 @@ async def test_a_look_tells_jobs_that_go_on_from_those_that_are_over_and_those_t
         ("echo 1000; echo 1000", 1000),
         ("true", "slurmctld does not know job 7"),
         ("echo 1000; echo 1001", "slurmctld does not know job 7"),
-        ("echo slurm_load_jobs error: Invalid job id >&2; exit 1", "squeue --noheader --all ended with code 1"),
+        ("echo slurm_load_jobs error: Invalid job id >&2; exit 1", "squeue --noheader --all exited with code 1"),
     ],
 )
 @story

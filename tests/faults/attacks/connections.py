@@ -67,7 +67,7 @@ async def heads(site: BareCluster, count: int) -> dict[str, int]:
             writer.close()
         await works(site, client)
         grown = logged(site)[len(before) :]
-        if "Traceback" in grown or grown.count("is rejected: this is not a request") >= count:
+        if "Traceback" in grown or grown.count("is rejected: this is not an HTTP/1.1 request") >= count:
             raise RunFailed(f"the log grew by {len(grown.splitlines())} lines: {grown[-500:]}")
     return {"heads": count}
 

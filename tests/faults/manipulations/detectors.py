@@ -421,9 +421,9 @@ async def _mend(case: Case, members: dict[str, Member], found: dict[Finder, str]
             found[Finder.SCRUB] = str(error)
             stopped.add(name)
         if member.scrubbed.damaged:
-            found[Finder.SCRUB] = f"entries {member.scrubbed.damaged} are damaged, and nobody has others"
+            found[Finder.SCRUB] = f"entries {member.scrubbed.damaged} are damaged, and no peer has them"
         elif member.scrubbed.mended:
-            found[Finder.SCRUB] = f"{member.scrubbed.mended} entries are whole again"
+            found[Finder.SCRUB] = f"{member.scrubbed.mended} entries were repaired"
 
 
 async def _sign(case: Case, members: dict[str, Member], found: dict[Finder, str], stopped: set[str]) -> None:

@@ -99,7 +99,7 @@ class Running:
             if replica is not None and replica.publisher.doubt:
                 return Finder.SIGNING, replica.publisher.doubt
             if replica is not None and replica.controller.scrubbed.mended:
-                return Finder.SCRUB, f"{replica.controller.scrubbed.mended} entries are whole again"
+                return Finder.SCRUB, f"{replica.controller.scrubbed.mended} entries were repaired"
             if replica is not None and replica.controller.scrubbed.damaged:
                 return Finder.SCRUB, f"entries {replica.controller.scrubbed.damaged} are damaged"
         return None

@@ -89,7 +89,7 @@ KINDS = {
     "H": "a snapshot forged",
     "I": "the same on a majority, or on all",
     "J": "the notes beside the ledger",
-    "K": "an entry appended that nobody issued, not yet committed",
+    "K": "an entry appended without a command, not yet committed",
 }
 
 
@@ -653,7 +653,7 @@ ROWS: tuple[Manipulation, ...] = (
     Manipulation("E8", "snapshots older", earlier("snapshots")),
     Manipulation("E9", "the tail cut by 20, and signed so", set_back_and_signed),
     Manipulation("E10", "what was signed last older", earlier("signing")),
-    Manipulation("E11", "killed, and the records of its log zeroed: entries that nobody had signed", killed(
+    Manipulation("E11", "killed, and the records of its log zeroed: entries that no replica had signed", killed(
         file("wal/sync.log", lambda path: forge.zero(path, BLOCK_BYTES, 64 * 1024))
     )),
     Manipulation("E12", "the tail cut by 2 entries, while the leader that it acknowledged to leads on",
@@ -692,13 +692,13 @@ ROWS: tuple[Manipulation, ...] = (
     Manipulation("H5", "the number of the next job", forged(mallory_submits)),
     Manipulation("I1", "history rewritten on two", history(event(e.JobSubmitted, asked(user="mallory"))), TWO),
     Manipulation("I2", "history rewritten on two, and everything made to fit", rewritten_wholly, TWO),
-    Manipulation("I3", "history rewritten on two, and nobody kept a note", rewritten_wholly, TWO, 0),
+    Manipulation("I3", "history rewritten on two, and no auditor kept a note", rewritten_wholly, TWO, 0),
     Manipulation("I4", "history rewritten on all, and everything made to fit", rewritten_wholly, ALL),
-    Manipulation("I5", "history rewritten on all, and nobody kept a note", rewritten_wholly, ALL, 0),
+    Manipulation("I5", "history rewritten on all, and no auditor kept a note", rewritten_wholly, ALL, 0),
     Manipulation("I6", "snapshots forged on two", forged(doubled), TWO),
     Manipulation("I7", "snapshots forged on all", forged(doubled), ALL),
     Manipulation("I8", "all rolled back", all_earlier, ALL),
-    Manipulation("I9", "all rolled back, and nobody kept a later note", all_earlier, ALL, 1),
+    Manipulation("I9", "all rolled back, and no auditor kept a later note", all_earlier, ALL, 1),
     Manipulation("I10", "two rolled back", all_earlier, TWO),
     Manipulation("I11", "an old entry flipped on all", each(flipped_in), ALL),
     Manipulation("I12", "entries hidden behind a forged gap on two", each(hidden_in), TWO),

@@ -85,7 +85,7 @@ def test_replicas_that_run_find_it(row: Manipulation, case: Case) -> None:
 @pytest.mark.parametrize("row", [row for row in ROWS if row.id in ("K1", "K2", "K3")], ids=named)
 def test_nothing_is_recovered_from_a_replica_to_which_an_entry_was_appended(row: Manipulation, case: Case) -> None:
     row.do(case)
-    with pytest.raises(RecoveryNotPossible, match="it was put there while the replica was stopped"):
+    with pytest.raises(RecoveryNotPossible, match="it was inserted while the replica was stopped"):
         asyncio.run(plan_recovery(case.config, VICTIM, clock=SystemClock()))
 
 

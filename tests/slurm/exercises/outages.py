@@ -89,7 +89,7 @@ async def certificates(slurm: Slurm) -> None:
     site.signal("bridge", signal.SIGTERM)
     try:
         for role, at, sentences in (
-            (Role.USER, now, ("is for role user, and a bridge needs one for role scheduler", "cert issue NAME")),
+            (Role.USER, now, ("has the role user, but a bridge needs the role scheduler", "cert issue NAME")),
             (Role.SCHEDULER, Instant(now - YEARS_US), ("expired on", "--role scheduler --replace")),
             (None, now, ("there is no certificate", "forebay cert issue slurm --role scheduler")),
         ):

@@ -37,7 +37,7 @@ async def requests(slurm: Slurm) -> None:
     site, fine = slurm.site, slurm.site.script("none")
     for wrong, right, *sentences in (
         ("capacity=1.5MiB", "capacity=1MiB", "line 3, column", "whole number"),
-        ("capacity=99TiB", "capacity=1MiB", "line 3, column", "ask for less"),
+        ("capacity=99TiB", "capacity=1MiB", "line 3, column", "request less"),
         ("stage_in type=fiel", "stage_in type=file", "line 4, column"),
         ("pool=fsat", "pool=fast"),
     ):
@@ -106,7 +106,9 @@ async def space(slurm: Slurm) -> None:
     """No space although Slurm thought so: held with who has it; then, with more patience, nobody notices."""
     data = slurm.site.make_input("space")
     native, job = await slurm.waits_for_space("space")
-    await slurm.held(job, "setup", f"no space for {SETUP_WAIT_S} s: 3MiB of pool fast were asked for", f"job {native}")
+    await slurm.held(
+        job, "setup", f"no space became free within {SETUP_WAIT_S} s: 3MiB of pool fast were requested", f"job {native}"
+    )
     await slurm.cli("cancel", native)
     await slurm.release(job)
     await slurm.ends_well(job, "space", data)

@@ -88,12 +88,12 @@ def test_a_note_with_any_byte_flipped_is_refused() -> None:
 def test_a_false_signature_of_a_known_key_refuses_the_note_whoever_else_signed() -> None:
     other = sign(TEXT.replace("42", "43"), "forebay/c1", LOG)
     held = write_note(TEXT, [cosign(TEXT, "witness.example", WITNESS, AT_S), other]).encode()
-    with pytest.raises(NoteError, match="not of this text"):
+    with pytest.raises(NoteError, match="does not match this text"):
         verify_note(held, [LOG_KEY, WITNESS_KEY])
 
 
 def test_unknown_keys_count_for_nothing() -> None:
-    with pytest.raises(NoteError, match="no key that is known"):
+    with pytest.raises(NoteError, match="no signature of a known key"):
         verify_note(NOTE, [verifier_of("forebay/c1", WITNESS)])
     _, verified = verify_note(NOTE, [LOG_KEY])
     assert [one.key for one in verified] == [LOG_KEY]

@@ -119,7 +119,7 @@ def test_a_bundle_gives_back_its_leaves_and_is_refused_when_cut(leaves: list[byt
     whole = bundle(leaves)
     assert leaves_in(whole) == leaves
     if leaves:
-        with pytest.raises(TileError, match="cut"):
+        with pytest.raises(TileError, match="truncated"):
             leaves_in(whole[:-1])
 
 

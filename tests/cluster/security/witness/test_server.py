@@ -223,7 +223,7 @@ def test_a_witness_that_gets_sighup_reads_its_keys_again_and_keeps_those_it_has_
         until_it_listens(process)
         assert process.stderr is not None
         for text, said in (
-            ("no key\n", "the keys that were in force stay in force"),
+            ("no key\n", "the previous ones stay in use"),
             ("".join(f"{key}\n" for key in keys_of(5)), "3 of 5 keys must sign"),
         ):
             keys.write_text(text)
@@ -240,12 +240,12 @@ def test_a_witness_that_cannot_be_one_says_why_and_does_not_begin(tmp_path: Path
         ((*mine, *here), 2, "no ledger is given"),
         ((*mine, "--listen", "192.0.2.1:7600", *log), 78, "listen on loopback, behind a proxy"),
         ((*mine, *here, "--log", ORIGIN), 78, "write ORIGIN=KEY"),
-        ((*mine, *here, "--log", f"other={keys_of(1)[0]}"), 78, "is no key of a replica of other"),
+        ((*mine, *here, "--log", f"other={keys_of(1)[0]}"), 78, "is not a key of a replica of other"),
         ((*mine, *here, *log, *log), 78, "each once"),
         ((*mine, *here, "--keys", tmp_path / "none"), 78, "cannot be read"),
-        ((*mine, *here, *log, "--certificate", tmp_path / "none"), 78, "name both"),
+        ((*mine, *here, *log, "--certificate", tmp_path / "none"), 78, "specify both"),
         (("--key", tmp_path / "none", *here, *log), 66, "audit witness key"),
-        ((*mine, "--db", tmp_path / "none", *here, *log), 66, "must not go on with the same key"),
+        ((*mine, "--db", tmp_path / "none", *here, *log), 66, "must not continue with the same key"),
         ((*mine, "--listen", "203.0.113.1:1", *log, "--certificate", "x", "--certificate-key", "x"), 78, "private key"),
     ):
         found = real("run", "witness", *words)

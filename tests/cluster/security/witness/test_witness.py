@@ -127,7 +127,7 @@ def test_a_checkpoint_without_the_signatures_of_a_majority_gets_nothing(
     kept = Kept(tmp_path, replicas)
     for signers in range(1, least):
         answer = kept.asked(SOUND, 0, 10, signers)
-        assert (answer.status, f"{least} are a majority" in answer.body) == (403, True)
+        assert (answer.status, f"a majority is {least}" in answer.body) == (403, True)
     assert kept.asked(SOUND, 0, 10, least).status == 200
 
 
@@ -193,7 +193,7 @@ def test_nothing_is_cosigned_that_is_not_on_the_disk(kept: Kept, monkeypatch: py
     for lock in ("IMMEDIATE", "EXCLUSIVE"):
         connection = sqlite3.connect(kept.db, isolation_level=None)
         connection.execute(f"BEGIN {lock}")
-        assert kept.asked(SOUND, 0, 5) == WitnessResponse(500, "this witness cannot note what it cosigns\n"), lock
+        assert kept.asked(SOUND, 0, 5) == WitnessResponse(500, "this witness cannot record its cosignatures\n"), lock
         connection.close()
     assert kept.asked(SOUND, 0, 5).status == 200
 
@@ -219,16 +219,16 @@ def test_of_two_processes_with_one_database_only_one_goes_on_from_a_size(kept: K
 
 def test_a_witness_that_has_lost_what_it_cosigned_does_not_go_on_with_the_same_key(kept: Kept, tmp_path: Path) -> None:
     kept.db.rename(tmp_path / "away")
-    with pytest.raises(WitnessError, match="must not go on with the same key"):
+    with pytest.raises(WitnessError, match="must not continue with the same key"):
         kept.opened()
     other = make_key(tmp_path / "other", "witness.example/w2")
     CheckpointStore.create(kept.db, str(other))
-    with pytest.raises(WitnessError, match="of another key"):
+    with pytest.raises(WitnessError, match="belongs to another key"):
         kept.opened()
     kept.db.write_bytes(b"nothing of SQLite" * 100)
     with pytest.raises(WitnessError):
         kept.opened()
-    with pytest.raises(WitnessError, match="is there already"):
+    with pytest.raises(WitnessError, match="already exists"):
         CheckpointStore.create(kept.db, str(kept.public))
 
 
@@ -248,14 +248,14 @@ def test_a_key_file_is_of_its_owner_alone_never_overwritten_and_read_as_it_was_w
     name, private = read_key(path)
     assert (name, private.public_key().public_bytes_raw()) == (public.name, public.public)
     assert parse_key(str(public)) == public
-    with pytest.raises(WitnessError, match="is there already"):
+    with pytest.raises(WitnessError, match="already exists"):
         make_key(path, "witness.example/w1")
     with pytest.raises(WitnessError, match="cannot be the name"):
         make_key(tmp_path / "another", "has a blank")
     held = path.read_text()
     for broken in ("", "x", held[:-3], held.replace("w1", "w2"), held.replace("PRIVATE", "public")):
         path.write_text(broken)
-        with pytest.raises(WitnessError, match="is no key"):
+        with pytest.raises(WitnessError, match="is not a witness key"):
             read_key(path)
     path.write_text(held)
     path.chmod(0o640)

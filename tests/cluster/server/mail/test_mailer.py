@@ -160,7 +160,7 @@ async def test_a_failing_mailer_is_tried_again_with_pauses_that_grow_and_given_u
         site.clock.advance(3600)
         await site.rest()
     assert not site.world.state.mails
-    assert site.reasons() == ["not taken for a day; the last time: no route to host"]
+    assert site.reasons() == ["not accepted for a day; the last attempt: no route to host"]
 
 
 @story

@@ -317,12 +317,12 @@ async def test_a_history_that_all_replicas_were_given_another_one_of_is_found_by
         assert leader.size == size and len(parse_note(leader.note.encode())[1]) == 3
         assert parse_checkpoint(parse_note(leader.note.encode())[0]).root == forged.checkpoint(size).root
         said = {
-            80: "it has cosigned 100 entries, and this ledger has 80: it was set back",
-            100: "it has cosigned another root of the first 100 entries",
-            150: "the history before entry 100 is another one than that which it cosigned",
+            80: "the witness cosigned 100 entries, and this ledger has 80: the ledger was rolled back",
+            100: "the witness cosigned another root of the first 100 entries",
+            150: "the history before entry 100 differs from the one that the witness cosigned",
         }[size]
         assert leader.cosigning.disputes == dict.fromkeys(WITNESSES, said)
-        assert f"THE LEDGER IS NOT WHAT THE WITNESS w1 HAS SEEN: {said}" in caplog.text
+        assert f"THE LEDGER CONTRADICTS WHAT THE WITNESS w1 HAS COSIGNED: {said}" in caplog.text
         assert leader.witnessed_by == ()
         site.clock.at_s += cosigning.RETRY_S_MAX
         assert leader.unwitnessed_s == (0.0 if not needed else site.clock.at_s - 1000.0)
@@ -341,7 +341,7 @@ async def test_a_history_that_all_replicas_were_given_another_one_of_is_found_by
         (Said(404, b""), "it answers 404"),
         (Said(409, b"many\n"), "is not a size"),
         (Said(409, b""), "is not a size"),
-        (Said(409, b"7\n"), "it says after 3 requests that it has 7 entries"),
+        (Said(409, b"7\n"), "it still reports 7 entries after 3 requests"),
         (Said(422, b""), "it answers 422"),
         (Said(500, b""), "it answers 500"),
         (Said(302, b""), "it answers 302"),

@@ -262,7 +262,7 @@ def test_files_of_another_history_are_found_and_replaced_up_to_the_top(
         while tree.check():
             pass
         assert tree.root(ENTRIES) == wanted
-        assert tree.altered == [5 * 256 + 1] and "not what the ledger comes to" in caplog.text
+        assert tree.altered == [5 * 256 + 1] and "contradicts the ledger" in caplog.text
         assert tree.made_again == 2, "the tile and its bundle"
     assert root(other, files) == wanted
 

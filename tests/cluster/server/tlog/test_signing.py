@@ -134,7 +134,7 @@ async def test_a_replica_whose_signing_files_are_not_what_they_were_does_not_sta
                 signer(tmp_path)
         (files / name).write_bytes(whole)
     (files / "key").unlink()
-    with pytest.raises(StorageRefused, match="is gone"):
+    with pytest.raises(StorageRefused, match="is missing"):
         signer(tmp_path)
 
 
@@ -341,7 +341,7 @@ async def test_a_new_incarnation_signs_under_an_origin_of_its_own_and_stays_boun
         await of(second).sign(9, Ledger(9, altered=6).root)
     checkpoint, signature = await of(second).sign(9, Ledger(9).root)
     assert (checkpoint.origin, signature.name) == (second, second)
-    with pytest.raises(SignRefused, match="9 entries are signed already"):
+    with pytest.raises(SignRefused, match="a checkpoint of 9 entries is already signed"):
         await of(third).sign(8, Ledger(9).root)
     for earlier in (origin_of("cluster"), origin_of("another", Incarnation(3, "c" * 16))):
         with pytest.raises(StorageRefused):
@@ -353,7 +353,7 @@ async def test_a_replica_that_holds_less_than_it_has_signed_does_not_start(tmp_p
     signer(tmp_path).check_held(0)
     await signer(tmp_path).sign(5, Ledger(9).root)
     signer(tmp_path).check_held(5)
-    with pytest.raises(StorageRefused, match="has signed 5 entries, and it holds 4: its ledger was set back"):
+    with pytest.raises(StorageRefused, match="has signed 5 entries, and its ledger has 4: the ledger was rolled back"):
         signer(tmp_path).check_held(4)
 
 
@@ -376,7 +376,7 @@ async def test_a_replica_that_finds_its_signature_under_what_it_does_not_know_of
         again.away = {"r3"}
         with pytest.raises(Stopped):
             await again.publishers["r2"].check_signed()
-        sentence = f"r2 has signed 25 entries, as the checkpoint of r1 shows, and knows of {(0, 20)[count]}"
+        sentence = f"r2 has signed 25 entries, as the checkpoint of r1 shows, but its own record shows {(0, 20)[count]}"
         assert sentence in again.stopped["r2"]
 
 
@@ -410,7 +410,7 @@ async def test_a_replica_whose_key_is_another_one_than_its_peers_know_says_so(
     for one in again.publishers.values():
         await one.check_signed()
     assert {name for name, one in again.publishers.items() if one.doubt} == {"r2"} and not again.stopped
-    assert "none with the key of r2, which has signed others" in caplog.text
+    assert "none with the key of r2, which signed earlier ones" in caplog.text
 
 
 @story

@@ -197,11 +197,11 @@ def test_whoever_verifies_a_proof_can_want_so_many_witnesses(seen: Watching) -> 
         (keys, ("--witnesses", "1"), 0, "signed by w1.example"),
         (keys, (), 0, ", a witness, at 20"),
         (keys, ("--all",), 0, "proven: all 1 records of job 1 in the first"),
-        (keys, ("--witnesses", "2"), 1, "1 witnesses have cosigned it, and 2 are wanted"),
+        (keys, ("--witnesses", "2"), 1, "1 of 2 required witnesses cosigned the checkpoint"),
         (old_keys, (), 1, "see --others"),
-        (old_keys, ("--others",), 0, "whose key is not given: that counts for nothing"),
+        (old_keys, ("--others",), 0, "whose key was not given: this signature does not count"),
         (old_keys, ("--others",), 0, "UNWITNESSED"),
-        (old_keys, ("--others", "--witnesses", "1"), 1, "0 witnesses have cosigned it, and 1 are wanted"),
+        (old_keys, ("--others", "--witnesses", "1"), 1, "0 of 1 required witnesses cosigned the checkpoint"),
     ):
         found = verified(given, seen.directory / "proof", *options)
         assert (found.returncode, said in found.stdout + found.stderr) == (code, True), (options, found)
@@ -256,9 +256,11 @@ async def test_a_history_forged_on_all_replicas_is_found_by_the_witness_and_with
             async with asyncio.timeout(PATIENCE_S):
                 while not (leader := them.leader()) or not leader.publisher.cosigning.disputes:
                     await asyncio.sleep(0.05)
-            said = f"the history before entry {cosigned[0].size} is another one than that which it cosigned"
+            said = f"the history before entry {cosigned[0].size} differs from the one that the witness cosigned"
             status = await typed(site.config, "cluster", "probe")
-            assert f"THE LEDGER IS NOT WHAT THE WITNESS w1 HAS SEEN ({leader.controller.name}): {said}" in status
+            assert (
+                f"THE LEDGER CONTRADICTS WHAT THE WITNESS w1 HAS COSIGNED ({leader.controller.name}): {said}" in status
+            )
             async with Client.from_config(site.config, "operator") as client:
                 metrics = await client.call(ops.SHOW_METRICS, replica=site.config.replica(leader.controller.name).api)
             assert 'forebay_witness_disputes{witness="w1"} 1.0' in metrics
