@@ -45,7 +45,9 @@ class HelperChannel:
                 )
         except ssl.SSLCertVerificationError as error:
             issue = f"forebay cert issue {name} --role helper --replace"
-            remedy = f"check its address in [[helper]] of forebay.toml, or issue its certificate again: {issue}"
+            remedy = (
+                f"check its address, {address}, in [[helper]] of forebay.toml, or issue its certificate again: {issue}"
+            )
             raise HelperRefused(
                 f"the certificate of helper {name} is not valid ({error.verify_message})", remedy
             ) from error
