@@ -337,14 +337,14 @@ async def test_a_history_that_all_replicas_were_given_another_one_of_is_found_by
     [
         (Said(200, b""), "signature"),
         (Said(200, b"nothing\n"), "signature"),
-        (Said(403, b"2 are\x1b[31m a majority\n" + b"x" * 5000), "it answers 403: 2 are[31m a majorityxxx"),
-        (Said(404, b""), "it answers 404"),
+        (Said(403, b"2 are\x1b[31m a majority\n" + b"x" * 5000), "it answered with status 403: 2 are[31m a majorityxxx"),
+        (Said(404, b""), "it answered with status 404"),
         (Said(409, b"many\n"), "is not a size"),
         (Said(409, b""), "is not a size"),
         (Said(409, b"7\n"), "it still reports 7 entries after 3 requests"),
-        (Said(422, b""), "it answers 422"),
-        (Said(500, b""), "it answers 500"),
-        (Said(302, b""), "it answers 302"),
+        (Said(422, b""), "it answered with status 422"),
+        (Said(500, b""), "it answered with status 500"),
+        (Said(302, b""), "it answered with status 302"),
     ],
 )
 async def test_whatever_a_witness_answers_the_checkpoint_is_published(tmp_path: Path, answer: Said, said: str) -> None:
