@@ -337,7 +337,10 @@ async def test_a_history_that_all_replicas_were_given_another_one_of_is_found_by
     [
         (Said(200, b""), "signature"),
         (Said(200, b"nothing\n"), "signature"),
-        (Said(403, b"2 are\x1b[31m a majority\n" + b"x" * 5000), "it answered with status 403: 2 are[31m a majorityxxx"),
+        (
+            Said(403, b"2 are\x1b[31m a majority\n" + b"x" * 5000),
+            "it answered with status 403: 2 are[31m a majorityxxx",
+        ),
         (Said(404, b""), "it answered with status 404"),
         (Said(409, b"many\n"), "is not a size"),
         (Said(409, b""), "is not a size"),
