@@ -1,4 +1,4 @@
-"""What the construction steps 0.1 to 0.3 left on disks is refused by name, with what to do, and stays as it is.
+"""What the construction step .0.1 to 0.3. left on disks is refused by name, with what to do, and stays as it is.
 
 `step-0.1.tar.gz` and `step-0.3.tar.gz` were made by trees of those steps, with their `tests.golden.make_ledger`: the
 first without a sync log, the last with one.
@@ -56,5 +56,5 @@ def test_an_audit_of_a_directory_of_a_step_says_with_what_to_read_it(tmp_path: P
 def test_a_snapshot_of_a_step_is_refused_by_name(tmp_path: Path, step: str) -> None:
     unpack(tmp_path, step)
     for path in (tmp_path / "r1" / "snapshots").glob("*.fbs"):
-        with pytest.raises(SnapshotRefused, match="construction steps 0.1 to 0.3"):
+        with pytest.raises(SnapshotRefused, match="construction step .0.1 to 0.3."):
             load_snapshot(path)
