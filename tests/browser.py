@@ -222,7 +222,8 @@ class Browser:
             await self.picture(directory / f"{name}-{screen}.png")
             assert await self.run("document.documentElement.scrollWidth <= innerWidth"), (name, screen)
             for fault in (CONTRASTS, AXES, CUT):
-                assert await self.run(fault) == [], (name, screen)
+                found = await self.run(fault)
+                assert found == [], f"{name} on {screen}: {found}"
 
 
 @asynccontextmanager

@@ -79,6 +79,7 @@ def test_processor_time_of_what_outlived_its_parent_and_ended_counts_below_the_r
     assert server.stdin is not None
     try:
         until(lambda: len(processes.tree([server.pid])) >= 3, "reaper, server and what burns")
+        until(lambda: processes.tree_cpu_s([server.pid]) > BURN_S - 2 * TICK_S, "its processor time")
         until(lambda: len(processes.tree([server.pid])) == 2, "the end of what burns, reaped")
         assert processes.tree_cpu_s([server.pid]) > BURN_S - 2 * TICK_S
     finally:

@@ -289,7 +289,7 @@ async def test_a_service_manager_hears_of_replica_and_agent_when_they_serve_whil
         await heard("STOPPING=1\nSTATUS=stopping transfers")
         assert await agent.wait() == 0
         replica.terminate()
-        await heard("STOPPING=1\nSTATUS=hands over")
+        await heard("STOPPING=1\nSTATUS=transfers leadership")
         assert await replica.wait() == 0
         await asyncio.gather(draining, draining_agent)
 

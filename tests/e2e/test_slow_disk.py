@@ -29,7 +29,9 @@ def test_a_leader_whose_disk_becomes_slow_hands_over_and_says_why(fast_path: Pat
             slow = await site.leader(operator)
             faults.change(Plan("slow", needle="", delay_ms=DELAY_MS), plans[slow])
             second = await write_until_another_leads(site, slow)
-            assert f"leadership was transferred to {second}: a sync takes " in site.log(slow).read_text()
+            async with asyncio.timeout(HANDED_OVER_S):
+                while f"leadership was transferred to {second}: a sync takes " not in site.log(slow).read_text():
+                    await asyncio.sleep(0.05)
             overview = await operator.call(ops.SHOW_OVERVIEW, stale=True, replica=site.config.replica(slow).api)
             said = {need.subject: need.sentence for need in overview.needs if "for a sync" in need.sentence}
             assert list(said) == [f"replica {slow}"], overview.needs

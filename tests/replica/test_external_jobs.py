@@ -219,7 +219,9 @@ def test_a_setup_waits_for_space_and_then_fails_with_who_has_it() -> None:
     world.advance(1)
     assert world.phase() is ExternalJobPhase.OVER
     message = world.external_job().message
-    assert message == ("no space for 20 s: 10 of pool fast were asked for, and 5 are free of 100; of it, slurm:1 95")
+    assert message == (
+        "no space became free within 20 s: 10 of pool fast were requested, and 5 of 100 are free; of it, slurm:1 95"
+    )
 
 
 def limited(world: ExternalJobWorld, most: int) -> None:

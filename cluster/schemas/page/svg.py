@@ -23,8 +23,8 @@ MARGIN: Final = 2
 BAR_WIDTH_MIN: Final = 1.0
 """Width of the shortest bar, units."""
 
-TICKS: Final = 4
-"""Labelled times of an axis, count: as many as fit on a phone."""
+TICKS: Final = 3
+"""Intervals between the labelled times of an axis, count: as many as fit on a phone."""
 
 _STEPS_US: Final = tuple(
     seconds * 1_000_000
@@ -34,8 +34,11 @@ _DAY_US: Final = 86_400_000_000
 _LABELS_TO_MINUTES_US: Final = 600_000_000
 """Length of an axis from which labels have no seconds, microseconds."""
 
-_EDGE: Final = 0.08
+_EDGE: Final = 0.125
 """Share of an axis at its ends in which labels are aligned with the end."""
+
+_EDGE_INTERVAL: Final = 0.4
+"""Share of an axis between two labels, of which one is aligned with an end; with less, that one is left out."""
 
 
 class ChartFrame(NamedTuple):
@@ -53,7 +56,7 @@ class ChartFrame(NamedTuple):
         return self.share(at_us) * STRIP
 
     def ticks(self) -> list[int]:
-        """Return round times for the axis labels, about TICKS at most."""
+        """Return round times for the axis labels, at most TICKS + 1."""
         span = self.to_us - self.from_us
         step = next((step for step in _STEPS_US if span // step <= TICKS), 0)
         if not step:
@@ -184,9 +187,12 @@ def _grid_line(x1: float, x2: float, y1: float, y2: float) -> str:
 
 
 def _times(frame: ChartFrame) -> str:
-    texts = []
-    for at_us in frame.ticks():
+    texts, ticks = [], frame.ticks()
+    crowded = len(ticks) > 1 and frame.share(ticks[1]) - frame.share(ticks[0]) < _EDGE_INTERVAL
+    for at_us in ticks:
         share = frame.share(at_us)
+        if crowded and not _EDGE <= share <= 1 - _EDGE:
+            continue
         anchor = "start" if share < _EDGE else "end" if share > 1 - _EDGE else "middle"
         shown = escape(frame.label(at_us))
         texts.append(f'<text x="{number(100 * share)}%" y="1em" text-anchor="{anchor}">{shown}</text>')

@@ -51,3 +51,21 @@ def test_an_axis_has_a_few_times_at_equal_distances(from_us: int, span_us: int) 
     assert from_us <= ticks[0] and ticks[-1] <= from_us + span_us
     distances = {later - earlier for earlier, later in pairwise(ticks)}
     assert len(distances) <= 1 and all(at % distance == 0 for distance in distances for at in ticks)
+
+
+PLOT_PX = 298
+"""Width of a plot on a phone of 390 px."""
+CHARACTER_PX = 6.6
+
+
+@given(st.integers(0, 10**15), st.integers(4_000_000, 4_000 * 86_400_000_000))
+def test_labels_of_an_axis_do_not_overlap_on_a_phone(from_us: int, span_us: int) -> None:
+    drawn = areas(ChartFrame(from_us, from_us + span_us), [], 9, "use", ("9", "0"))
+    right = 0.0
+    labels = re.findall(r'<text x="([0-9.]+)%" y="1em" text-anchor="(\w+)">([^<]+)</text>', drawn)
+    assert labels
+    for percent, anchor, text in labels:
+        width = len(text) * CHARACTER_PX
+        left = float(percent) / 100 * PLOT_PX - {"start": 0, "middle": width / 2, "end": width}[anchor]
+        assert left >= right
+        right = left + width

@@ -90,12 +90,13 @@ async def three(config: Config) -> AsyncIterator[Three]:
         for name, one in them.replicas.items():
             if name in them.stopped:
                 # Its process would be gone, and could sign nothing more.
-                one.publisher.conclude = nothing  # type: ignore[method-assign]
+                one.publisher.publish = nothing  # type: ignore[method-assign]
             await one.stop()
 
 
-async def nothing() -> None:
-    """Stands in for what a process that is gone does not do."""
+async def nothing(*, whole: bool) -> bool:
+    """Publish nothing, as a process that has ended."""
+    return whole
 
 
 async def pools_set(config: Config, count: int) -> int:
