@@ -26,7 +26,6 @@ from replica.model import (
     PartitionState,
     Qos,
     Reservation,
-    SchedulingRules,
 )
 from replica.scheduler import effective_priority
 from replica.state import State
@@ -175,11 +174,6 @@ async def _reservations(state: State, work: SlicedWork) -> v.ReservationsAnswer:
 
 list_reservations = _list_route(ops.LIST_RESERVATIONS, _reservations)
 delete_reservation = _delete_route(ops.DELETE_RESERVATION, c.DeleteReservation, _reservations)
-
-
-@handles(ops.SET_SCHEDULING_RULES)
-async def set_scheduling_rules(call: ApiCall[v.SchedulingRequest]) -> Reply[v.SchedulingAnswer]:
-    return await _settle_and_list(call, c.SetSchedulingRules(made_of(call.body, SchedulingRules)), _scheduling)
 
 
 async def _scheduling(state: State, work: SlicedWork) -> v.SchedulingAnswer:

@@ -510,7 +510,6 @@ REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
     c.SetPartition: Rebuilder(_set_partition),
     c.DeletePartition: Rebuilder(_as_event(c.DeletePartition, e.PartitionDeleted)),
     c.ResetUsage: Rebuilder(_as_event(c.ResetUsage, e.UsageReset)),
-    c.SetSchedulingRules: Rebuilder(_as_event(c.SetSchedulingRules, e.SchedulingRulesSet)),
     c.RevokeCertificate: Rebuilder(_revoke, "what of the reason is beyond its bound"),
     c.UnrevokeCertificate: Rebuilder(_unrevoke),
     c.SetClock: Rebuilder(_as_event(c.SetClock, e.ClockSet)),

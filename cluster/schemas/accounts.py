@@ -71,17 +71,6 @@ class ReservationRequest(RecordRequest, frozen=True, kw_only=True):
     """`[plugin:][pool:]#[units]`, comma-separated."""
 
 
-class SchedulingRequest(Command, frozen=True, kw_only=True):
-    """Body of PUT /v1/scheduling: the complete set of rules."""
-
-    size_points_per_gib: Number = 0
-    default_account: _Text = ""
-    default_qos: _Text = ""
-    accounts_required: bool = False
-    revocations_max: Number = 1
-    revoke_after_s: Number = 300
-
-
 # Responses
 
 

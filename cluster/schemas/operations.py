@@ -315,9 +315,6 @@ DELETE_RESERVATION = _write("delete_reservation", "POST /v1/reservations/{name}/
     "Delete a reservation; its jobs wait with reason ReservationDeleted.", tag="accounting")
 SHOW_SCHEDULING_RULES = _get("show_scheduling_rules", "/v1/scheduling", PEOPLE, lambda: a.SchedulingAnswer,
     "Show the scheduling rules and the measured transfer rates.", tag="accounting")
-SET_SCHEDULING_RULES = _write("set_scheduling_rules", "PUT /v1/scheduling", _OPERATORS,
-    lambda: a.SchedulingRequest, lambda: a.SchedulingAnswer,
-    "Replace the scheduling rules.", tag="accounting")
 LIST_PARTITIONS = _get("list_partitions", "/v1/partitions", PEOPLE, lambda: a.PartitionsAnswer,
     "List the partitions.", tag="accounting")
 SET_PARTITION = _write("set_partition", "PUT /v1/partitions/{name}", _OPERATORS,

@@ -11,7 +11,6 @@ import msgspec
 from msgspec.structs import replace
 
 from replica.decide.checks import RejectionError, names_remedy, require
-from replica.decide.configuration import rules_refusal
 from replica.messages import commands as c
 from replica.messages import events as e
 from replica.model import (
@@ -177,13 +176,6 @@ def _delete_reservation(state: Facts, command: c.DeleteReservation, at: Instant)
     return (e.ReservationDeleted(command.reservation),)
 
 
-def _set_scheduling_rules(state: Facts, command: c.SetSchedulingRules, at: Instant) -> EventsOrRefusal:
-    refusal = rules_refusal(state, command.rules)
-    if refusal is not None:
-        return refusal
-    return () if state.scheduling_rules == command.rules else (e.SchedulingRulesSet(command.rules),)
-
-
 ACCOUNTING_BY_KEY: Mapping[type, Callable[[Facts, Any, Instant], EventsOrRefusal]] = {
     c.SetAccount: _set_account,
     c.DeleteAccount: _delete_account,
@@ -193,7 +185,6 @@ ACCOUNTING_BY_KEY: Mapping[type, Callable[[Facts, Any, Instant], EventsOrRefusal
     c.DeleteLicense: _delete_license,
     c.SetReservation: _set_reservation,
     c.DeleteReservation: _delete_reservation,
-    c.SetSchedulingRules: _set_scheduling_rules,
 }
 """Command type -> handler. All of these commands require an operator."""
 

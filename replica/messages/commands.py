@@ -35,7 +35,6 @@ from replica.model import (
     PoolUnit,
     Qos,
     Reservation,
-    SchedulingRules,
     SharedFilesystem,
     Site,
     Stage,
@@ -452,12 +451,6 @@ class DeleteReservation(msgspec.Struct, frozen=True):
     reservation: str
 
 
-class SetSchedulingRules(msgspec.Struct, frozen=True):
-    """Replace the site's scheduling rules (operator)."""
-
-    rules: SchedulingRules
-
-
 class RunSchedulingCycle(msgspec.Struct, frozen=True):
     """Run a scheduling cycle: assign space and CPUs, and perform timed actions that are due (controller)."""
 
@@ -739,7 +732,6 @@ Command = (
     | UnrevokeCertificate
     | SetReservation
     | DeleteReservation
-    | SetSchedulingRules
     | RunSchedulingCycle
     | ChangePool
     | RemovePool

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.grammar.directives import parse_request
 from replica.messages import commands as c
 from replica.model.accounts import (
@@ -17,7 +18,6 @@ from replica.model.accounts import (
     Limit,
     LimitKind,
     Qos,
-    SchedulingRules,
 )
 from replica.model.requests import JobOptions, JobRequest, with_options
 from replica.state.derived import derive
@@ -265,7 +265,7 @@ def test_the_site_s_default_account_and_qos_are_filled_in_and_an_account_may_be_
     world = World()
     account(world)
     qos(world)
-    changed(world, c.SetSchedulingRules(SchedulingRules(default_account="a", default_qos="q", accounts_required=True)))
+    world.configure(DefaultAccount="a", DefaultQOS="q", AccountsRequired="yes")
     job = given(world)
     assert (world.state.jobs[job].request.options.account, world.state.jobs[job].request.options.qos) == ("a", "q")
     refusal = tried(world, who="eve")
@@ -275,7 +275,7 @@ def test_the_site_s_default_account_and_qos_are_filled_in_and_an_account_may_be_
 def test_a_priority_counts_nice_qos_and_size() -> None:
     world = World({"fast": 100 * 1024**3})
     changed(world, c.SetQos(Qos("q", priority=5)))
-    changed(world, c.SetSchedulingRules(SchedulingRules(size_points_per_gib=1)))
+    world.configure(SizePointsPerGiB="1")
     blocker = given(world, "capacity=100GiB")
     jobs = {
         "nice": given(world, "capacity=90GiB", nice=30),
@@ -309,8 +309,8 @@ def test_a_priority_counts_nice_qos_and_size() -> None:
         c.DeleteQos("x"),
         c.DeleteAccount("x"),
         c.DeleteReservation("x"),
-        c.SetSchedulingRules(SchedulingRules(default_qos="x")),
-        c.SetSchedulingRules(SchedulingRules(revocations_max=-1)),
+        c.ConfigureSite((ConfSetting("DefaultQOS", "x"),), partial=True),
+        c.ConfigureSite((ConfSetting("RevocationsMax", "-1"),), partial=True),
     ],
 )
 def test_a_record_that_makes_no_sense_is_refused_and_changes_nothing(command: c.Command) -> None:

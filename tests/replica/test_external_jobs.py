@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model.accounts import Account, AccountUser, Limit, LimitKind, SchedulingRules
+from replica.model.accounts import Account, AccountUser, Limit, LimitKind
 from replica.model.buffers import Access, BufferState
 from replica.model.job_states import JobState
 from replica.operations.external_jobs import ExternalJobPhase, external_job_phase, find_external_job
@@ -227,11 +227,8 @@ def test_a_setup_waits_for_space_and_then_fails_with_who_has_it() -> None:
 def limited(world: ExternalJobWorld, most: int) -> None:
     """Let the user of the external jobs have so much of all pools at a time."""
     limits = (Limit(LimitKind.GRP_BB, "fast", most),)
-    for command in (
-        c.SetAccount(Account("people", members=(AccountUser(WANTED.user),), limits=limits)),
-        c.SetSchedulingRules(SchedulingRules(default_account="people")),
-    ):
-        assert world.settle(command) == 0
+    assert world.settle(c.SetAccount(Account("people", members=(AccountUser(WANTED.user),), limits=limits))) == 0
+    world.configure(DefaultAccount="people")
 
 
 def test_a_setup_over_a_limit_by_itself_is_refused_at_once_with_the_limit() -> None:

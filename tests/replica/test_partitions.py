@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model.accounts import Account, AccountUser, SchedulingRules
+from replica.model.accounts import Account, AccountUser
 from replica.model.job_states import JobState
 from replica.model.partitions import Partition, PartitionState
 from replica.model.requests import CreatePersistent, Dependency, DependencyKind, JobOptions
@@ -173,7 +173,7 @@ def test_the_account_that_counts_is_the_default_one_where_none_is_named() -> Non
     made = world(Partition("p", every_node=True, accounts=("physics",), is_default=True))
     made.settle(c.SetAccount(Account("physics", members=(AccountUser("alan"),))))
     assert isinstance(made.try_submit(), Refusal)
-    made.settle(c.SetSchedulingRules(SchedulingRules(default_account="physics")))
+    made.configure(DefaultAccount="physics")
     assert isinstance(made.try_submit(), int)
 
 

@@ -10,7 +10,7 @@ from replica.grammar.burst_buffer_conf import ConfSetting
 from replica.grammar.directives import read_request
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model.accounts import Account, AccountUser, License, Limit, LimitKind, Qos, SchedulingRules
+from replica.model.accounts import Account, AccountUser, License, Limit, LimitKind, Qos
 from replica.model.job_states import JobState
 from replica.model.jobs import Hold
 from replica.model.partitions import Partition, PartitionState
@@ -313,7 +313,7 @@ def test_licences_and_accounts_that_are_required_are_asked_for() -> None:
     job = made.submit(hold=Hold.USER, options=JobOptions(account="physics"))
     assert refused(update(made, job, licenses=(("matlab", 3),))).place == "licenses"
     assert isinstance(update(made, job, licenses=(("matlab", 2),)), int)
-    made.settle(c.SetSchedulingRules(SchedulingRules(accounts_required=True)))
+    made.configure(AccountsRequired="yes")
     assert refused(update(made, job, account="")).place == "account"
 
 

@@ -39,7 +39,10 @@ async def test_what_an_operator_sets_is_listed_and_what_he_deletes_is_gone(confi
             assert listed["name"] == "x"
             gone = await harness.ask("POST", f"/v1/{kind}/x/delete", sent(harness))
             assert (gone.status, gone.body[kind]) == (200, [])
-        rules = await harness.ask("PUT", "/v1/scheduling", sent(harness, size_points_per_gib=2, default_account="a"))
+        settings = [{"key": "SizePointsPerGiB", "value": "2"}, {"key": "DefaultAccount", "value": "a"}]
+        changed = await harness.ask("POST", "/v1/configuration", sent(harness, settings=settings, partial=True))
+        assert changed.status == 200, changed.body
+        rules = await harness.ask("GET", "/v1/scheduling")
         assert (rules.status, rules.body["size_points_per_gib"], rules.body["default_account"]) == (200, 2, "a")
 
 

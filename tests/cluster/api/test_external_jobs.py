@@ -142,9 +142,10 @@ async def test_why_an_external_job_waits_names_the_limit_that_keeps_it(config: C
         slurm = Slurm(harness)
         await slurm.ready()
         limited = {"command_id": harness.new_id(), "limits": {"GrpBB:bb/fast": "8MiB"}, "users": ["alice"]}
-        rules = {"command_id": harness.new_id(), "default_account": "people"}
-        for path, body in (("/v1/accounts/people", limited), ("/v1/scheduling", rules)):
-            answer = await harness.ask("PUT", path, body)
+        default = {"settings": [{"key": "DefaultAccount", "value": "people"}], "partial": True}
+        default["command_id"] = harness.new_id()
+        for method, path, body in (("PUT", "/v1/accounts/people", limited), ("POST", "/v1/configuration", default)):
+            answer = await harness.ask(method, path, body)
             assert answer.status == 200, answer.body
         assert (await slurm.setup()).body["phase"] == "set-up"
         assert (await slurm.setup("43")).body["phase"] == "waiting"

@@ -107,7 +107,6 @@ def cases(harness: Harness) -> dict[str, list[Case]]:
         ))],
         "delete_reservation": [Case("operator", "/v1/reservations/r/delete", command())],
         "show_scheduling_rules": [Case("alice", "/v1/scheduling")],
-        "set_scheduling_rules": [Case("operator", "/v1/scheduling", command())],
         "list_partitions": [Case("alice", "/v1/partitions")],
         "set_partition": [Case("operator", "/v1/partitions/p", command(nodes="ALL"))],
         "delete_partition": [Case("operator", "/v1/partitions/p/delete", command())],

@@ -16,7 +16,7 @@ NAMES = """
     release_job suspend_job resume_job requeue_job clear_buffer export_buffer
     list_accounts set_account delete_account list_qos set_qos delete_qos list_licenses set_license delete_license
     list_revocations revoke_certificate unrevoke_certificate
-    list_reservations set_reservation delete_reservation show_scheduling_rules set_scheduling_rules
+    list_reservations set_reservation delete_reservation show_scheduling_rules
     list_partitions set_partition delete_partition list_usage reset_usage
     list_pools set_pool add_pool change_pool remove_pool list_filesystems add_filesystem remove_filesystem list_buffers
     clear_persistent_buffer show_burst

@@ -150,7 +150,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("POST", "/v1/usage/reset"): "operator",
     ("POST", "/v1/jobs/{id}/update"): "operator user",
     ("GET", "/v1/scheduling"): "operator user",
-    ("PUT", "/v1/scheduling"): "operator",
 }
 
 

@@ -76,7 +76,7 @@ def stuck_teardown(world: World, size: int) -> int:
 
 
 def test_space_that_nobody_gives_back_does_not_keep_others_from_giving_way() -> None:
-    world, _, waiting = staged_behind_a_full_node(revoke_after_s=0)
+    world, _, waiting = staged_behind_a_full_node(RevokeAfter="0")
     stuck = stuck_teardown(world, 20)
     urgent = world.submit("capacity=20", priority=9)
     # As much as the urgent one asks for is being removed, but nobody knows when.
@@ -87,7 +87,7 @@ def test_space_that_nobody_gives_back_does_not_keep_others_from_giving_way() -> 
 
 
 def test_a_teardown_that_is_tried_again_is_waited_for() -> None:
-    world, _, waiting = staged_behind_a_full_node(revoke_after_s=0)
+    world, _, waiting = staged_behind_a_full_node(RevokeAfter="0")
     job = world.submit("capacity=20", cpus=1)
     while world.shown(job)[2] != "teardown":
         world.done(job)

@@ -236,7 +236,9 @@ class LimitedIndexHistories(IndexHistories):
                 case e.PartitionDeleted():
                     world.settle(c.DeletePartition(event.partition))
                 case e.SchedulingRulesSet():
-                    world.settle(c.SetSchedulingRules(event.rules))
+                    world.configure(
+                        RevocationsMax=str(event.rules.revocations_max), RevokeAfter=str(event.rules.revoke_after_s)
+                    )
                 case e.ReservationSet():
                     space = {pools[one.pool]: one.size_bytes // 4 for one in event.reservation.space}
                     listed = tuple(ReservedSpace(pool, size) for pool, size in sorted(space.items()))

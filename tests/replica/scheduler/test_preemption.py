@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replica.messages import commands as c
 from replica.messages import events as e
-from replica.model.accounts import SchedulingRules
 from replica.model.jobs import Hold
-from tests.replica.test_accounting import changed
 from tests.replica.world import World, user
 
 
-def staged_behind_a_full_node(**rules: Any) -> tuple[World, int, int]:
+def staged_behind_a_full_node(**rules: str) -> tuple[World, int, int]:
     """A world where a staged job waits for the CPUs of n1, whose script runs long, while n2 is idle."""
     world = World({"fast": 100}, nodes=2, cpus=4)
     if rules:
-        changed(world, c.SetSchedulingRules(SchedulingRules(**rules)))
+        world.configure(**rules)
     world.settle(c.DrainNode("n2", "x"))
     long = world.submit(cpus=4, time_limit_s=100_000)
     world.report(long, c.ScriptStarted())
@@ -76,7 +72,7 @@ def test_nothing_is_taken_back_in_vain_or_while_enough_is_on_its_way() -> None:
 
 
 def test_a_job_gives_way_only_so_often_in_its_whole_life() -> None:
-    world, _, waiting = staged_behind_a_full_node(revocations_max=1, revoke_after_s=0)
+    world, _, waiting = staged_behind_a_full_node(RevocationsMax="1", RevokeAfter="0")
     first = world.submit("capacity=60", priority=8)
     assert revoked(world, waiting)
     world.done(waiting)
@@ -116,7 +112,7 @@ def test_a_buffer_whose_stage_in_failed_is_kept_for_whoever_looks() -> None:
 
 
 def test_a_site_that_wants_no_preemption_has_none() -> None:
-    world, _, waiting = staged_behind_a_full_node(revocations_max=0)
+    world, _, waiting = staged_behind_a_full_node(RevocationsMax="0")
     world.submit("capacity=60", priority=9)
     world.advance(400)
     assert not revoked(world, waiting)
@@ -124,7 +120,7 @@ def test_a_site_that_wants_no_preemption_has_none() -> None:
 
 def test_whoever_gives_way_no_job_starves() -> None:
     world = World({"fast": 100}, nodes=2, cpus=1)
-    changed(world, c.SetSchedulingRules(SchedulingRules(revocations_max=2, revoke_after_s=0)))
+    world.configure(RevocationsMax="2", RevokeAfter="0")
     jobs = [world.submit(f"capacity={40 + 20 * (n % 3)}", priority=n % 4, time_limit_s=50) for n in range(12)]
     for _ in range(400):
         for job in jobs:
