@@ -53,9 +53,6 @@ class StreamPosition(msgspec.Struct):
         at = (event.revision, event.sequence)
         if at <= self.seen or event.revision <= self.complete:
             return False
-        # A later revision has begun, so the previous one is complete.
-        if event.revision > self.seen[0] > self.complete:
-            self.complete = self.seen[0]
         follows = event.sequence == (self.seen[1] + 1 if event.revision == self.seen[0] else 0)
         if not follows:
             raise ApiError(
@@ -64,6 +61,9 @@ class StreamPosition(msgspec.Struct):
                 f"the event stream skipped events before event {event.sequence} of revision {event.revision}",
                 remedy=f"read again from revision {self.complete}",
             )
+        # A later revision has begun with its first event, so the previous one is complete.
+        if event.revision > self.seen[0] > self.complete:
+            self.complete = self.seen[0]
         self.seen = at
         return True
 
