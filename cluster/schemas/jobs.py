@@ -327,6 +327,8 @@ class NodeView(View, frozen=True, kw_only=True):
     registered_time: str | None
     drained: bool = False
     jobs: tuple[int, ...] = ()
+    tasks: dict[int, str] = {}
+    """Names, such as `10_3`, of those of `jobs` that are array tasks."""
     last_contact_s: float | None = None
     process_control: str = ""
     """Its agent's method of ending all processes of a job: cgroup, or listing, which can miss fast forks."""
@@ -353,6 +355,8 @@ class LostJobView(View, frozen=True, kw_only=True):
     """Job of a lost node, and its outcome."""
 
     job_id: int
+    task: str | None = None
+    """Name of an array task, such as `10_3`."""
     user: str
     name: str
     state: str

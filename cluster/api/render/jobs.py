@@ -271,6 +271,7 @@ def node_view(state: State, name: str, liveness: Liveness | None) -> NodeView:
         ),
         registered_time=format_instant(node.registered_at),
         jobs=tuple(jobs),
+        tasks={job: name for job in jobs if (name := task_words(state, job)) is not None},
         last_contact_s=None if liveness is None else liveness.last_contact_s(name),
         abandoned=() if name not in state.abandoned else tuple(one.job for one in state.abandoned[name].buffers),
         revision=state.revision,
@@ -282,6 +283,7 @@ def lost_job_view(state: State, job_id: int) -> LostJobView:
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     return LostJobView(
         job_id=job_id,
+        task=task_words(state, job_id),
         user=job.request.user,
         name=job.request.name,
         state=job.state.name,

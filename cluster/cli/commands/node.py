@@ -169,7 +169,7 @@ def declare_lost(name: str, reason: str, dry_run: bool, yes: bool, as_json: bool
 
 def _print_losses(answer: NodeLostAnswer, as_json: bool) -> None:
     rows = [
-        (job.job_id, job.user, job.name, job.state, _LOSSES.get(job.loss, job.loss), ", ".join(job.results))
+        (job.task or job.job_id, job.user, job.name, job.state, _LOSSES.get(job.loss, job.loss), ", ".join(job.results))
         for job in answer.jobs
     ]
     heads = ("JOBID", "USER", "NAME", "STATE", "THEN", "LOST-RESULTS")

@@ -213,7 +213,7 @@ def nodes_table(nodes: Iterable[NodeView]) -> Listing:
                 node.name,
                 node.state,
                 f"{node.cpus_in_use}/{node.cpus}",
-                ",".join(map(str, node.jobs)),
+                ",".join(node.tasks.get(job, str(job)) for job in node.jobs),
                 format_age(node.last_contact_s),
                 node.process_control,
                 node.capacity_control,

@@ -34,6 +34,8 @@ async def test_tasks_are_shown_explained_and_cancelled_by_what_people_call_them(
         history = await harness.ask("GET", "/v1/jobs/1_3/history", who="alice")
         assert history.body["rows"][0]["event"] == "job_submitted" and history.body["complete"]
         assert "tasks 1-4 of array 1, at most 2 at once" in history.body["rows"][0]["sentence"]
+        [node] = [one for one in (await harness.ask("GET", "/v1/nodes")).body["nodes"] if one["name"] == "n1"]
+        assert node["jobs"] == [1, 2] and node["tasks"] == {"1": "1_1", "2": "1_2"}
         cancelled = await harness.ask(
             "POST", "/v1/jobs/1_%5B3-4%5D/cancel", {"command_id": harness.new_id()}, who="alice"
         )
