@@ -9,8 +9,7 @@ clocks (`cluster.consensus.peer_clocks`), which a minority of wrong ones cannot 
 
 - Behind `earliest`, because all replicas were down or a majority's clocks were slow: it jumps there at once.
 - Ahead of `latest`: it runs at SLEW of its speed until the truth has caught up. It never goes backwards and never
-  stands still: due work is delayed at most as long again. `SetClock`, an operator's command in the ledger, is the only
-  other way back.
+  stands still, so due work is delayed by at most the lead. Only an operator's command, `SetClock`, sets it back.
 - Without a readable majority it simply continues.
 """
 
@@ -34,17 +33,17 @@ SLEW: Final = 0.5
 """Speed of time while it is ahead of the truth: an hour is recovered in two."""
 
 CLIENTS_STEP_S: Final = 0.01
-"""Validity of a right clock's reading, seconds: it is compared with IDs to whole seconds, and reading a majority's
-clocks each time would cost a third of a command.
+"""Time for which a reading of a majority's clocks is reused, seconds. It is compared with command IDs, which have whole
+seconds, and reading the clocks for each command would add a third to its cost.
 """
 
 DRIFT_S: Final = 1.0
-"""Deviation of a wall clock from this replica's that is logged, seconds: a fifth of the limit, so that an operator can
-check the time service before anything happens.
+"""Deviation between this replica's wall clock and a peer's above which it is logged, seconds: a fifth of the limit, so
+that an operator can check the time service before anything happens.
 """
 
 AHEAD_SAID_US: Final = round(OFF_S * MICROSECONDS_PER_SECOND)
-"""Lead of the agreed time over a majority's clocks that is logged, microseconds."""
+"""Lead of the agreed time over a majority's clocks above which it is logged, microseconds."""
 
 
 class AgreedTime:
@@ -61,7 +60,7 @@ class AgreedTime:
         self._since_s = clock.monotonic_s()
         self._of_clients = at
         self._of_clients_s = -math.inf
-        """Time of that reading."""
+        """Monotonic time at which `_of_clients` was computed."""
         self._waits = False
         """Whether the wait of the first batch for more clocks was logged."""
 
@@ -70,8 +69,8 @@ class AgreedTime:
 
         Before the first batch, only a majority's clocks provide one.
 
-        A cluster founded at `earliest`, with one clock of a bare majority an hour slow, would reject clients with right
-        clocks until the other clocks were read.
+        If one clock of a bare majority were an hour slow, a cluster founded at `earliest` would reject clients with
+        right clocks until the other clocks were read.
         """
         if self._at == NEVER:
             bounds = self._bounds()
@@ -109,13 +108,13 @@ class AgreedTime:
 
     @property
     def is_read(self) -> bool:
-        """Return whether a majority's wall clocks were read recently; a new leader must receive them first."""
+        """Return whether a majority's wall clocks were read recently; a new leader waits for that."""
         return self._bounds().latest is not None
 
     def of_clients(self) -> Instant:
-        """Return the time of a right clock: lower than the agreed time if that is ahead of the truth, as far as known.
+        """Return the agreed time, or a majority's latest possible time if the agreed time is ahead of that.
 
-        Called for each command; accurate to CLIENTS_STEP_S.
+        Commands of clients with right clocks have about this time. Called for each command; accurate to CLIENTS_STEP_S.
         """
         now_s = self._clock.monotonic_s()
         if not 0 <= now_s - self._of_clients_s < CLIENTS_STEP_S:
@@ -128,7 +127,7 @@ class AgreedTime:
         return self._of_clients
 
     def at_most(self) -> Instant:
-        """Return the latest possible time of a right clock: the agreed time lags if a leader caught up late."""
+        """Return the latest possible time of a right clock. The agreed time may lag it, if a leader caught up late."""
         latest = self._bounds().latest
         return self.of_clients() if latest is None else max(self.of_clients(), latest)
 

@@ -41,11 +41,13 @@ RECENT_BYTES_MAX = 16 * 1024 * 1024
 
 READ_ENTRIES = 256
 READ_BYTES = 256 * 1024
-"""Limits of one read from the ledger for one caller: count, and bytes before the last entry, at most 1 MiB."""
+"""Limits of one read from the ledger for one caller: entries, and their bytes without the last entry's, which are at
+most 1 MiB.
+"""
 
 
 class AppliedEntry(msgspec.Struct, frozen=True):
-    """Applied entry. `revision`: after it; `void`: rejected by the base check; `batch`: None if it holds none."""
+    """Applied entry. `revision`: the state's after the entry; `void`: rejected by the base check."""
 
     index: int
     term: int
@@ -53,6 +55,7 @@ class AppliedEntry(msgspec.Struct, frozen=True):
     base: Revision
     revision: Revision
     batch: Batch | None
+    """None if the entry holds no batch."""
     void: bool
     size_bytes: int
     configuration: Configuration | None = None
@@ -73,14 +76,18 @@ class Transition(NamedTuple):
 
 
 class Observer(Protocol):
-    """Part of the controller that follows applied entries. It cannot reject one."""
+    """Part of the controller that follows applied entries. It cannot reject an entry."""
 
     def applied(self, transition: Transition, /) -> None:
         """Handle an entry that was just applied."""
 
 
 def read_batch(data: bytes) -> Batch | None:
-    """Return the batch in an entry's data, None for an entry of consensus itself; CodecError for unknown data."""
+    """Return the batch in an entry's data, None for an entry of consensus itself.
+
+    Raises:
+        CodecError: The data is of an unknown kind or invalid.
+    """
     return decode_batch(data) if kind_of(data) is EntryKind.BATCH else None
 
 
@@ -176,7 +183,11 @@ class AppliedLog:
                 yield _applied(entry)
 
     def index_of(self, revision: int) -> int:
-        """Return the index of the entry that settled `revision`; LookupError names the range held."""
+        """Return the index of the entry that settled `revision`.
+
+        Raises:
+            LookupError: This replica has not settled it or does not hold it; the message names the range held.
+        """
         if revision > self._revision:
             raise LookupError(f"revision {revision} is not settled here yet; the last one is {self._revision}")
         if self._recent and revision > self._recent[0].base:
@@ -187,7 +198,7 @@ class AppliedLog:
         return self._ledger.index_of_revision(revision)
 
     async def _stored(self, first: int, entries_max: int, bytes_max: int) -> list[LedgerEntry]:
-        """Read from the ledger beside the loop, in one thread, so that there is one transaction at a time."""
+        """Read from the ledger in a single thread, so that only one transaction is open at a time."""
         if self._ledger.applied_index < first:
             self._journal.flush_hints()
         read = partial(self._ledger.read_some, first, entries_max=entries_max, bytes_max=bytes_max)

@@ -86,8 +86,8 @@ READY_POLL_S = 0.02
 
 COMPACTION_MARGIN_ENTRIES = 1024
 COMPACTION_MARGIN_PERIODS = 2
-"""Minimum entries consensus keeps before a snapshot, in snapshot periods: a replica absent for less needs no snapshot,
-and after a snapshot the following entries are available from a new leader too. At most HELD_BACK_ENTRIES, because a
+"""Entries that consensus keeps before a snapshot, in snapshot periods. A replica absent for less needs no snapshot, and
+after a snapshot the following entries are available from a new leader too. At most HELD_BACK_ENTRIES, because a
 start reads all of them.
 """
 
@@ -186,7 +186,7 @@ class Controller:
             self.proposer,
             *(() if checkpoints is None else (checkpoints,)),
         )
-        """Parts that follow applied entries, in the order in which they do."""
+        """Observers of applied entries, in the order in which they are called."""
         self._duties = Duties(leads=lambda: self.leads, check=self._check)
         self._register_duties(raises_level=raises_level, draw=draw)
 
@@ -278,12 +278,17 @@ class Controller:
         self._duties.register(duty, on_change=on_change)
 
     def submit(self, request: Request) -> Answer:
-        """Submit a command (`cluster.server.proposer`); QueueFull or NotLeading if it is not accepted."""
+        """Submit a command (`cluster.server.proposer`).
+
+        Raises:
+            QueueFull: The queue has no space for it.
+            NotLeading: This replica cannot decide commands.
+        """
         self._check_founded(request)
         return self.proposer.submit(request)
 
     def queue(self, request: Request, asker: Asker) -> None:
-        """Submit a command whose answer goes to `asker`; raises the exceptions of `submit`."""
+        """Submit a command whose answer goes to `asker`. Exceptions as `submit`."""
         self._check_founded(request)
         self.proposer.queue(request, asker)
 
@@ -292,9 +297,9 @@ class Controller:
             raise NotLeading(None)
 
     def fill_with(self, size_bytes: int) -> float:
-        """Return the used share of the journal, from 0 to 1, after add_steps this many bytes to pending ones.
+        """Return the used share of the journal, from 0 to 1, after adding this many bytes to pending ones.
 
-        Or that of its disk, if that is fuller and no other replica's disk has space.
+        Returns the used share of its disk instead, if that is fuller and no other replica's disk has space.
         """
         stored_bytes = STORED_BYTES_PER_BYTE * (self.journal.behind_bytes + size_bytes)
         return max(self._storage.environment.fill_with(stored_bytes), self.disk_watch.fill_with(stored_bytes))
@@ -307,7 +312,9 @@ class Controller:
     async def current(self) -> State:
         """Return a state at least as new as any answer given before the call, after a scheduling cycle.
 
-        NotLeading if this replica does not lead; Unavailable if it cannot prove its leadership within READ_WAIT_S.
+        Raises:
+            NotLeading: This replica does not lead.
+            Unavailable: It cannot prove its leadership within READ_WAIT_S.
         """
         try:
             async with asyncio.timeout(READ_WAIT_S):
@@ -353,7 +360,7 @@ class Controller:
         return future
 
     def fill_history(self, gap: Gap, handed: Sequence[HistoryEntry]) -> Gap | None:
-        """Add entries that a snapshot replaced to the ledger; return the remaining gap (`wal.fill`)."""
+        """Add to the ledger the entries that a snapshot replaced; return the remaining gap (`wal.fill`)."""
         return fill(self._storage.environment, gap, handed)
 
     def mend_history(self, stretch: Gap, handed: Sequence[HistoryEntry]) -> Gap | None:
@@ -363,7 +370,8 @@ class Controller:
     def authorise_pruning(self, note: PruneNote) -> None:
         """Record the entries to prune (`wal.authorise`) and the location of their archive; durable on return.
 
-        BrokenInvariant if they belong to another history, or a restart or a peer would need them.
+        Raises:
+            BrokenInvariant: The entries belong to another history, or a restart or a peer would need them.
         """
         last = note.below - 1
         if note.cluster_id != self.config.cluster.id or self.journal.digest_at(last) != bytes.fromhex(note.digest):
@@ -381,7 +389,7 @@ class Controller:
     # Callbacks of consensus
 
     def apply(self, index: int, term: int, data: bytes) -> bool:
-        """Settle a committed entry. An exception for an entry no correct leader makes has consensus stop the replica.
+        """Settle a committed entry. An entry that no correct leader makes raises; consensus then stops the replica.
 
         Large entries are folded one slice per call: returns True until the entry is settled. The state stays unchanged
         until then.
@@ -431,7 +439,7 @@ class Controller:
         return not self._folding[1].advance(STEPS_PER_TURN)
 
     def hear(self, peer: str, news: bytes) -> None:
-        """Record agents' news received by a follower. It is untrusted: unknown nodes are ignored."""
+        """Record reports of agents, relayed by a follower. They are not trusted: unknown nodes are ignored."""
         try:
             said = read_news(news)
         except ValueError as error:
@@ -452,9 +460,9 @@ class Controller:
         )
 
     def newest_snapshot(self) -> SnapshotRef | None:
-        """Return the newest snapshot that may be sent to a peer; start a new one if it does not reach the journal.
+        """Return the newest snapshot that may be sent to a peer; start a new one if it ends before the journal begins.
 
-        All of them may have been damaged since entries were compacted, and an idle cluster would make no other.
+        All snapshots may have been damaged since the journal was compacted, and an idle cluster makes no new ones.
         """
         newest = self.snapshots.newest()
         if (newest is None or newest.index < self.journal.base_index) and not self.snapshots.saving:
@@ -465,7 +473,7 @@ class Controller:
         return SnapshotRef(newest.path, newest.index, newest.term, newest.size_bytes)
 
     def snapshot_refused(self, index: int) -> None:
-        """Read a snapshot rejected by a peer again, beside the loop; a damaged one is not sent again."""
+        """Verify in a thread the snapshot that a peer rejected; if it is damaged, it is not sent again."""
         self.snapshots.doubt(index)
 
     def begin_install(self, index: int, term: int) -> SnapshotSink:

@@ -1,7 +1,7 @@
 """Disk of the journal: the leader should have space and a fast disk; if no replica has space, commands are rejected.
 
 All replicas store the same data, so their disks fill up together, and a failed write stops a replica: on all of them,
-it stops the cluster. If one disk alone is nearly full, another replica takes over the lead.
+it stops the cluster. If one disk alone is nearly full, another replica takes over leadership.
 
 A disk that has become slow without failing triggers no timeout: each sync of the leader delays all its work, so the
 whole cluster is slow although the other disks are fine.
@@ -47,7 +47,7 @@ class Room(msgspec.Struct, frozen=True):
     free_bytes: int
 
     def fill_with(self, size_bytes: int) -> float:
-        """Return the used share of the journal's available space after add_steps this many bytes, from 0 to 1."""
+        """Return the used share of the journal's available space after adding this many bytes, from 0 to 1."""
         return (self.used_bytes + size_bytes) / max(1, self.used_bytes + self.free_bytes)
 
 
@@ -86,7 +86,7 @@ class DiskWatch:
         self._said_slow = False
 
     def fill_with(self, size_bytes: int) -> float:
-        """Return the disk's used share after add_steps this many bytes if space is scarce; otherwise 0."""
+        """Return the disk's used share after adding this many bytes, or 0 if space is not scarce."""
         return self._room.fill_with(size_bytes) if self.is_scarce and self._room is not None else 0.0
 
     def poll(self) -> None:

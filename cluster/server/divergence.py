@@ -103,7 +103,7 @@ class _Pending(NamedTuple):
     entry_index: int
     state: State
     changed: int
-    """Last revision up to it that did more than record a digest."""
+    """Last revision, up to this state's, that did more than record a digest."""
 
 
 class _Digested(NamedTuple):
@@ -291,7 +291,7 @@ class Checkpoints(Background):
     def _judged_ledgers(self, theirs: Mapping[str, Mapping[int, str]], members: int) -> Verdict:
         """Return the verdict on the ledgers at the first entry where they differ.
 
-        Does not return if this one is odd.
+        Does not return if this replica's ledger differs from the majority's.
         """
         verdict = Verdict.UNDECIDED
         for index in sorted({index for digests in theirs.values() for index in digests}):
@@ -354,7 +354,7 @@ class Checkpoints(Background):
             self._compared = newest
 
     def _judged(self, index: int, theirs: Mapping[str, Mapping[int, str]], members: int) -> Verdict:
-        """Return the verdict of one checkpoint; does not return if this replica is odd."""
+        """Return the verdict of one checkpoint; does not return if this replica differs from the majority."""
         mine, of_index = self._digests[index], _of_index(theirs, index)
         verdict = judge(mine, of_index, members)
         if verdict is Verdict.ODD:

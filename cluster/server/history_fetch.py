@@ -55,8 +55,8 @@ JOURNAL_FILL_MAX = 0.5
 
 SCRUB_ENTRIES = 32
 SCRUB_BYTES = 64 * 1024
-"""Limits of one check, entries and bytes before the last one: a thread needs less than a millisecond for it, in which
-the loop may wait for the interpreter; two and a half for the largest entry.
+"""Limits of one check, in a thread: entries, and their bytes without the last entry's. The loop may wait for the
+interpreter meanwhile: less than a millisecond, or 2.5 ms with the largest entry.
 """
 
 SCRUB_PAUSE_S = 0.05
@@ -72,7 +72,7 @@ SCRUB_AGAIN_S = 60.0
 """Pause between two rounds while damage could not be repaired, seconds."""
 
 Ask = Callable[[str, int], Awaitable[Iterable[HandedView]]]
-"""Returns a peer's entries that end with an index, newest first; any exception means that there are none."""
+"""Returns a peer's entries up to an index, newest first; any exception means that it has none."""
 
 Fill = Callable[[Gap, Sequence[HistoryEntry]], Gap | None]
 """Writes entries into the ledger; returns the remaining gap (`wal.ledger.fill`)."""
@@ -133,7 +133,8 @@ class Backfill(Background):
     async def step(self) -> bool:
         """Fill a part of the newest gap; return whether to continue at once.
 
-        BrokenInvariant if this replica's own history is not the cluster's.
+        Raises:
+            BrokenInvariant: This replica's own history is not the cluster's.
         """
         missing, peers = self._ledger.missing(), self._peers()
         if not missing or self._journal_fill() > JOURNAL_FILL_MAX or self._is_hopeless(missing[-1], peers):
@@ -178,7 +179,7 @@ class Backfill(Background):
         if self._hopeless is None or self._hopeless[:2] != (gap, peers):
             LOGGER.warning(
                 "entries %d to %d were pruned by all peers that answered; they are in the archive: `forebay audit "
-                "restore` restores what proofs need of them",
+                "restore` restores the parts that proofs need",
                 *gap[:2],
             )
         self._hopeless = gap, peers, asyncio.get_running_loop().time()
@@ -193,7 +194,11 @@ class Backfill(Background):
 
 
 def _checked(gap: Gap, entries: Iterable[HandedView], revision: int) -> list[HistoryEntry]:
-    """Return the entries of the gap. NotThisHistory if an entry did not settle the claimed revisions."""
+    """Return the entries of the gap.
+
+    Raises:
+        NotThisHistory: An entry did not settle the claimed revisions.
+    """
     found = []
     for view in entries:
         if view.index < gap.first_index:
@@ -254,7 +259,8 @@ class Scrub(Background):
     async def step(self) -> float:
         """Check some entries; return the pause that follows, seconds.
 
-        BrokenInvariant if this replica's own history is not the cluster's.
+        Raises:
+            BrokenInvariant: This replica's own history is not the cluster's.
         """
         first, is_single = self._following, self._following <= self._singly_to
         check = partial(

@@ -6,8 +6,8 @@ note holds its ID. `--join` has it wait longer for an answer and report why it m
 joined already it has no effect.
 
 If it is killed in between, the next start continues, with or without `--join`: a file `joining` exists until the note
-and the mark of a first start do. It holds the replica's former ID, so that a replica that lost its data is not mistaken
-for a new one.
+and the first-start mark are written. It holds the replica's former ID, so that a replica that lost its data is not
+mistaken for a new one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from cluster.config import Config
 from cluster.schemas import operations as ops
 from cluster.security import TlsError, is_name
 from cluster.server.storage import (
+    FILE_REMEDY,
     StorageRefused,
     allow_first_start,
     any_of,
@@ -57,7 +58,9 @@ class _NobodyAnswered(JoiningRefused):
 async def join(config: Config, name: str, *, clock: Clock) -> str:
     """Request the ID of replica `name` from the cluster, note it, and permit a start without data; return the ID.
 
-    JoiningRefused, StorageRefused.
+    Raises:
+        JoiningRefused: The replica cannot join now.
+        StorageRefused: Its directory or a file in it cannot be used.
     """
     note, joining = member_note(config, name), _joining(config, name)
     with starting(config, name, make=True):
@@ -130,7 +133,7 @@ def _refuse_if_data(config: Config, name: str) -> None:
 
 
 async def _ask(config: Config, name: str, clock: Clock, deadline_s: float) -> str:
-    """Return the ID the cluster assigned to this replica, and after it the incarnation unless that is the first."""
+    """Return the ID the cluster assigned to this replica, followed by the incarnation unless that is the first."""
     try:
         async with Client.from_config(config, name, clock=clock, deadline_s=deadline_s) as client:
             answer = await client.call(ops.LIST_MEMBERS)
@@ -146,7 +149,10 @@ async def _ask(config: Config, name: str, clock: Clock, deadline_s: float) -> st
         )
     base, _, number = found.id.partition("#")
     if base != name or not is_name(base) or not number.isdigit():
-        raise JoiningRefused(f"the cluster knows {name} as {found.id!r}, which is not the ID of a joining member")
+        raise JoiningRefused(
+            f"the cluster knows {name} as {found.id!r}, which is not the ID of a joining member; run `forebay cluster "
+            f"replace {name}` and start it again"
+        )
     return found.id if answer.incarnation == str(FIRST_INCARNATION) else f"{found.id} {answer.incarnation}"
 
 
@@ -156,7 +162,7 @@ def _remove(joining: Path) -> None:
         joining.unlink(missing_ok=True)
         directories.sync(joining.parent)
     except OSError as error:
-        raise StorageRefused(f"{joining} cannot be removed ({error.strerror})") from error
+        raise StorageRefused(f"{joining} cannot be removed ({error.strerror}); {FILE_REMEDY}") from error
 
 
 def _write(note: Path, identity: str) -> None:
@@ -165,4 +171,4 @@ def _write(note: Path, identity: str) -> None:
         make_private_directory(note.parent)
         replace_private(note, f"{identity}\n".encode("ascii"))
     except OSError as error:
-        raise StorageRefused(f"{note} cannot be written ({error.strerror})") from error
+        raise StorageRefused(f"{note} cannot be written ({error.strerror}); {FILE_REMEDY}") from error

@@ -53,14 +53,14 @@ WAIT_PARTS_MAX = 2
 """Maximum wait of a poll, in thirds of the tolerated silence: one normally, two if many wait."""
 
 POLLS_PER_S = 150
-"""Rate of polls renewed by time alone above which each waits longer: about 0.9 ms of processor each, so an eighth of a
-core.
+"""Rate above which polls wait longer, counting those renewed only because their wait ended. Each costs about 0.9 ms of
+processor, so this is an eighth of a core.
 """
 
 SPREAD_S_PER_POLL = 0.0015
 SPREAD_S_MAX = 6.0
-"""Period over which agents of a lost replica look for another one: seconds for each waiting agent, and at most. A
-handshake takes a replica 1 ms and more. With few nodes it is negligible.
+"""Period over which agents of a lost replica look for another one: seconds for each waiting agent, and the maximum.
+A handshake takes a replica at least 1 ms. With few nodes the period is negligible.
 """
 
 POLLS_MAX = 8192
@@ -75,9 +75,9 @@ NEWS_S = 1.0
 """Maximum delay of an agent's report at a follower, seconds: negligible beside 30 s of silence."""
 
 NEWS_BYTES = 64 * 1024
-"""Size of a follower's news in one frame: about 1,000 nodes, which cost the leader a few milliseconds.
+"""Maximum size of the reports a follower relays in one frame: about 1,000 nodes, a few milliseconds for the leader.
 
-A node's progress beyond it is cut off.
+Progress of a node that does not fit is cut off.
 """
 
 PROVE_S_MAX = 4.0
@@ -255,7 +255,7 @@ class NodeWatch:
             return
         refusal = answer.result().refusal
         if refusal is not None:
-            LOGGER.info("%s was refused: %s", kind_of(command), refusal.sentence)
+            LOGGER.info("%s was rejected: %s", kind_of(command), refusal.sentence)
 
 
 _ABOUT_EVERY_NODE = frozenset((SiteConfigured, TransferRulesSet, FeatureLevelRaised))
@@ -359,7 +359,7 @@ _DECODER = msgspec.msgpack.Decoder(list[AgentReport])
 
 
 def _row(said: AgentReport) -> msgspec.Raw:
-    """Return a report as a row of the news; excessive progress is cut off."""
+    """Encode a report for relaying; progress that does not fit is cut off."""
     progress = said.progress
     while len(data := _ENCODER.encode(AgentReport(said.node, said.instance, progress))) > NEWS_BYTES and progress:
         progress = progress[: len(progress) // 2]
@@ -367,7 +367,11 @@ def _row(said: AgentReport) -> msgspec.Raw:
 
 
 def read_news(news: bytes) -> list[AgentReport]:
-    """Decode a follower's news; ValueError if malformed."""
+    """Decode the reports relayed by a follower.
+
+    Raises:
+        ValueError: They are malformed.
+    """
     try:
         return _DECODER.decode(news)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -377,9 +381,9 @@ def read_news(news: bytes) -> list[AgentReport]:
 class PollRounds:
     """Proofs that this replica's state is current, for its polls: one proof for all that are waiting.
 
-    On the leader, a majority confirms it. On a follower, the leader, confirmed since the request, names the entry this
-    replica must have applied. The follower's request carries the agents' reports, so that no poll is answered before
-    the leader has its agent's report: after an answer, an agent relies on not being declared down for a while.
+    On the leader, a majority confirms it. On a follower, the leader names the entry this replica must have
+    applied, after a majority has confirmed the leader. The follower's request carries the agents' reports, so no poll
+    is answered before the leader has its agent's report: an agent with an answer relies on not being marked down soon.
     """
 
     def __init__(
@@ -426,7 +430,10 @@ class PollRounds:
     async def prove(self, node: str, said: AgentReport | None) -> None:
         """Wait until this replica's state is proven no older than this call, and the leader has the report.
 
-        NotLeading if that fails within PROVE_S_MAX; on a leader, the exceptions of `current`.
+        On a leader, exceptions as `current`.
+
+        Raises:
+            NotLeading: There was no proof within PROVE_S_MAX.
         """
         if self._stopped:
             raise NotLeading(None)

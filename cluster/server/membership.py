@@ -93,8 +93,12 @@ class Membership:
     async def change(self, wanted: MemberChange) -> Configuration:
         """Change the membership; return the configuration once it is applied.
 
-        A command whose ID is in the present configuration was carried out already. NotLeading, ChangeRefused, and
-        OutcomeUnknown if this replica lost its leadership meanwhile. `wanted.action`: see consensus.
+        A command whose ID is in the present configuration was carried out already. `wanted.action`: see consensus.
+
+        Raises:
+            NotLeading: This replica does not lead.
+            ChangeRefused: Consensus rejects the change.
+            OutcomeUnknown: This replica lost its leadership meanwhile.
         """
         if wanted.id and self._engine.configuration.change.id == wanted.id and self._leads():
             index, term = self._engine.last_index, self._engine.term
@@ -114,7 +118,12 @@ class Membership:
         return known
 
     async def transfer(self, target: str | None) -> str | None:
-        """Transfer leadership; return the new leader's name. NotLeading, ChangeRefused."""
+        """Transfer leadership; return the new leader's name.
+
+        Raises:
+            NotLeading: This replica does not lead.
+            ChangeRefused: Leadership cannot be transferred to the target.
+        """
         try:
             return await self._engine.transfer(target)
         except NotLeader as error:
@@ -131,7 +140,7 @@ class Membership:
     def poll(self) -> None:
         """Promote a learner that has caught up, which completes `cluster add` and `cluster replace`.
 
-        Also record a voter's key that the configuration lacks, as of a founder that was left out at first.
+        Also record a voter's key that the configuration lacks, for example of a founder absent at the founding.
 
         The ID of the operator's last command stays in the configuration: the command may be repeated after a lost
         answer, and must not replace a member twice.

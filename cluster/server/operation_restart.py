@@ -55,7 +55,7 @@ class OperationRestart:
         self._term = 0
 
     def poll(self) -> None:
-        """Start with the present operations, once in each term."""
+        """Restart the operations under way, once in each term."""
         term = self._term_led()
         if term == self._term or not self._leads():
             return

@@ -80,8 +80,8 @@ class Settlement(msgspec.Struct, frozen=True):
 class Asker(Protocol):
     """Receiver of a command's answer: a future, or an object with the same methods that handles it at once.
 
-    The methods are called from the loop, never out of `Proposer.submit`; `set_result` and `set_exception` at most once,
-    and they must not raise, because consensus would stop.
+    The methods are called from the loop, never from within `Proposer.submit`; `set_result` and `set_exception` at most
+    once, and they must not raise, because consensus would stop.
     """
 
     def done(self) -> bool:
@@ -333,5 +333,5 @@ def too_many_answers(state: Facts, actor: Actor) -> TooManyAnswers:
     kept, total = state.kept.get(actor, 0), state.replies_kept
     return TooManyAnswers(
         f"the deduplication cache has {kept} replies for {actor}, and {total} in total; an actor may have at most "
-        f"{RECEIPTS_PER_ACTOR_MAX}, and a quarter of what is free of {RECEIPTS_MAX}"
+        f"{RECEIPTS_PER_ACTOR_MAX}, and at most a quarter of those free of {RECEIPTS_MAX}"
     )

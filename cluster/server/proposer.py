@@ -14,8 +14,8 @@ Its batch is a private draft meanwhile, and other commands wait behind it. A los
 
 A scheduling cycle follows each decision. While other batches are under way it ends the batch. A batch that is proposed
 alone does not wait for it: the cycle runs while the others write the batch, and its result follows in an entry of its
-own, which the batch's waiters then also wait for. Waiters that only need the commit are notified before: the cycle runs
-when they are, or with the next command or read.
+own, which the batch's waiters then also wait for. Waiters that only need the commit are notified first; the cycle
+runs after that, or with the next command or read.
 
 A known command ID is answered from its cached reply, without an entry (law 6): at once if the reply is applied, with
 the batch that carries it if it is in flight.
@@ -119,7 +119,7 @@ class Proposer:
     ) -> None:
         """Create an idle proposer; `applied` returns the applied state, `fail` stops the replica.
 
-        `fill_with` returns the used share of the journal after add_steps this many bytes, from 0 to 1.
+        `fill_with` returns the used share of the journal after adding this many bytes, from 0 to 1.
         """
         self._engine = engine
         self._applied = applied
@@ -162,7 +162,12 @@ class Proposer:
         return len(self._in_flight)
 
     def submit(self, request: Request) -> Answer:
-        """Queue a command and return the future of its answer; QueueFull or NotLeading if it is not accepted."""
+        """Queue a command and return the future of its answer.
+
+        Raises:
+            QueueFull: The queue has no space for it.
+            NotLeading: This replica cannot decide commands.
+        """
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         answer: Answer = self._loop.create_future()
@@ -170,7 +175,7 @@ class Proposer:
         return answer
 
     def queue(self, request: Request, asker: Asker) -> None:
-        """Queue a command whose answer goes to `asker`; QueueFull or NotLeading if it is not accepted."""
+        """Queue a command whose answer goes to `asker`. Exceptions as `submit`."""
         # As of consensus' last notification: asking the engine each time would cost as much as queueing. A command that
         # arrives before the notification is rejected with it.
         if not self._open:
@@ -470,7 +475,7 @@ class Proposer:
     def _refused_for_room(self, waiting: Waiting, wants_bytes: int) -> bool:
         """Reject a command if the journal lacks space for its batch with this many bytes; return whether it did.
 
-        Here and not when it was queued: earlier commands take space first. Nothing is written for it.
+        Checked here, not on queueing, because earlier commands take space first. Nothing is written for the command.
         """
         level = level_of(waiting.request)
         fill = self._fill_with(wants_bytes)

@@ -59,14 +59,22 @@ class PruneNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def leave_note(home: Path, note: PruneNote) -> None:
-    """Leave a note for the replica of a directory, atomic and durable on return; OSError."""
+    """Leave a note for the replica of a directory, atomic and durable on return.
+
+    Raises:
+        OSError: The note cannot be written.
+    """
     with suppress(FileNotFoundError):
         os.unlink(home / REFUSED_NAME)
     replace_private(home / NOTE_NAME, msgspec.json.encode(note))
 
 
 def answer_to_note(home: Path) -> str | None:
-    """Return the reason of a rejected note, an empty text for an accepted one, None while it waits; OSError."""
+    """Return the reason for a note's rejection, an empty text if it was accepted, None while it waits.
+
+    Raises:
+        OSError: The answer cannot be read.
+    """
     if (home / NOTE_NAME).exists():
         return None
     with suppress(FileNotFoundError):
@@ -101,7 +109,11 @@ class Pruner(Background):
             await asyncio.sleep(self.step())
 
     def step(self) -> float:
-        """Take a note, or prune some entries; return the pause that follows, seconds. StorageFailed."""
+        """Take a note, or prune some entries; return the pause that follows, seconds.
+
+        Raises:
+            StorageFailed: The ledger cannot be read or written.
+        """
         if (self._home / NOTE_NAME).exists():
             self._take()
         try:

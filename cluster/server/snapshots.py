@@ -1,6 +1,6 @@
-"""Snapshots of a replica: installation of the leader's, and their description for API and command line.
+"""Installation of the leader's snapshot, and the description of snapshots for API and command line.
 
-Chunks are written, the whole is verified beside the loop, and then adopted.
+Chunks are written as they arrive. The complete snapshot is verified in a thread, and then adopted.
 """
 
 from __future__ import annotations
@@ -34,11 +34,15 @@ class SnapshotInstall:
         return self._receiver.next_offset
 
     def write(self, offset: int, data: bytes) -> None:
-        """Write the bytes at `offset`; SnapshotRefused if they are out of order."""
+        """Write the bytes at `offset`.
+
+        Raises:
+            SnapshotRefused: They are out of order.
+        """
         self._receiver.write(offset, data)
 
     def verify(self, done: Callable[[], None]) -> None:
-        """Start to verify the whole in a thread; `done` is called in the loop at the end, whatever the result."""
+        """Start to verify the snapshot in a thread; `done` is called in the loop at the end, whatever the result."""
         loop = asyncio.get_running_loop()
         self._verified = self._snapshots.verify(self._receiver)
         self._verified.add_done_callback(lambda verified: call_soon(loop, done))

@@ -62,6 +62,9 @@ MEMBER_CHARACTERS_MAX = 96
 REPLAY_STEP_ENTRIES = 1024
 """Entries read at a time while folding at start, count."""
 
+FILE_REMEDY = "check the permissions of its directory and the free space of the disk"
+"""Remedy for a small file of a replica that cannot be written or removed."""
+
 
 class StorageRefused(Exception):
     """Storage that cannot be used as it is; the message names place and remedy.
@@ -102,7 +105,11 @@ class Storage(msgspec.Struct, frozen=True):
 def open_storage(config: Config, name: str, *, first_start: bool = False) -> Storage:
     """Open the storage of replica `name` and rebuild its state. `first_start`: the operator declares that it never ran.
 
-    Raises RecoveryRefused and StorageFailed (wal), SnapshotFailed (snapshots), StorageRefused.
+    Raises:
+        RecoveryRefused: The ledger is damaged or another replica's (`wal`).
+        StorageFailed: The ledger cannot be read or written (`wal`).
+        SnapshotFailed: The snapshots cannot be read (`snapshots`).
+        StorageRefused: The storage cannot be used as it is.
     """
     directory = config.wal_directory(name)
     snapshot_directory = config.snapshot_directory(name)
@@ -170,14 +177,17 @@ def member_note(config: Config, name: str) -> Path:
 
 
 def identity_of(config: Config, name: str) -> str:
-    """Return the ID of replica `name` as a member. StorageRefused if the file is unreadable or another replica's."""
+    """Return the ID of replica `name` as a member. Exceptions as `noted_member`."""
     return noted_member(config, name)[0]
 
 
 def noted_member(config: Config, name: str) -> tuple[str, Incarnation]:
-    """Return the ID of replica `name` as a member, and the incarnation of the cluster it joined. StorageRefused.
+    """Return the ID of replica `name` as a member, and the incarnation of the cluster it joined.
 
     The file contains `r2#6`, or `r2#6 2-…` for an incarnation after the first.
+
+    Raises:
+        StorageRefused: The file is unreadable or another replica's.
     """
     note = member_note(config, name)
     try:
@@ -250,7 +260,9 @@ def starting(config: Config, name: str, *, make: bool) -> Iterator[None]:
     """Prevent other processes from starting or joining replica `name` meanwhile. With `make` its directory is created.
 
     The decision whether it may start without data is made here, and holds until there is data or the mark is removed.
-    Raises StorageRefused.
+
+    Raises:
+        StorageRefused: The directory is unusable, or another process uses it.
     """
     home = config.storage.directory / name
     descriptor: int | None = None
@@ -281,7 +293,8 @@ def starting(config: Config, name: str, *, make: bool) -> Iterator[None]:
 def _may_be_empty(config: Config, name: str, mark: Path, *, first_start: bool) -> bool:
     """Return whether this replica may start without data. A mark beside data of an earlier run is removed.
 
-    Raises StorageRefused if `first_start` is not true.
+    Raises:
+        StorageRefused: The operator declared a first start, but the replica has run.
     """
     if not first_start and not mark.exists():
         return False
@@ -316,13 +329,17 @@ def first_start_mark(config: Config, name: str) -> Path:
 
 
 def allow_first_start(config: Config, name: str) -> None:
-    """Permit one start of a replica without data. StorageRefused if the mark cannot be created."""
+    """Permit one start of a replica without data.
+
+    Raises:
+        StorageRefused: The mark cannot be created.
+    """
     mark = first_start_mark(config, name)
     try:
         make_private_directory(mark.parent)
         replace_private(mark, b"")
     except OSError as error:
-        raise StorageRefused(f"{mark} cannot be made ({error.strerror})") from error
+        raise StorageRefused(f"{mark} cannot be created ({error.strerror}); {FILE_REMEDY}") from error
 
 
 def _consume(mark: Path, name: str) -> None:

@@ -1,8 +1,8 @@
 """Reminders of drills that were not run within the site's period: the leader's duty.
 
 Reminders are not stored: their time follows from the last run of the scenario, and repeats weekly. A new leader sends
-those due within the previous hour, possibly a second time with the same Message-ID. Those due while there was no leader
-for an hour come a week later.
+the reminders due within the previous hour, possibly a second time with the same Message-ID. A reminder that no leader
+could send within an hour is sent a week later.
 """
 
 from __future__ import annotations

@@ -92,9 +92,12 @@ async def _bounded(sending: Awaitable[None]) -> None:
 
 
 async def recipient_of(name: str, domain: str, is_user: IsUser) -> str:
-    """Return the address of a recipient; Undeliverable for an invalid one.
+    """Return the address of a recipient.
 
     A name without a domain must be a user of this machine: mail programs accept other names too, some of them commands.
+
+    Raises:
+        Undeliverable: The recipient is invalid.
     """
     text = name if "@" in name or not domain else f"{name}@{domain}"
     if not is_mail_address(text):
@@ -105,7 +108,11 @@ async def recipient_of(name: str, domain: str, is_user: IsUser) -> str:
 
 
 async def send_by_program(program: str, letter: Letter, recipient: str) -> None:
-    """Run `PROGRAM -s SUBJECT RECIPIENT` with the text on standard input; SendFailed unless it exits with 0."""
+    """Run `PROGRAM -s SUBJECT RECIPIENT` with the text on standard input.
+
+    Raises:
+        SendFailed: The program cannot be run or does not exit with 0.
+    """
     environment = {
         "PATH": PROGRAM_PATH,
         "LANG": "C.UTF-8",
@@ -155,7 +162,12 @@ def _end_group(process: asyncio.subprocess.Process) -> None:
 
 
 async def send_by_smtp(address: Address, sender: str, recipient: str, message: bytes) -> None:
-    """Send a message to the server at `address`; Undeliverable for a permanent, SendFailed for a temporary failure."""
+    """Send a message to the server at `address`.
+
+    Raises:
+        Undeliverable: The server rejects it permanently.
+        SendFailed: The server rejects it for now, or breaks the protocol.
+    """
     reader, writer = await asyncio.open_connection(address.host, address.port, limit=ERROR_BYTES_MAX)
     try:
         await _expect(reader, b"2", "the greeting")

@@ -21,7 +21,7 @@ NAME_CHARACTERS_MAX: Final = 128
 """Maximum length of a job's name in a subject: mail programs fold longer lines anyway."""
 
 _POLICY: Final = policy.SMTP.clone(max_line_length=900)
-"""Keeps a subject on one line for sorting; SMTP allows lines of 998 characters."""
+"""Policy that keeps a subject on one line, for filters; SMTP allows lines of 998 characters."""
 
 _WORDS: Final = {
     MailKind.BEGIN: "Began",

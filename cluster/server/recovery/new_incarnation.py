@@ -60,7 +60,7 @@ class RecoveryNotPossible(Exception):
 
 
 class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Data that would be kept or may be lost. Entries are indices of the ledger."""
+    """Data that would be kept, and data that may be lost. Entries are indices of the ledger."""
 
     id: str
     """ID of this plan, for `--confirm`."""
@@ -75,17 +75,17 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Last entry known here to be committed: everything acknowledged up to it is kept."""
     known_revision: int
     known_at: Instant
-    """Revision after it, and the time of the last batch up to it, by the cluster's clock."""
+    """Revision after that entry, and time of the last batch up to it, by the cluster's clock."""
     kept_index: int
-    """Last entry kept. Entries after the last known one are kept as this replica has them.
+    """Last entry kept. Entries after `known_index` are kept as this replica has them.
 
-    A majority that continued without it may have acknowledged others in their place.
+    A majority that continued without it may have acknowledged others instead.
     """
     kept_revision: int
     kept_at: Instant
     """Time of the last batch kept, by the cluster's clock."""
     void_entries: int
-    """Batches after the last known one that settle nothing, as they would have anywhere."""
+    """Batches after `known_index` that the base check voids, as it would on every replica."""
     jobs: dict[str, int]
     """Jobs kept, by state."""
     last_job: int
@@ -122,7 +122,13 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 async def plan_recovery(config: Config, name: str, *, clock: Clock, leave_behind: Sequence[str] = ()) -> RecoveryPlan:
-    """Return the recovery plan of replica `name`, which must not run. RecoveryNotPossible, and errors of opening."""
+    """Return the recovery plan of replica `name`, which must not run.
+
+    Raises:
+        RecoveryNotPossible: There is nothing to recover, or a better way exists.
+
+    Exceptions of `open_storage` also propagate.
+    """
     storage = open_storage(config, name)
     try:
         kept = _kept(storage)
@@ -145,8 +151,10 @@ async def recover(
 ) -> RecoveryResult:
     """Turn the remains of replica `name` into a cluster of its own, by the plan with this ID.
 
-    `by` is the operator, `draw` returns unpredictable bytes. RecoveryNotPossible, also if the plan has changed, and
-    errors of opening.
+    `by` is the operator, `draw` returns unpredictable bytes. Exceptions as `plan_recovery`.
+
+    Raises:
+        RecoveryNotPossible: The plan has changed.
     """
     storage = open_storage(config, name)
     try:
@@ -177,7 +185,11 @@ async def recover(
 
 
 def seals_of(config: Config, name: str, member: Member) -> Seals:
-    """Return the seals with which replica `name` signs entries as this member. StorageRefused."""
+    """Return the seals with which replica `name` signs entries as this member.
+
+    Raises:
+        StorageRefused: Its key is missing or unusable.
+    """
     private = private_key(config.storage.directory / name / SIGNING_DIRECTORY, member)
     return Seals(config.cluster.id, member.id, private)
 
@@ -273,7 +285,11 @@ def _refuse(
     answers: dict[str, StatusView],
     leave_behind: Sequence[str],
 ) -> None:
-    """Reject the recovery if there is a better way. RecoveryNotPossible."""
+    """Check that there is no better way.
+
+    Raises:
+        RecoveryNotPossible: There is one; the message names it.
+    """
     mine, last = storage.environment.incarnation, storage.journal.last_index
     if kept.begun:
         raise RecoveryNotPossible(

@@ -42,7 +42,12 @@ _MOVED: Final = (_SNAPSHOTS, SIGNING_DIRECTORY, MEMBER_NAME, _DATA)
 
 
 async def plan_restore(config: Config, name: str, file: Path, *, clock: Clock) -> RecoveryPlan:
-    """Return the restore plan of replica `name`, which has no data. RecoveryNotPossible, SnapshotRefused."""
+    """Return the restore plan of replica `name`, which has no data.
+
+    Raises:
+        RecoveryNotPossible: The replica has data, or another replica has a history.
+        SnapshotRefused: The snapshot is unusable or another cluster's.
+    """
     return (await _looked_at(config, name, file, clock))[0]
 
 
@@ -58,7 +63,11 @@ async def restore_snapshot(
 ) -> tuple[RecoveryPlan, Recovery]:
     """Turn a snapshot into replica `name`, a cluster of its own, by the plan with this ID.
 
-    RecoveryNotPossible, also if the plan has changed; SnapshotRefused; errors of storage; OSError.
+    Exceptions as `plan_restore`, and errors of storage.
+
+    Raises:
+        RecoveryNotPossible: The plan has changed.
+        OSError: The replica's files cannot be written.
     """
     plan, image, placed = await _looked_at(config, name, file, clock)
     if plan.id != plan_id:
@@ -160,8 +169,9 @@ async def _looked_at(
 
 
 def _in_the_way(home: Path) -> list[Path]:
-    """Return the obstacles in a replica's directory: all except the mark of a first start, files of the file system,
-    and remains of an unfinished restore.
+    """Return the obstacles in a replica's directory.
+
+    The first-start mark, files of the file system and remains of an unfinished restore are none.
     """
     if not home.exists():
         return []

@@ -1,8 +1,8 @@
 """Start checks: requests to the other replicas before this one participates.
 
 A founder without data asks whether there is a history. A replica that lost its data looks new to itself. Founding the
-cluster needs the votes of all founders (`cluster.consensus.state`), so two of three that lost their data found nothing
-beside the third's history; this check tells them at once, and leaves nothing behind.
+cluster needs the votes of all founders (`cluster.consensus.state`), so two of three that lost their data cannot found
+a second cluster beside the third; this check reports that at once, and leaves nothing behind.
 
 Every replica asks whether its incarnation of the cluster has ended. The first frame of a peer would tell it too
 (`cluster.consensus.transport`); but until then a restored majority of the previous incarnation could continue it.
@@ -49,7 +49,11 @@ async def ask_replicas(
 
 
 async def refuse_incarnation_over(config: Config, name: str, mine: Incarnation, *, clock: Clock) -> None:
-    """Raise and note StorageRefused if another replica is of a later incarnation of the cluster."""
+    """Check that no other replica is of a later incarnation of the cluster; record if one is.
+
+    Raises:
+        StorageRefused: This replica's incarnation has ended.
+    """
     others = [replica for replica in config.replicas if replica.name != name]
     for other, answer in (await ask_replicas(config, name, others, clock=clock)).items():
         theirs = parse_lineage(f"{config.cluster.id}/{answer.incarnation}")
@@ -76,7 +80,11 @@ async def _ask(client: Client, other: ReplicaConfig) -> StatusView | None:
 
 
 async def refuse_beside_history(config: Config, name: str, *, first_start: bool, clock: Clock) -> None:
-    """Raise StorageRefused unless `name` has data or may start without, as far as the others report."""
+    """Check that `name` has data, or may start without as far as the others report.
+
+    Raises:
+        StorageRefused: Another replica has a history.
+    """
     others = [founder for founder in config.founders if founder.name != name]
     if len(others) == len(config.founders) or not _begins(config, name, first_start=first_start):
         return

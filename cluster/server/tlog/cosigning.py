@@ -67,10 +67,13 @@ class WitnessReply(Protocol):
 
 
 Submit = Callable[[str, bytes], Awaitable[WitnessReply]]
-"""Sends a request to a witness; raises NoAnswer, or LookupError without a configured address."""
+"""Sends a request to a witness. Raises NoAnswer, or LookupError if no address is configured."""
 
 Consistency = Callable[[int, int], Awaitable[Sequence[bytes]]]
-"""Consistency proof between two sizes of the own tree; LookupError or TimeoutError if there is none yet."""
+"""Returns the consistency proof between two sizes of this replica's tree.
+
+Raises LookupError or TimeoutError if there is none yet.
+"""
 
 
 class NoAnswer(Exception):
@@ -78,11 +81,11 @@ class NoAnswer(Exception):
 
 
 class _Disputed(Exception):
-    """Witness that has seen content not in this ledger."""
+    """Contradiction: the witness cosigned content that is not in this ledger."""
 
 
 class _Later(Exception):
-    """Missing cosignature without a fault."""
+    """Cosignature that is missing for now, without a fault."""
 
 
 @dataclass(slots=True)
@@ -146,7 +149,7 @@ class Cosigning:
 
     @property
     def errors(self) -> dict[str, str]:
-        """Reasons why others did not cosign at their last request."""
+        """Reasons why witnesses did not cosign at their last request, by name."""
         return {one.witness.name: one.error for one in self._known if one.error}
 
     def cosigned_by(self, note: str) -> tuple[str, ...]:

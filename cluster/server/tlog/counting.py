@@ -22,7 +22,7 @@ each with up to 512 commands.
 """
 
 UNDONE_COMMANDS_MAX: Final = 65_536
-"""Commands counted backwards, count: about two seconds. Later commands are proven a minute later."""
+"""Maximum number of commands counted backwards: about two seconds of work. Newer ones are proven a minute later."""
 
 STEP_ENTRIES: Final = 256
 STEP_BYTES: Final = 1 << 20
@@ -36,7 +36,7 @@ class RecordedCounts(NamedTuple):
 
 
 class TooFar(LookupError):
-    """Request too many commands in the past."""
+    """Request that lies too many commands in the past."""
 
 
 def jobs_concerned(batch: Batch) -> Iterator[tuple[int, ...]]:
@@ -59,7 +59,11 @@ def settled_batch(entry: LedgerEntry) -> Batch | None:
 
 
 def last_recorded(ledger: Ledger, size: int) -> RecordedCounts | None:
-    """Return the last count record in the first `size` entries; None if none is near. LedgerBroken."""
+    """Return the last count record in the first `size` entries; None if none is near.
+
+    Raises:
+        LedgerBroken: An entry is damaged.
+    """
     word, last = RECORDING.encode(), size
     while last > max(0, size - SOUGHT_ENTRIES_MAX):
         first = max(1, last - STEP_ENTRIES + 1)
@@ -72,9 +76,11 @@ def last_recorded(ledger: Ledger, size: int) -> RecordedCounts | None:
 
 
 def records_between(ledger: Ledger, after: int, last: int, *, bounded: bool = True) -> Counter[int]:
-    """Return the number of records of each job in the entries after `after` up to `last`. LedgerBroken.
+    """Return the number of records of each job in the entries after `after` up to `last`.
 
-    `bounded`: TooFar for more than UNDONE_COMMANDS_MAX commands.
+    Raises:
+        LedgerBroken: An entry is damaged.
+        TooFar: `bounded`, and there are more than UNDONE_COMMANDS_MAX commands.
     """
     found: Counter[int] = Counter()
     if last <= after:

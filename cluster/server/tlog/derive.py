@@ -62,11 +62,16 @@ class NoDisclosureKey(LookupError):
 
 
 class NotInTree(LookupError):
-    """Entry beyond the tree; the message names the present size."""
+    """Entry beyond the end of the tree; the message names the tree's size."""
 
 
 def disclosure_key_of(ledger: Ledger) -> bytes:
-    """Return the key that salts a ledger's leaves. NoDisclosureKey; LedgerBroken."""
+    """Return the key that salts a ledger's leaves.
+
+    Raises:
+        NoDisclosureKey: The ledger has none, or its first command is missing here.
+        LedgerBroken: An entry is damaged.
+    """
     found = disclosure_key_in(ledger.read(1, limit=FOUNDED_WITHIN))
     if found is None:
         raise NoDisclosureKey(
@@ -91,7 +96,11 @@ def disclosure_key_in(entries: Iterable[LedgerEntry]) -> bytes | None:
 
 
 def leaf_of_entry(disclosure_key: bytes, entry: LedgerEntry) -> Leaf:
-    """Return the leaf of an entry; void entries and those of consensus itself settled no commands. CodecError."""
+    """Return the leaf of an entry; void entries and those of consensus itself settled no commands.
+
+    Raises:
+        CodecError: The entry cannot be decoded.
+    """
     settled = commands_of(entry.data)
     is_void = settled is None or entry.revision == entry.base
     return leaf_of(
@@ -113,7 +122,12 @@ class LedgerTree:
         """Create it.
 
         `look` returns the present ledger, read beside the replica; `directory`: location of the files, which are
-        written unless `readonly`. Raises NoDisclosureKey; LedgerBroken; OSError.
+        written unless `readonly`.
+
+        Raises:
+            NoDisclosureKey: The ledger has no key to salt its leaves.
+            LedgerBroken: An entry is damaged.
+            OSError: The directory cannot be created.
         """
         self._look = look
         self._ledger = look()
@@ -196,22 +210,27 @@ class LedgerTree:
         return True
 
     def root(self, size: int) -> bytes:
-        """Return the root over the first `size` leaves; NotInTree, LedgerBroken."""
+        """Return the root over the first `size` leaves.
+
+        Raises:
+            NotInTree: The tree is smaller.
+            LedgerBroken: A tile and its entries are damaged.
+        """
         self._check(size)
         return root_of(size, nodes_in_tiles(size, self.tile))
 
     def inclusion(self, index: int, size: int) -> list[bytes]:
-        """Return the inclusion proof of the entry at `index` in the tree of `size` leaves; NotInTree, LedgerBroken."""
+        """Return the inclusion proof of the entry at `index` in the tree of `size` leaves. Exceptions as `root`."""
         self._check(size)
         return inclusion_proof(index - 1, size, nodes_in_tiles(size, self.tile))
 
     def consistency(self, old_size: int, size: int) -> list[bytes]:
-        """Return the consistency proof between the trees of `old_size` and `size` leaves; NotInTree, LedgerBroken."""
+        """Return the consistency proof between the trees of `old_size` and `size` leaves. Exceptions as `root`."""
         self._check(size)
         return consistency_proof(old_size, size, nodes_in_tiles(size, self.tile))
 
     def leaf(self, index: int) -> Leaf:
-        """Return the leaf of an entry; NotInTree, LedgerBroken."""
+        """Return the leaf of an entry. Exceptions as `root`."""
         self._check(index)
         number, position = divmod(index - 1, TILE_WIDTH)
         held = self.tile(Tile(None, number, min(TILE_WIDTH, self.size - number * TILE_WIDTH)))
@@ -223,7 +242,7 @@ class LedgerTree:
         return self._key
 
     def tile(self, tile: Tile) -> bytes:
-        """Return a tile or bundle of any present or past width; NotInTree, LedgerBroken."""
+        """Return a tile or bundle of any present or past width. Exceptions as `root`."""
         level = tile.level or 0
         full_tiles = self.size >> TILE_LEVELS * (level + 1)
         if tile.index < full_tiles:
@@ -364,7 +383,7 @@ class LedgerTree:
     def _write(self, tile: Tile, body: bytes) -> None:
         """Write a full tile atomically: an existing name means a file that is on disk.
 
-        Bundles are not synced: they are rebuilt after a crash, as is content that a full disk did not take.
+        Bundles are not synced: after a crash they are rebuilt, like a file that a full disk did not take.
         """
         if self._readonly:
             self._keep(tile, body)

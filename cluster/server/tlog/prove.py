@@ -1,6 +1,6 @@
 """Proof of a job's records in a ledger, as a file that third parties check with `verify_proof.py` of security.proofs.
 
-It contains the complete commands that concern the job: a scheduling cycle also names the other jobs it was about. Other
+It contains the complete commands that concern the job: a scheduling cycle thus also names other jobs. Other
 commands settled together with them appear only as hashes.
 """
 
@@ -33,7 +33,11 @@ ENTRY_BYTES_MAX: Final = 1
 def records_proven(ledger: Ledger, tree: LedgerTree, revisions: Sequence[int], size: int) -> bytes:
     """Return the commands of these revisions in the first `size` entries, each with its proof.
 
-    Empty if there are none. JSON, for `proof_file`. LedgerBroken; NotInTree. Only verified records are returned.
+    JSON, for `proof_file`; empty if there are none. Only verified records are returned.
+
+    Raises:
+        LedgerBroken: An entry is damaged or missing.
+        NotInTree: The tree has fewer entries.
     """
     root, found, last = tree.root(size), list[Any](), None
     for revision in revisions:
@@ -62,7 +66,11 @@ def history_proven(
     """Return the proof of a job's record count, by the last count in the first `size` entries.
 
     `leaf` returns the job's leaf in the tree of counts of that many entries, or None. JSON, for `proof_file`; empty
-    without a count, or without records of this job. LedgerBroken; NotInTree; exceptions of `leaf`.
+    without a count, or without records of this job. Exceptions of `leaf` also propagate.
+
+    Raises:
+        LedgerBroken: An entry is damaged or missing.
+        NotInTree: The tree has fewer entries.
     """
     found = last_recorded(ledger, size)
     shown = None if found is None else leaf(job, found.event.index)
@@ -83,8 +91,9 @@ def history_proven(
 
 
 def proof_file(note: str, job: int, records: bytes, history: bytes = b"") -> bytes:
-    """Return the proof file: the checkpoint's note, the result of `records_proven` for its size, and the proof of
-    completeness if `history_proven` returned one.
+    """Return the proof file: the checkpoint's note, the records, and the proof of completeness if there is one.
+
+    `records` and `history` are what `records_proven` and `history_proven` returned for the checkpoint's size.
     """
     proof = {
         "format": PROOF_FORMAT,

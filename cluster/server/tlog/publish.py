@@ -1,4 +1,4 @@
-"""Publication of checkpoints: the leader has its peers sign their own ledgers' roots, and distributes a majority's.
+"""Publication of checkpoints: the leader collects its peers' signatures of their own roots, and distributes the result.
 
 A checkpoint follows every PERIOD_S with commits. The leader is not trusted: each replica signs by its own tree, the
 leader counts only signatures of its own root, and a replica that receives a checkpoint signed by a majority with
@@ -7,8 +7,8 @@ another root stops. Forging the history requires altering a majority of ledgers 
 Witnesses are asked shortly before a checkpoint is published, and late ones after it. A checkpoint without enough
 cosignatures is published anyway: the cluster never waits for outside parties.
 
-A starting replica requests the others' checkpoints: if one has its own signature over more entries than it knows to
-have signed, its directory was set back, and it stops.
+A starting replica requests the others' checkpoints: if one bears its own signature over more entries than it recorded
+as signed, its directory was rolled back, and it stops.
 """
 
 from __future__ import annotations
@@ -252,9 +252,9 @@ class Publisher(Background):
             due_s = self._clock.monotonic_s() + PERIOD_S
 
     async def check_signed(self) -> None:
-        """Compare checkpoints of peers not asked since the start with this replica's own signatures.
+        """Compare this replica's own signatures with the checkpoints of peers that it has not asked since its start.
 
-        Does not return if one of them has this replica's signature over more entries than it knows to have signed.
+        Does not return if one of them bears its signature over more entries than it recorded as signed.
         """
         peers = [peer for peer in self._peers() if peer not in self._heard]
         notes = await asyncio.gather(*map(self._asked.note_of, peers), return_exceptions=True)
@@ -279,8 +279,7 @@ class Publisher(Background):
             )
 
     def _doubt_key(self, note: str, peer: str) -> None:
-        """Report a checkpoint signed by as many replicas as there are members, but not by this replica, which has a
-        key.
+        """Report a peer's checkpoint with as many signatures as there are members, but without this replica's.
 
         This is no reason to stop: for some seconds after a member left, an absent replica finds such a checkpoint.
         """
@@ -330,7 +329,7 @@ class Publisher(Background):
         return True
 
     async def conclude(self) -> None:
-        """Publish a checkpoint of all applied entries while this replica still leads, if LAST_S are enough.
+        """Publish a checkpoint of all applied entries while this replica still leads, within LAST_S.
 
         For a leader about to transfer its leadership, so that its term is proven. A failure loses nothing, because the
         next leader's checkpoint covers it. A leader at the very start of its term has no tree yet, and makes no
@@ -347,8 +346,11 @@ class Publisher(Background):
     async def publish(self, *, whole: bool = False) -> bool:
         """Publish a checkpoint of the entries that can be proven now; return whether a majority has signed it.
 
-        `whole`: of all applied entries, however long the trees take. Exceptions of `root`; SignRefused. Does not return
-        if a majority has another ledger.
+        `whole`: of all applied entries, however long the trees take. Does not return if a majority has another ledger.
+        Exceptions of `root` also propagate.
+
+        Raises:
+            SignRefused: This replica does not sign now.
         """
         # The size this tree had a moment ago, which the peers will have under any load; `whole` uses the applied
         # entries.
@@ -393,7 +395,10 @@ class Publisher(Background):
     async def sign(self, size: int, root: str) -> SignedCheckpoint:
         """Return the root of this replica's own ledger at a size, and its signature if that is `root` (hexadecimal).
 
-        SignRefused, or exceptions of `root`. Does not return if signed entries are no longer in the ledger.
+        Does not return if signed entries are no longer in the ledger. Exceptions of `root` also propagate.
+
+        Raises:
+            SignRefused: This replica does not sign now.
         """
         own = await self._root(size)
         if own.hex() != root:
@@ -413,9 +418,13 @@ class Publisher(Background):
         return SignedCheckpoint(self.key, found.root, written(found.text(), [signature]))
 
     async def take(self, note: str) -> None:
-        """Accept the checkpoint sent by the leader; NoteNotTaken, or exceptions of `root`.
+        """Accept the checkpoint sent by the leader.
 
-        Does not return if a majority has signed another root than this replica's own.
+        Does not return if a majority has signed another root than this replica's own. Exceptions of `root` also
+        propagate.
+
+        Raises:
+            NoteNotTaken: The note is not a checkpoint of this cluster signed by a majority.
         """
         try:
             found = parse_checkpoint(parse_note(note.encode())[0])

@@ -1,7 +1,8 @@
 """Signatures of one replica over its own ledger's roots, never two of a size; its key, and its last signature.
 
-A signature is on disk before it is sent. A replica whose ledger was rewritten or set back behind its signatures thus
-detects it, and stops. Two differing checkpoints of one size, or two that are not consistent, are a proof against it.
+A signature is on disk before it is sent. A replica thus detects that its ledger was rewritten, or rolled back to
+before a signed entry, and stops. Two differing checkpoints of one size, or two that are not consistent, are a proof
+against it.
 """
 
 from __future__ import annotations
@@ -66,7 +67,11 @@ class Signer:
     """Key and signatures of one replica."""
 
     def __init__(self, directory: Path, origin: str) -> None:
-        """Read the key, or create it if there is none. StorageRefused if the files have been changed."""
+        """Read the key, or create it if there is none.
+
+        Raises:
+            StorageRefused: The files were changed, or cannot be read or written.
+        """
         self.origin: Final = origin
         self._directory = directory
         with _refused_where_unusable(directory):
@@ -81,9 +86,12 @@ class Signer:
         return verifier_of(self.origin, self._private)
 
     def check_held(self, last_index: int) -> None:
-        """Raise StorageRefused if more was signed than `last_index`, the last entry held.
+        """Check that no entry after `last_index`, the last one held, was signed.
 
-        A tree contains only entries of the journal's last checkpoint, so no crash or power cut causes this.
+        A tree contains only entries of the journal's last checkpoint, so no crash or power cut violates this.
+
+        Raises:
+            StorageRefused: More entries were signed.
         """
         if self.last is not None and self.last.size > last_index:
             raise StorageRefused(
@@ -93,10 +101,13 @@ class Signer:
             )
 
     async def sign(self, size: int, root: Callable[[int], Awaitable[bytes]]) -> tuple[Checkpoint, Signature]:
-        """Return the checkpoint of `size` entries of this replica's own ledger, and its signature, durable before.
+        """Return the checkpoint of `size` entries of this replica's own ledger, and its signature, durable on return.
 
-        `root` returns the root of its own tree at a size. SignRefused if a larger size is signed, or the disk fails.
-        LedgerAltered if signed entries are no longer in the ledger.
+        `root` returns the root of its own tree at a size.
+
+        Raises:
+            SignRefused: A larger size is signed already, or the disk fails.
+            LedgerAltered: Signed entries are no longer in the ledger.
         """
         async with self._turn:
             last = self.last
@@ -165,8 +176,10 @@ def _refused_where_unusable(directory: Path) -> Iterator[None]:
 def private_key(directory: Path, member: Member | None = None) -> Ed25519PrivateKey:
     """Return a replica's key from its directory `signing`; create it if there is none.
 
-    `member`: the replica, as the cluster knows it. StorageRefused if the key was changed, or is missing although it was
-    used or the cluster knows it.
+    `member`: the replica, as the cluster knows it.
+
+    Raises:
+        StorageRefused: The key was changed, or is missing although it was used or the cluster knows it.
     """
     with _refused_where_unusable(directory):
         if member is not None and member.key and not (directory / KEY_NAME).exists():
