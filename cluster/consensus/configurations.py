@@ -63,7 +63,10 @@ class Configurations:
         """Record appended entries; return whether another configuration is in force now.
 
         `read_back`: they were accepted before this replica started, so its configuration file no longer matters.
-        CodecError for a configuration this release cannot read, BrokenInvariant for one that no leader may append.
+
+        Raises:
+            CodecError: This release cannot read a configuration.
+            BrokenInvariant: No leader may append a configuration.
         """
         before = len(self._placed)
         for entry in entries:
@@ -106,7 +109,7 @@ class Configurations:
 
 
 def may_be_later(identity: str, committed: Configuration) -> bool:
-    """Return whether a member unknown to `committed` may have been added later, so that it must be heard."""
+    """Return whether a member unknown to `committed` may have been added later, so that its messages count."""
     return incarnation_of(identity) > committed.version
 
 
@@ -162,7 +165,11 @@ class MemberChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def next_configuration(current: Configuration, wanted: MemberChange, *, at: int) -> Configuration:
-    """Return the configuration after `current`; ChangeRefused explains a rejection."""
+    """Return the configuration after `current`.
+
+    Raises:
+        ChangeRefused: The change is impossible; the message explains why.
+    """
     return _RULES[wanted.action](current, wanted, at)
 
 

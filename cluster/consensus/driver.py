@@ -78,8 +78,11 @@ class Consensus:
         `incarnation` is that of the journal's cluster; frames of other incarnations are ignored. `tls` holds this
         replica's credentials; `peers` watches the links in addition to its other connections.
 
-        Raises ValueError if this replica is not in `members`, BrokenInvariant if the journal's marks are out of order,
-        TlsError, RemovedFromCluster, SealBroken, KeyReplaced.
+        Exceptions as `Engine`.
+
+        Raises:
+            ValueError: This replica is not in `members`.
+            TlsError: Its certificate cannot be used.
         """
         if name_of(me) not in members:
             raise ValueError(f"replica {me!r} is not among the members {', '.join(sorted(members))}")
@@ -135,7 +138,11 @@ class Consensus:
         self._failed = False
 
     async def start(self) -> None:
-        """Listen, dial the peers and participate. OSError if the peer address cannot be used."""
+        """Listen, dial the peers and participate.
+
+        Raises:
+            OSError: The peer address cannot be used.
+        """
         self._loop = asyncio.get_running_loop()
         await self._links.start()
         self._running = True
@@ -199,9 +206,8 @@ class Consensus:
     def propose(self, data: bytes) -> tuple[int, int]:
         """Propose an entry; return (index, term).
 
-        `machine.apply` at that index with that term means that it is committed.
-
-        NotLeader, EntryTooLarge, or ValueError for empty data. After a loss of leadership the outcome is unknown.
+        `machine.apply` at that index with that term means that it is committed. After a loss of leadership the outcome
+        is unknown. Exceptions as `Engine.propose`.
         """
         place = self._ask(lambda: self._engine.propose(data))
         self._wake()
@@ -210,7 +216,10 @@ class Consensus:
     async def confirm_leadership(self) -> int:
         """Return the commit index a linearizable read must wait for, once a majority confirms this leader.
 
-        NotLeader if it does not lead or loses leadership meanwhile. Waits at most about one election timeout.
+        Waits at most about one election timeout.
+
+        Raises:
+            NotLeader: This replica does not lead, or loses leadership meanwhile.
         """
         if not self._running or self._engine.role is not Role.LEADER:
             raise NotLeader(self.leader)
@@ -230,8 +239,11 @@ class Consensus:
     async def read_index(self, news: bytes) -> int:
         """Return the index this follower must have applied for a linearizable read of its own state.
 
-        The leader, which also receives `news`, returns it after a majority has confirmed it since the call. NotLeader
-        if no leader is known, or no answer arrives within the longest election timeout.
+        The leader, which also receives `news`, returns the index after a majority has confirmed the leader since the
+        call.
+
+        Raises:
+            NotLeader: No leader is known, or no answer arrives within the longest election timeout.
         """
         answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
@@ -282,7 +294,7 @@ class Consensus:
         return self._clocks.bounds(self._engine.configuration.voter_ids)
 
     def change(self, wanted: MemberChange) -> tuple[int, int]:
-        """Change the membership as leader; return (index, term) of the entry. NotLeader, ChangeRefused."""
+        """Change the membership as leader; return (index, term) of the entry. Exceptions as `Engine.change`."""
         place = self._ask(lambda: self._engine.change(wanted))
         self._wake()
         return place
@@ -307,8 +319,11 @@ class Consensus:
     async def transfer(self, target: str | None = None) -> str | None:
         """Transfer leadership to `target` or the best voter; return the new leader's name, if already known.
 
-        Waits at most three of the longest election timeouts. NotLeader, also if this replica stops meanwhile;
-        ChangeRefused, also if no voter took over.
+        Waits at most three of the longest election timeouts.
+
+        Raises:
+            NotLeader: This replica does not lead, or stops meanwhile.
+            ChangeRefused: The target cannot take over, or no voter took over.
         """
         chosen = self._ask(lambda: self._engine.transfer(target))
         self._wake()

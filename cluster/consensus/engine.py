@@ -42,7 +42,7 @@ from cluster.system import Clock, LogRateLimiter
 from wal import BrokenInvariant, Configuration, ConfigurationAt, Member, initial
 
 _ROUTINE: Final = (Heartbeat, AppendReply)
-"""Almost all traffic of an idle cluster."""
+"""Messages that make up almost all traffic of an idle cluster."""
 
 
 class Engine:
@@ -82,9 +82,11 @@ class Engine:
         majority's. `found_without`: founders an operator excludes while the cluster is not founded, which needs the
         vote of all others. `seals`: signs and verifies entries and votes; without it nothing is verified.
 
-        Raises RemovedFromCluster for a replica that already knows of its removal; BrokenInvariant if the journal's
-        marks are out of order; SealBroken if its own log has an entry no leader accepted; KeyReplaced if the
-        configuration has another key for it.
+        Raises:
+            RemovedFromCluster: This replica already knows of its removal.
+            BrokenInvariant: The journal's marks are out of order.
+            SealBroken: This replica's own log has an entry no leader accepted.
+            KeyReplaced: The configuration has another key for this replica.
         """
         if not journal.base_index <= journal.applied_index <= journal.commit_index <= journal.last_index:
             raise BrokenInvariant(
@@ -218,25 +220,37 @@ class Engine:
     def propose(self, data: bytes) -> tuple[int, int]:
         """Append an entry as leader; return (index, term). It is sent with the next tick.
 
-        NotLeader if this replica does not lead or has not applied its own first entry; EntryTooLarge; ValueError.
+        Raises:
+            NotLeader: This replica does not lead, or has not applied its own first entry.
+            EntryTooLarge: The data exceeds the size of an entry.
+            ValueError: The data is empty or a configuration.
         """
         return log_replication.propose(self.raft, data)
 
     def change(self, wanted: MemberChange) -> tuple[int, int]:
-        """Append the configuration resulting from `wanted`; return (index, term). NotLeader, ChangeRefused.
+        """Append the configuration resulting from `wanted`; return (index, term).
 
         It is sent with the next tick.
+
+        Raises:
+            NotLeader: This replica does not lead.
+            ChangeRefused: The change is impossible now.
         """
         return membership_change.change(self.raft, wanted)
 
     def transfer(self, target: str | None = None) -> str:
-        """Begin to transfer leadership to `target` or the best voter; return its ID. NotLeader, ChangeRefused."""
+        """Begin to transfer leadership to `target` or the best voter; return its ID.
+
+        Raises:
+            NotLeader: This replica does not lead.
+            ChangeRefused: The target cannot take over.
+        """
         return leadership_transfer.transfer(self.raft, target)
 
     def read(self, waiter: ReadWaiter) -> None:
         """Call `waiter` with the commit index once a majority confirms, from now on, that this replica leads.
 
-        With None if it does not lead, or loses its leadership before.
+        Call it with None if this replica does not lead, or loses its leadership before.
         """
         raft = self.raft
         if raft.leads and not raft.stopped:
@@ -247,8 +261,8 @@ class Engine:
     def ask_leader(self, news: bytes, waiter: ReadWaiter) -> None:
         """Call `waiter` with the index this replica must have applied for a linearizable read of its own state.
 
-        The leader must have been confirmed since the call; it also receives `news`. With None if no leader is known.
-        The call never comes if request or answer is lost, or leadership changes.
+        The leader must have been confirmed since the call; it also receives `news`. `waiter` is called with None if
+        no leader is known, and never if request or answer is lost, or leadership changes.
         """
         self.raft.require_running()
         log_replication.ask_leader(self.raft, news, waiter)
@@ -256,7 +270,7 @@ class Engine:
     # ---- events ----
 
     def next_due_s(self) -> float:
-        """Return the monotonic second at which `tick` has work; a past one if it has work now."""
+        """Return the monotonic time, in seconds, at which `tick` is due; it is in the past if `tick` is due now."""
         raft = self.raft
         if raft.stopped:
             return NEVER
@@ -313,7 +327,7 @@ class Engine:
             return self._wants_tick
 
     def connected(self, peer: str) -> None:
-        """Handle a new link to `peer`: requests in flight on an earlier one are unknown, so its journal is probed."""
+        """Handle a new link to `peer`: the fate of requests on an earlier link is unknown, so its journal is probed."""
         self.raft.connected.add(peer)
         known = self.raft.progress.get(peer)
         if known is not None:
@@ -332,7 +346,7 @@ class Engine:
         leader_election.lose_sight(self.raft, peer)
 
     def stop(self) -> None:
-        """Release everything; waiting readers are told that leadership is lost. Nothing is written or sent."""
+        """Release everything; waiting readers are called with None. Nothing is written or sent."""
         self.raft.stopped = True
         self.raft.end_leadership()
         self.raft.receiver.suspend()

@@ -169,7 +169,7 @@ class TimeoutNow(Message, frozen=True, array_like=True, forbid_unknown_fields=Tr
 class StateLost(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=10):
     """Leader's notice: `member` acknowledged everything up to `match_index` in this term, and now lacks it.
 
-    A frame names its sender but not its addressee: a successor at the same address is not meant.
+    A frame names its sender but not its addressee: a successor at the same address must ignore the notice.
     """
 
     member: Name
@@ -196,7 +196,7 @@ class ReadRequest(Message, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class ReadReply(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=14):
-    """Reply of a leader that a majority has confirmed since the request: up to `index`."""
+    """Index that the follower must have applied, from a leader that a majority has confirmed since the request."""
 
     index: Number
 
@@ -241,20 +241,25 @@ _decoder: Final = msgspec.msgpack.Decoder(_Envelope)
 
 
 def encode_frame(cluster_id: str, sender: str, message: AnyMessage) -> bytes:
-    """Encode a frame with its length in front; FrameRefused if it is too large.
+    """Encode a frame with its length in front.
 
     `cluster_id`: includes the incarnation from the second one on (`wal.lineage_of`).
+
+    Raises:
+        FrameRefused: The frame is too large.
     """
     body = _encoder.encode(_Envelope(FRAME_VERSION, cluster_id, sender, message))
     if len(body) > MAX_FRAME_BYTES:
-        raise FrameRefused(f"a {type(message).__name__} of {len(body)} bytes is over the bound of {MAX_FRAME_BYTES}")
+        raise FrameRefused(f"a {type(message).__name__} of {len(body)} bytes exceeds the maximum of {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body
 
 
 def decode_body(cluster_id: str, body: bytes | bytearray | memoryview) -> Frame:
-    """Decode the frame in `body` (without the length); FrameRefused if it is malformed or of another cluster.
+    """Decode the frame in `body` (without the length).
 
-    OtherIncarnation if it is of another incarnation of the same cluster.
+    Raises:
+        FrameRefused: It is malformed or of another cluster.
+        OtherIncarnation: It is of another incarnation of the same cluster.
     """
     try:
         envelope = _decoder.decode(body)
@@ -278,7 +283,11 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield each frame completed by `data`; FrameRefused at the first malformed one."""
+        """Yield each frame completed by `data`.
+
+        Raises:
+            FrameRefused: A frame is malformed; those before it were yielded.
+        """
         buffer = self._buffer
         buffer += data
         start = 0

@@ -100,7 +100,11 @@ class EntryTooLarge(ValueError):
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Timeouts of consensus, in seconds. ValueError for a combination that cannot keep a leader."""
+    """Timeouts of consensus, in seconds.
+
+    Raises:
+        ValueError: No leader could stay in office with these timeouts.
+    """
 
     election_min_s: float = 0.3
     election_max_s: float = 0.6
@@ -120,7 +124,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.election_min_s <= HEARTBEATS_PER_ELECTION * self.heartbeat_s:
             raise ValueError(
                 f"timing.election_min_s is {self.election_min_s} s; it must be more than {HEARTBEATS_PER_ELECTION} "
-                f"heartbeats of {self.heartbeat_s} s, or a late heartbeat elects a new leader"
+                f"heartbeats of {self.heartbeat_s} s, or one late heartbeat causes an election"
             )
         if self.election_max_s <= self.election_min_s:
             raise ValueError(

@@ -21,7 +21,7 @@ from wal import Change, ChangeKind, Configuration, Member, encode_configuration,
 _log = logging.getLogger(__name__)
 
 GRACE_HEARTBEATS: Final = 2
-"""Heartbeats a replica listens for after it could not hear, before it believes in silence."""
+"""Heartbeat intervals for which a replica that could not receive listens again before silence counts as a failure."""
 
 TERM_JUMP_MAX: Final = 1 << 32
 """Maximum lead of a term from an unknown replica that may have been added: at one election a second, a century of
@@ -54,8 +54,8 @@ FOUNDING_NOTICE_S: Final = 5.0
 """Seconds between two messages about the votes a new cluster waits for: an operator is usually watching."""
 
 SKEW_HEARTBEATS: Final = 0.5
-"""Tolerance in heartbeats, below the shortest election timeout, for a leader's silence when a vote is requested: the
-last heartbeat arrived a little later here, or the first candidate would be rejected.
+"""Heartbeat intervals by which a leader's silence may fall short of the shortest election timeout when a vote is
+requested: its last heartbeat may have arrived later here than at the first candidate, which must not be rejected.
 """
 
 

@@ -22,8 +22,11 @@ def transfer(raft: RaftState, target: str | None = None) -> str:
     """Begin to transfer leadership to `target`, a name or an ID, or to the best voter; return the target's ID.
 
     No proposals are accepted from now on; the target campaigns once it is up to date. If it does not win within an
-    election timeout, this replica continues. NotLeader; ChangeRefused for a target that does not vote, answer or keep
-    up.
+    election timeout, this replica continues.
+
+    Raises:
+        NotLeader: This replica does not lead.
+        ChangeRefused: The target does not vote, answer or keep up.
     """
     under_way = raft.transfer_target
     if raft.leads and under_way is not None and target in (None, under_way, name_of(under_way)):

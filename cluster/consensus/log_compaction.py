@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 HELD_BACK_ENTRIES: Final = 1 << 18
 """Entries before a snapshot that are kept for lagging peers, count: a minute of catching up under load.
 
-A peer that only appears alive holds back no more. A start reads and checks them, at about 7 us an entry: 2 s.
+A peer that only appears alive holds back no more entries. A start reads and checks them: 2 s, at about 7 us an entry.
 """
 
 

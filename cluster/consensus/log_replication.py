@@ -46,7 +46,7 @@ time, and repeated after an election timeout.
 
 
 def propose(raft: RaftState, data: bytes) -> tuple[int, int]:
-    """Append an entry as leader; return (index, term). NotLeader, EntryTooLarge, ValueError."""
+    """Append an entry as leader; return (index, term). Exceptions as `Engine.propose`."""
     raft.require_ready()
     if not data or is_configuration(data):
         raise ValueError("the proposed entry is empty or a configuration, which only `change` proposes (H12)")
@@ -309,7 +309,8 @@ def _agrees_before(raft: RaftState, peer: str, request: AppendRequest) -> bool:
 def append_what_is_missing(raft: RaftState, peer: str, entries: list[Entry]) -> None:
     """Append missing entries; cut the journal only at the first one that differs (H3).
 
-    SealBroken, with nothing changed, if one of them was not accepted by the leader of its term.
+    Raises:
+        SealBroken: The leader of an entry's term did not accept it; nothing was changed.
     """
     journal = raft.journal
     for at, entry in enumerate(entries):
@@ -335,9 +336,9 @@ def append_what_is_missing(raft: RaftState, peer: str, entries: list[Entry]) -> 
 
 
 def ask_leader(raft: RaftState, news: bytes, waiter: ReadWaiter) -> None:
-    """Request the index to wait for from the leader, and send it the news; call with None if no leader is known.
+    """Request the index to wait for from the leader, and send it the news.
 
-    The call never comes if request, reply or leadership is lost: repeat the request.
+    `waiter` is called with None if no leader is known, and never if request, reply or leadership is lost: ask again.
     """
     leader = raft.leader
     if leader is None or leader == raft.me or leader not in raft.connected:

@@ -34,8 +34,10 @@ replicas.
 def change(raft: RaftState, wanted: MemberChange) -> tuple[int, int]:
     """Append the configuration resulting from `wanted`; return (index, term). It is in force at once.
 
-    NotLeader; ChangeRefused while another change is not committed and applied, for a learner that lags too far, for a
-    leader that would remove itself, and if too few of the remaining voters answer.
+    Raises:
+        NotLeader: This replica does not lead.
+        ChangeRefused: Another change is not committed and applied, a learner lags too far, the leader would remove
+            itself, or too few of the remaining voters answer.
     """
     raft.require_ready()
     if raft.configurations.index > raft.applied_index:
@@ -102,10 +104,10 @@ def _has_caught_up(raft: RaftState, peer: str) -> bool:
 
 
 def concerns(raft: RaftState, peer: str, message: AnyMessage) -> bool:
-    """Return whether a message is of a replica that counts; send a removed one its notice.
+    """Return whether a message must be handled because of its sender; notify a sender that was removed.
 
-    Members of a configuration that a truncation could restore count, and so does a replica that may have been added by
-    one unknown here: it may lead.
+    That includes members of a configuration that a truncation could restore, and a replica that a configuration unknown
+    here may have added, because it may lead.
     """
     if peer in raft.progress:
         return True  # a member in force
@@ -126,9 +128,8 @@ def on_removed(raft: RaftState, peer: str, notice: RemovalNotice) -> None:
     a removed replica still has a certificate, and could pretend to have been added later. Only after a long time
     without a leader is any sender believed: all known members may have left.
 
-    The notice repeats the sequence number of the message it answers. A notice that answers no request of this member,
-    nor a founder's leader, may be meant for a predecessor at this address; this replica's own requests are answered
-    soon.
+    The notice repeats the sequence number of the message it answers. If that is not a number of this member, the notice
+    may be meant for a predecessor at this address and is ignored; notices for this member's own requests follow soon.
     """
     if notice.seq >> SEQ_BITS != first_seq(raft.me) >> SEQ_BITS:
         return

@@ -26,12 +26,12 @@ APPLY_BYTES: Final = 4 << 20
 """Size of entries read from the journal at once for applying."""
 
 SYNC_POSTPONED_BYTES: Final = 32 << 10
-"""Size of proposals since a leader's last sync from which on it lets its followers commit alone: at that rate the
-leader's processor is the bottleneck, and a sync would block it.
+"""Size of proposals since a leader's last sync above which it postpones its own sync and lets its followers commit: at
+that rate the leader's processor is the bottleneck, and a sync would block it.
 """
 
 SYNC_POSTPONED_S: Final = 0.003
-"""Duration of that, seconds: several round trips, and little for a client if one of the followers is slow."""
+"""Maximum postponement, seconds: several round trips, and short for a client if one of the followers is slow."""
 
 
 # ---- entries, and the configurations among them ----
@@ -63,7 +63,11 @@ def append_own(raft: RaftState, data: bytes, votes: Mapping[str, bytes] | None =
 
 
 def check_received(raft: RaftState, entries: Sequence[Entry]) -> None:
-    """Check that received entries were accepted by the leaders of their terms. SealBroken."""
+    """Check that received entries were accepted by the leaders of their terms.
+
+    Raises:
+        SealBroken: An entry was not.
+    """
     if raft.seals is None or not entries:
         return
     before = entries[0].index - 1
@@ -76,9 +80,12 @@ def check_received(raft: RaftState, entries: Sequence[Entry]) -> None:
 
 
 def check_held(raft: RaftState) -> None:
-    """Check entries of this replica's own log that are not applied yet. SealBroken, with the remedy.
+    """Check entries of this replica's own log that are not applied yet.
 
     The last applied entry identifies the leader of its term.
+
+    Raises:
+        SealBroken: The leader of an entry's term did not accept it; the message includes the remedy.
     """
     seals, journal = raft.seals, raft.journal
     if seals is None:

@@ -115,7 +115,11 @@ class SealChecks:
                 self._remember(entry.term, seal.leader)
 
     def check(self, entry: Entry, term_before: int, configuration: Configuration) -> None:
-        """Check an entry that follows one of `term_before`, with `configuration` in force. SealBroken."""
+        """Check an entry that follows one of `term_before`, with `configuration` in force.
+
+        Raises:
+            SealBroken: The leader of its term did not accept it.
+        """
         if not configuration.holds(self.me) or not any(one.key for one in configuration.voters):
             self.note(entry)
             return
@@ -184,7 +188,11 @@ class Seals(SealChecks):
         return entry._replace(seal=_encoder.encode(Seal(self.me, signature, tuple(sorted(votes.items())))))
 
     def check_own_key(self, configuration: Configuration) -> None:
-        """Check that the configuration has this replica's key or none. KeyReplaced."""
+        """Check that the configuration has this replica's key or none.
+
+        Raises:
+            KeyReplaced: It has another key.
+        """
         mine = configuration.by_id(self.me)
         if mine is not None and mine.key and mine.key != self.key:
             raise KeyReplaced(self.me, configuration.version)
@@ -193,9 +201,12 @@ class Seals(SealChecks):
 def check_tail(
     seals: SealChecks, entries: Iterable[Entry], term_before: int, configuration: Configuration, *, known_index: int
 ) -> None:
-    """Check entries of a replica's own log, the first of which follows one of `term_before`. SealBroken.
+    """Check entries of a replica's own log, the first of which follows one of `term_before`.
 
     `known_index`: the last entry known to be committed. Up to there a recovery may have begun an incarnation.
+
+    Raises:
+        SealBroken: The leader of an entry's term did not accept it.
     """
     for entry in entries:
         begun = decode_configuration(entry.data) if is_configuration(entry.data) else None

@@ -64,24 +64,40 @@ class Engine(Protocol):
     def clock_bounds(self) -> ClockBounds: ...
 
     def propose(self, data: bytes) -> tuple[int, int]:
-        """Append `data` to the journal as leader; return (index, term). Raises NotLeader."""
+        """Append `data` to the journal as leader; return (index, term).
+
+        Raises:
+            NotLeader: This replica does not lead.
+        """
         ...
 
     async def confirm_leadership(self) -> int:
-        """Return a commit index after a majority has answered a heartbeat sent after the call. Raises NotLeader."""
+        """Return a commit index after a majority has answered a heartbeat sent after the call.
+
+        Raises:
+            NotLeader: This replica does not lead, or loses leadership meanwhile.
+        """
         ...
 
     async def read_index(self, news: bytes) -> int:
-        """Return the leader's commit index, confirmed after the call; NotLeader if no answer arrives in time.
+        """Return the leader's commit index, confirmed after the call.
 
         For a follower: its own state answers a linearizable read once applied that far. `news` is sent along.
+
+        Raises:
+            NotLeader: No leader is known, or no answer arrives in time.
         """
         ...
 
     def peers(self) -> Sequence[Peer]: ...
 
     def change(self, wanted: MemberChange) -> tuple[int, int]:
-        """Append a membership change as leader; return (index, term). Raises NotLeader, ChangeRefused."""
+        """Append a membership change as leader; return (index, term).
+
+        Raises:
+            NotLeader: This replica does not lead.
+            ChangeRefused: The change is impossible now.
+        """
         ...
 
     def reach_at(self, members: Mapping[str, str]) -> None:
@@ -101,7 +117,12 @@ class Engine(Protocol):
         ...
 
     async def transfer(self, target: str | None = None) -> str | None:
-        """Transfer leadership and return the new leader's name. Raises NotLeader, ChangeRefused."""
+        """Transfer leadership and return the new leader's name.
+
+        Raises:
+            NotLeader: This replica does not lead.
+            ChangeRefused: The target cannot take over.
+        """
         ...
 
     def compact_to(self, index: int) -> None: ...

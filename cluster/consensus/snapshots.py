@@ -2,8 +2,8 @@
 
 The sender first asks with an empty chunk how much of this snapshot the peer has. A peer that misses a chunk replies
 with the offset to resume from; a peer that loses its link keeps the received part until another snapshot is offered or
-entries arrive, even over a restart. The complete snapshot is verified beside the loop: until then the peer stays a
-follower with its present journal, which answers heartbeats and votes and requests nothing. It is then installed in one
+entries arrive, even over a restart. The complete snapshot is verified in a thread. Until then the peer stays a follower
+with its present journal: it answers heartbeats and votes, and requests nothing. The snapshot is then installed in one
 step.
 """
 
@@ -43,7 +43,11 @@ class SnapshotSender:
         self._heard_s = now_s
 
     def pump(self, term: int, next_seq: Callable[[], int], send: Callable[[SnapshotChunk], None], now_s: float) -> None:
-        """Send the chunks that may be sent now; OSError if the file cannot be read."""
+        """Send the chunks that may be sent now.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
         if now_s - self._heard_s >= RETRY_S:
             self._asking, self._in_flight, self._heard_s = True, 0, now_s
         if self._asking:

@@ -32,7 +32,7 @@ only the protection below is lost. The bits above allow 2**22 membership changes
 """
 
 SYNCS: Final = 5
-"""Number of recent syncs whose fastest is this disk's sync time: a checkpoint or a stall among them is no slow disk."""
+"""Recent syncs, count. The fastest is this disk's sync time, so a checkpoint or a stall does not mean a slow disk."""
 
 _LEADER: Final = Role.LEADER
 
@@ -188,9 +188,9 @@ class RaftState:
     led_s: float = 0.0
     """Time at which this replica last led or heard a leader of any term; its start if it never did."""
     grace_given: bool = False
-    """Whether a deadline noticed late has had its grace, until a leader or a majority is heard again."""
+    """Whether the grace period for a deadline noticed late is used up, until a leader or a majority is heard again."""
     grace_until_s: float = -NEVER
-    """Time until which silence is not believed; in the past if no grace runs."""
+    """Time until which silence does not count as a failure; in the past without a grace period."""
     votes: set[str] = field(default_factory=set)
     """Voters that granted the requested vote: a set, so that a duplicate counts once."""
     vote_signatures: dict[str, bytes] = field(default_factory=dict)
@@ -372,7 +372,7 @@ class RaftState:
             sender.close()
 
     def end_leadership(self) -> None:
-        """Release leader state; waiting readers are told that leadership is lost."""
+        """Release leader state; waiting readers are called with None."""
         self.end_transfer()
         self.heartbeat_due_s = self.notice_due_s = NEVER
         for peer in list(self.senders):

@@ -99,7 +99,11 @@ def _construction(adapter: JournalAdapter) -> Iterator[None]:
 
 
 def stock_configuration(**options: object) -> Any:
-    """Return the stock configuration; TypeError for an unknown option, which it would silently ignore (H22)."""
+    """Return the stock configuration.
+
+    Raises:
+        TypeError: An option is unknown; the stock class would silently ignore it (H22).
+    """
     known = vars(SyncObjConf())
     for name in options:
         if name not in known:

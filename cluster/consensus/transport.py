@@ -390,7 +390,11 @@ class TlsLinks:
         self._diallers = dict(sorted(self._diallers.items()))
 
     async def start(self) -> None:
-        """Listen at this replica's address and dial the peers; OSError if the address cannot be used."""
+        """Listen at this replica's address and dial the peers.
+
+        Raises:
+            OSError: The address cannot be used.
+        """
         own = self._address
         infos = await asyncio.get_running_loop().getaddrinfo(
             own.host, own.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -461,7 +465,11 @@ class TlsLinks:
             os.sched_yield()
 
     def identify_peer(self, transport: asyncio.BaseTransport) -> str:
-        """Return the peer's name; IdentityError unless it is another replica of this cluster."""
+        """Return the peer's name.
+
+        Raises:
+            IdentityError: The peer is not another replica of this cluster.
+        """
         identity = self.peers.admit(transport)
         if identity.role is not Role.REPLICA:
             raise IdentityError(f"{identity} is not a replica")
@@ -470,7 +478,7 @@ class TlsLinks:
         return identity.name
 
     def met_other_incarnation(self, connection: _Connection, error: OtherIncarnation) -> None:
-        """Handle a peer of another incarnation: tell it if its incarnation has ended; ignore everything else."""
+        """Handle a frame of another incarnation: report a later one, and notify a peer whose incarnation has ended."""
         assert connection.peer is not None and connection.transport is not None
         if error.theirs.number > error.mine.number:
             self.listener.on_later_incarnation(connection.peer, error.theirs)
