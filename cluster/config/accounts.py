@@ -1,8 +1,7 @@
 """Table `[access]`: accounts that may authenticate without a certificate, by which methods, and operators.
 
 Every machine has the same table. A replica decides by its own copy and its own name service; a client reads the
-gateway's
-socket and whether to use MUNGE.
+gateway's socket and whether to use MUNGE.
 """
 
 from pathlib import Path

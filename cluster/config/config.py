@@ -78,8 +78,7 @@ TIMING_MS_MAX: Final = 60_000
 
 HEARTBEATS_PER_ELECTION: Final = 3
 """Heartbeats that must fit into the shortest election timeout with a margin: one lost packet must not cause an
-election.
-Consensus rejects less (cluster.consensus.interface.Timing).
+election. The check of consensus itself is less strict (cluster.consensus.interface.Timing).
 """
 
 ARCHIVES_MIN: Final = 2
@@ -89,7 +88,7 @@ system.
 """
 
 KEEP_DAYS_MAX: Final = 36_500
-"""Hundred years."""
+"""A hundred years."""
 
 KEEP_BYTES_MIN: Final = 1 << 20
 """Minimum size of the ledger to keep, bytes: less would keep almost nothing."""
@@ -114,14 +113,13 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     directory: Path = _BY_NAME
     accounts: Literal["own", "switch", "own-as-root"] = "own"
     cgroup: Annotated[Text, Meta(examples=["auto", "own", "none", "/sys/fs/cgroup/forebay"])] = "auto"
-    """Cgroups for jobs, so that all of their processes can be killed: below the agent's own cgroup if it is delegated
-    (`own`
-    requires this, `auto` does without otherwise), or below a delegated cgroup v2 directory.
+    """Parent of the jobs' cgroups, with which all processes of a job can be killed. `own`: the agent's own cgroup,
+    which must be delegated; `auto`: the same if it is delegated, otherwise none; `none`; or a delegated cgroup v2
+    directory.
     """
     buffer_image: Literal["none", "ext4"] = "none"
     """`ext4` makes each buffer a mounted image file of its size (the agent is root); `none` makes it a directory,
-    limited by
-    quotas where available.
+    limited by quotas where available.
     """
     copy_rate_bytes_s: Bytes = field(default=Size(0), name="copy_rate")
     """Copy rate of one operation, bytes per second; 0, which cannot be written, means unlimited."""

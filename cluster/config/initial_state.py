@@ -72,7 +72,7 @@ else:
         frozen=True,
         forbid_unknown_fields=True,
     )
-    """Table [policy]: what a policy has, but for what [staging] says."""
+    """Table [policy]: the fields of a policy, except those of [staging]."""
 
 
 def filesystems_of(document: Document, tables: tuple[FilesystemTable, ...]) -> tuple[SharedFilesystem, ...]:

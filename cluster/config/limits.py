@@ -33,10 +33,10 @@ class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         """Reject limits below one request or one script with InvalidValue."""
         if self.bytes_per_minute < COMMAND_BYTES_MIN:
-            remedy = f"write at least {COMMAND_BYTES_MIN // 1024**2}MiB, which one request may have"
+            remedy = f"write at least {COMMAND_BYTES_MIN // 1024**2}MiB, the maximum size of one request"
             raise InvalidValue(f"found {self.bytes_per_minute} bytes", remedy, "command_bytes_per_minute")
         if self.script_bytes < SCRIPT_BYTES_MAX:
-            remedy = f"write at least {SCRIPT_BYTES_MAX // 1024}KiB, which one script may have"
+            remedy = f"write at least {SCRIPT_BYTES_MAX // 1024}KiB, the maximum size of one script"
             raise InvalidValue(f"found {self.script_bytes} bytes", remedy, "scripts")
 
 

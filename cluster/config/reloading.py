@@ -65,9 +65,8 @@ class Reloader(Generic[_C]):
     ) -> None:
         """Pass the effective configuration to `use`; `name` is the process's own, whose rows need a restart.
 
-        `applies`, `restarts` and `agreed` are fields that change at once, at the next start, and only by command. All
-        others are
-        ignored.
+        Fields in `applies` change at once, those in `restarts` at the next start, those in `agreed` only by command.
+        All others are ignored.
         """
         self._config = config
         self._name = name

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     Name = str
 else:
     Name = NewType("Name", str)
-    """What is the name of a file and in a certificate, too (`cluster.security.identity`)."""
+    """Name that is also a file name and the name in a certificate (`cluster.security.identity`)."""
 
     class _Open(type):
         def __instancecheck__(cls, instance: object) -> bool:

@@ -83,7 +83,7 @@ def check_witnesses(document: Document, witnesses: tuple[WitnessConfig, ...], ch
             taken[value] = number
     if checkpoints.witnesses_needed > len(witnesses):
         sentence = f"found {checkpoints.witnesses_needed}, and there are {len(witnesses)} tables [[witness]]"
-        raise document.refuse(("checkpoints", "witnesses_needed"), sentence, "write at most as many as there are")
+        raise document.refuse(("checkpoints", "witnesses_needed"), sentence, f"write at most {len(witnesses)}")
 
 
 def _fault(text: str) -> str:
