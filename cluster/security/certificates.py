@@ -43,7 +43,11 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def certificates_in(directory: Path) -> list[Certificate]:
-    """Return the certificates of a directory by name; OSError if it is unreadable."""
+    """Return the certificates of a directory by name.
+
+    Raises:
+        OSError: The directory is unreadable.
+    """
     names = sorted(name for name in os.listdir(directory) if name.endswith(".pem") and not name.startswith("."))
     return [certificate_of(directory, name.removesuffix(".pem")) for name in names[:CERTIFICATES_LISTED_MAX]]
 

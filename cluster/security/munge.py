@@ -87,7 +87,11 @@ class Munge:
         self._contexts = threading.local()
 
     def encode(self, payload: bytes) -> str:
-        """Return a credential of this process's account; MungeUnavailable if munged creates none."""
+        """Return a credential of this process's account.
+
+        Raises:
+            MungeUnavailable: munged created none.
+        """
         context, found = self._context(), ctypes.c_void_p()
         code = self._library.munge_encode(ctypes.byref(found), context, payload, len(payload))
         try:

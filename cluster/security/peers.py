@@ -37,7 +37,8 @@ class PeerCertificate(msgspec.Struct, frozen=True):
     revocable_as: tuple[str, ...] = ()
     """Keys under which the revocation list can contain it (`replica.model.accounts`)."""
     through: str = ""
-    """Authenticator of an account without a certificate: `gateway:NAME`, or `munge`; empty: none."""
+    """Authenticator of an account without a certificate, `gateway:NAME` or `munge`; empty for a certificate's holder.
+    """
 
 
 THROUGH_MUNGE: Final = "munge"
@@ -113,11 +114,15 @@ class Peers:
         return shown.identity
 
     def certificate_of(self, transport: asyncio.BaseTransport) -> PeerCertificate:
-        """Return the peer certificate of a watched connection; KeyError for others."""
+        """Return the peer certificate of a watched connection.
+
+        Raises:
+            KeyError: The connection is not watched.
+        """
         return self._open[transport]
 
     def speak(self, transport: asyncio.BaseTransport | None, shown: PeerCertificate | None) -> None:
-        """Watch a connection on behalf of the account that uses it; None: of no particular account.
+        """Watch a connection on behalf of the account that uses it; None: no particular account uses it.
 
         Raises:
             IdentityError: The account or its authenticator is revoked.

@@ -51,7 +51,7 @@ _SCALAR_BYTES_MAX: Final = 33
 
 _PRIME: Final = 2**256 - 2**224 + 2**192 + 2**96 - 1
 _B: Final = 0x5AC635D8AA3A93E7B3EBBD55769886BC651D06B0CC53B0F63BCE3C3E27D2604B
-"""The curve P-256 (FIPS 186-4, D.1.2.3): y² = x³ - 3x + b over a prime field."""
+"""Parameters of the curve P-256 (FIPS 186-4, D.1.2.3): y² = x³ - 3x + b over a prime field."""
 
 _BEGIN: Final = b"-----BEGIN CERTIFICATE-----"
 _FIRST_YEAR_OF_1900S: Final = 50
@@ -101,7 +101,11 @@ def _is_plainly_usable(files: TlsFiles, at: Instant) -> bool:
 
 
 def _read_plain(path: Path) -> _PlainCertificate:
-    """Parse the only certificate in a file; _UnusualCertificate for anything else, such as a chain."""
+    """Parse the only certificate in a file.
+
+    Raises:
+        _UnusualCertificate: The file contains anything else, such as a chain.
+    """
     pem = read_pem(path, "the certificate")
     if pem.count(_BEGIN) != 1 or not pem.startswith(_BEGIN):
         raise _UnusualCertificate

@@ -129,12 +129,20 @@ class _ExpiringSSLObject(ssl.SSLObject):
         self._valid_until = valid_until(self.getpeercert() or {})
 
     def read(self, len: int = 1024, buffer: Any = None) -> Any:
-        """Read, as `ssl.SSLObject` does; ssl.SSLError once the certificate has expired."""
+        """Read, as `ssl.SSLObject` does.
+
+        Raises:
+            ssl.SSLError: The certificate has expired.
+        """
         self._check()
         return super().read(len) if buffer is None else super().read(len, buffer)
 
     def write(self, data: Any) -> int:
-        """Write, as `ssl.SSLObject` does; ssl.SSLError once the certificate has expired."""
+        """Write, as `ssl.SSLObject` does.
+
+        Raises:
+            ssl.SSLError: The certificate has expired.
+        """
         self._check()
         return super().write(data)
 
@@ -152,13 +160,16 @@ def valid_until(certificate: Mapping[str, Any]) -> Instant:
 
 
 def check_key_file(path: Path) -> None:
-    """Reject a private key accessible to other accounts; TlsError names the file and the chmod."""
+    """Check that no other account can access a private key.
+
+    Raises:
+        TlsError: One can; the message names the file and the chmod.
+    """
     os.close(open_key_file(path))
 
 
 def open_key_file(path: Path) -> int:
-    """Return a descriptor (O_PATH) of a private key that only its owner can access; TlsError as for
-    `check_key_file`.
+    """Return a descriptor (O_PATH) of a private key that only its owner can access. Exceptions as `check_key_file`.
 
     Reading through it (`/proc/self/fd/N`) reads the checked file, even if its name has been reused.
     """
@@ -239,7 +250,11 @@ def read_pem(path: Path, what: str, *, opened: str | None = None) -> bytes:
 
 
 def parse_certificates(pem: bytes) -> list[x509.Certificate]:
-    """Parse the certificates of a PEM text, at least one; ValueError for anything else."""
+    """Parse the certificates of a PEM text.
+
+    Raises:
+        ValueError: The text does not contain any, or is malformed.
+    """
     from cryptography import x509
 
     try:
@@ -250,7 +265,7 @@ def parse_certificates(pem: bytes) -> list[x509.Certificate]:
 
 
 def _unreadable(certificate: Path, key: Path) -> Path:
-    """Return the unreadable one of certificate and key."""
+    """Return the path that is unreadable: the certificate's or the key's."""
     try:
         certificate.open("rb").close()
     except OSError:

@@ -95,7 +95,11 @@ class HistoryCounts:
         return root_of(self.jobs(less), self._reader(less))
 
     def path(self, job: int, less: Mapping[int, int] = NOTHING_LESS) -> list[bytes]:
-        """Return the inclusion proof of a job's leaf; LookupError without one."""
+        """Return the inclusion proof of a job's leaf.
+
+        Raises:
+            LookupError: The job has no records.
+        """
         position = self.position(job)
         if position is None:
             raise LookupError(f"no records of job {job} are counted")

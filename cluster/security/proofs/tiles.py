@@ -64,7 +64,8 @@ def parse_path(path: str) -> Tile:
 def tile_at(level: int, index: int, size: int) -> Tile:
     """Return tile `index` of tile level `level`, with its width in a tree of `size` leaves.
 
-    TileError if it does not exist.
+    Raises:
+        TileError: There is no such tile.
     """
     width = min(TILE_WIDTH, (size >> TILE_LEVELS * level) - index * TILE_WIDTH)
     if width < 1:
@@ -83,7 +84,7 @@ def new_tiles(old_size: int, size: int) -> Iterator[Tile]:
 
 
 def nodes_in_tiles(size: int, read_tile: Callable[[Tile], bytes]) -> ReadNode:
-    """Return a reader of tree nodes from tiles; it raises TileError if a tile has the wrong length."""
+    """Return a reader of tree nodes from tiles. It raises TileError if a tile has the wrong length."""
 
     def read(level: int, index: int) -> bytes:
         tile_level, above = divmod(level, TILE_LEVELS)
@@ -104,14 +105,22 @@ def nodes_in_tiles(size: int, read_tile: Callable[[Tile], bytes]) -> ReadNode:
 
 
 def bundle(leaves: Sequence[bytes]) -> bytes:
-    """Encode a bundle; TileError for a leaf of more than 65,535 bytes."""
+    """Encode a bundle.
+
+    Raises:
+        TileError: A leaf has more than 65,535 bytes.
+    """
     if any(len(leaf) > MAX_LEAF_BYTES for leaf in leaves):
         raise TileError(f"a leaf in a bundle may have at most {MAX_LEAF_BYTES} bytes")
     return b"".join(len(leaf).to_bytes(2, "big") + leaf for leaf in leaves)
 
 
 def leaves_in(held: bytes) -> list[bytes]:
-    """Return the leaves of a bundle; TileError if it is truncated."""
+    """Return the leaves of a bundle.
+
+    Raises:
+        TileError: The bundle is truncated.
+    """
     leaves: list[bytes] = []
     at = 0
     while at < len(held):

@@ -78,7 +78,11 @@ def parse_request(body: bytes) -> AddCheckpoint:
 
 
 def parse_size(body: bytes) -> int:
-    """Return the size in a 409 response; WitnessRequestError if it is invalid."""
+    """Return the size in a 409 response.
+
+    Raises:
+        WitnessRequestError: The size is invalid.
+    """
     found = _SIZE.fullmatch(body)
     if found is None or int(found[1]) > MAX_SIZE:
         raise WitnessRequestError(f"{body[:40]!r} is not a size")
@@ -86,7 +90,11 @@ def parse_size(body: bytes) -> int:
 
 
 def cosignature_in(text: str, answer: bytes, key: VerifierKey) -> tuple[Signature, VerifiedSignature]:
-    """Return the cosignature of a checkpoint's text by `key` from a 200 response; NoteError if it is missing."""
+    """Return the cosignature of a checkpoint's text by `key` from a 200 response.
+
+    Raises:
+        NoteError: The cosignature is missing or invalid.
+    """
     held = text.encode() + b"\n" + answer
     verified = verify_note(held, [key])[1][0]
     own = next(one for one in parse_note(held)[1] if (one.name, one.key_id) == (key.name, key.key_id))
@@ -101,7 +109,11 @@ def write_signer(name: str, private: Ed25519PrivateKey) -> str:
 
 
 def parse_signer(text: str) -> tuple[str, Ed25519PrivateKey]:
-    """Parse the output of `write_signer`; NoteError if it is invalid."""
+    """Parse the output of `write_signer`.
+
+    Raises:
+        NoteError: The text is invalid.
+    """
     found = _SIGNER.fullmatch(text.removesuffix("\n"))
     held = b"" if found is None else base64.b64decode(found["key"])
     if found is None or len(held) != 1 + HASH_BYTES or held[0] != COSIGNATURE_KEY:

@@ -56,7 +56,7 @@ class _WitnessUsageError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, run, and return the exit code."""
     leave_when_terminated()
-    parser = argparse.ArgumentParser(prog="forebay run witness", description="Cosign what logs grow to.")
+    parser = argparse.ArgumentParser(prog="forebay run witness", description="Cosign checkpoints of transparency logs.")
     parser.add_argument("--key", type=Path, required=True)
     parser.add_argument("--db", type=Path, required=True)
     parser.add_argument("--listen", required=True)

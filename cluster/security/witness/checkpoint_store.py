@@ -1,7 +1,7 @@
 """Checkpoints a witness has cosigned: one row per log in SQLite, durable before the cosignature is sent.
 
-It also stores evidence of forks: validly signed checkpoints that contradict a cosigned one, with another root or
-without consistency.
+It also stores evidence of forks: validly signed checkpoints that contradict a cosigned one, because their root differs
+or they are not consistent with it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,11 @@ class CheckpointStore:
 
     @classmethod
     def create(cls, path: Path, key: str) -> None:
-        """Create an empty, durable database for a key; WitnessError if one exists."""
+        """Create an empty, durable database for a key.
+
+        Raises:
+            WitnessError: The file exists, or cannot be written.
+        """
         if path.exists():
             raise WitnessError(f"{path} already exists", "use another file: a database is never overwritten")
         connection = _open_database(path)

@@ -50,7 +50,11 @@ def make_key(path: Path, name: str) -> VerifierKey:
 
 
 def read_key(path: Path) -> tuple[str, Ed25519PrivateKey]:
-    """Return name and key from a file that only its owner can access; WitnessError otherwise."""
+    """Return name and key from a file that only its owner can access.
+
+    Raises:
+        WitnessError: The file is unreadable, accessible to others, or not a key.
+    """
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)

@@ -92,7 +92,7 @@ class WitnessServer:
     """Accepts requests and has the witness decide in a thread."""
 
     def __init__(self, witness: CheckpointWitness, address: Address, tls: Callable[[], ssl.SSLContext] | None) -> None:
-        """`tls` returns the context of the next handshake; None: plain HTTP, behind a local proxy."""
+        """Create it. `tls` returns the context of the next handshake; None: plain HTTP, behind a local proxy."""
         self._witness = witness
         self._address = address
         self._tls = tls
@@ -107,7 +107,11 @@ class WitnessServer:
         return 0 if self._guarded is None else len(self._guarded.connections)
 
     async def start(self) -> None:
-        """Start listening; OSError if the address cannot be used."""
+        """Start listening.
+
+        Raises:
+            OSError: The address cannot be used.
+        """
         self._guarded = _GuardedServer(self._handle, LOGGER, lingering_time=1.0)
         if self._tls is None:
             listening = await listen(self._address)
