@@ -295,7 +295,7 @@ class FrameReader:
             while len(buffer) - start >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(buffer, start)
                 if length > MAX_FRAME_BYTES:
-                    raise FrameRefused(f"a frame of {length} bytes is announced; the bound is {MAX_FRAME_BYTES}")
+                    raise FrameRefused(f"a frame of {length} bytes is announced; the maximum is {MAX_FRAME_BYTES}")
                 end = start + _LENGTH.size + length
                 if end > len(buffer):
                     break

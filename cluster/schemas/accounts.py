@@ -28,7 +28,8 @@ UserLimits: TypeAlias = Annotated[dict[_Text, Limits], msgspec.Meta(max_length=A
 class RecordRequest(Command, frozen=True, kw_only=True):
     """Body that creates or replaces a record.
 
-    With `if_match`, the request is rejected unless the record has this `etag`; an empty text: unless it does not exist.
+    With `if_match`, the request is rejected if the record has another `etag`; an empty text means: if the record
+    exists.
     """
 
     if_match: Annotated[str, msgspec.Meta(max_length=2 * ETAG_BYTES)] | None = None

@@ -103,11 +103,11 @@ def check_hello(hello: HelloFrame, cluster_id: str) -> None:
         ChannelProtocolError: The greeting is of another version or cluster.
     """
     if hello.version != CHANNEL_VERSION:
-        raise ChannelProtocolError(
-            f"the other side speaks version {hello.version}; this release speaks {CHANNEL_VERSION}"
-        )
+        raise ChannelProtocolError(f"the other side uses version {hello.version}; this release uses {CHANNEL_VERSION}")
     if hello.cluster != cluster_id:
-        raise ChannelProtocolError(f"the other side is of cluster {hello.cluster!r}; this is cluster {cluster_id!r}")
+        raise ChannelProtocolError(
+            f"the other side belongs to cluster {hello.cluster!r}; this is cluster {cluster_id!r}"
+        )
 
 
 class FrameSplitter:
@@ -142,7 +142,7 @@ class FrameSplitter:
         while size - start >= LENGTH.size:
             (length,) = LENGTH.unpack_from(buffer, start)
             if length > self._bytes_max:
-                raise ChannelProtocolError(f"a frame of {length} bytes is announced; the bound is {self._bytes_max}")
+                raise ChannelProtocolError(f"a frame of {length} bytes is announced; the maximum is {self._bytes_max}")
             end = start + LENGTH.size + length
             if end > size:
                 self._needed = end - start

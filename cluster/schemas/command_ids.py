@@ -34,7 +34,7 @@ def instant_of(command_id: str) -> Instant:
     """
     found = bytes_of(command_id)
     if is_in_session(found):
-        raise ValueError(f"{command_id!r} is the id of a command in a session, which says no time")
+        raise ValueError(f"{command_id!r} is the ID of a command in a session, which contains no time")
     return instant_in(found)
 
 

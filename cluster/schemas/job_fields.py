@@ -126,9 +126,9 @@ JOB_FIELDS = (
     JobField("comment", ("--comment",), ("--comment",), "TEXT", "Comment to keep with the job.",
              change="Comment to keep with the job.",
              label="Comment", letter="k", heading="COMMENT"),
-    JobField("deadline", ("--deadline",), ("--deadline",), "TIME", "Drop the job if it cannot finish by then.",
+    JobField("deadline", ("--deadline",), ("--deadline",), "TIME", "Drop the job if it cannot finish by this time.",
              "moment",
-             change="Drop the job if it cannot finish by then; empty for never.", public=True),
+             change="Drop the job if it cannot finish by this time; empty for never.", public=True),
     JobField("hold", ("-H", "--hold"), ("--hold", "-H"), "", "Hold the job until it is released.", "switch",
              public=True),
     JobField("workdir", ("-D", "--chdir"), ("--chdir", "-D"), "DIR", "Working directory.  [default: this one]",
@@ -224,7 +224,7 @@ class UpdateRequest(Command, frozen=True, kw_only=True):
     qos: Text | None = None
     reservation: Text | None = None
     partition: Text | None = None
-    """Empty, as for the three fields above: none, or the default one."""
+    """Empty: the default partition. An empty account, QOS or reservation means none."""
     licenses: Annotated[tuple[Text, ...], msgspec.Meta(max_length=LICENSES_PER_JOB_MAX)] | None = None
     comment: Text | None = None
     requeue: bool | None = None
@@ -272,7 +272,7 @@ class JobDetailsView(msgspec.Struct, frozen=True, kw_only=True):
     open_mode: str | None = None
     arguments: tuple[str, ...] = ()
     tasks: int | None = None
-    """Null: one."""
+    """Null: one task."""
     exclusive: bool = False
     input: str | None = None
     """Absolute path for standard input; null: none."""

@@ -248,7 +248,7 @@ class BufferView(View, frozen=True, kw_only=True):
 
 
 class BuffersAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/buffers."""
+    """Response of GET /v1/buffers."""
 
     buffers: tuple[BufferView, ...]
 
@@ -280,7 +280,7 @@ class PoolView(View, frozen=True, kw_only=True):
 
 
 class PoolsAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/pools."""
+    """Response of GET /v1/pools."""
 
     pools: tuple[PoolView, ...]
 
@@ -369,7 +369,7 @@ class LostJobView(View, frozen=True, kw_only=True):
 
 
 class NodeLostAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of POST /v1/nodes/{name}/lost."""
+    """Response of POST /v1/nodes/{name}/lost."""
 
     node: str
     dry_run: bool
@@ -556,7 +556,7 @@ class BulkAnswer(Answer, frozen=True, kw_only=True):
 
 
 class RegisterAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of POST /v1/agents/{node}/register."""
+    """Response of POST /v1/agents/{node}/register."""
 
 
 class PollAnswer(Answer, frozen=True, kw_only=True):

@@ -88,7 +88,7 @@ class StoredSnapshotView(View, frozen=True, kw_only=True):
 
 
 class SnapshotsAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/snapshots."""
+    """Response of GET /v1/snapshots."""
 
     replica: str
     snapshots: tuple[StoredSnapshotView, ...]
@@ -305,7 +305,7 @@ class WitnessKeyView(View, frozen=True, kw_only=True):
 
 
 class LogKeysAnswer(Answer, frozen=True, kw_only=True):
-    """Answer of GET /v1/tlog/keys."""
+    """Response of GET /v1/tlog/keys."""
 
     origin: str
     """First line of this ledger's checkpoints."""

@@ -59,7 +59,7 @@ _DRILL_WATCHERS: Final = PEOPLE | {Role.DRILL}
 _READERS: Final = PEOPLE | _SCHEDULERS
 """Users, operators, and other schedulers for their own external jobs.
 
-`ApiCall.job_in` hides all other jobs from those.
+`ApiCall.job_in` hides all other jobs from a scheduler.
 """
 _EVERYBODY: Final = frozenset(Role) - {Role.AUDITOR, Role.MONITOR, Role.GATEWAY}
 """All participating roles; a gateway only acts on behalf of users."""

@@ -103,11 +103,11 @@ class FeatureLevelRequest(Command, frozen=True, kw_only=True):
 
 
 class SubmitCommand(SubmitRequest, frozen=True, kw_only=True, tag_field="type", tag="submit_job"):
-    """A submit among many."""
+    """Submit of a bulk request."""
 
 
 class CancelCommand(CancelRequest, frozen=True, kw_only=True, tag_field="type", tag="cancel_job"):
-    """A cancel among many."""
+    """Cancel of a bulk request."""
 
     job_id: JobReference
 
@@ -119,35 +119,35 @@ class JobCommand(Command, frozen=True, kw_only=True):
 
 
 class HoldCommand(JobCommand, frozen=True, kw_only=True, tag_field="type", tag="hold_job"):
-    """A hold among many."""
+    """Hold of a bulk request."""
 
 
 class ReleaseCommand(ReleaseRequest, frozen=True, kw_only=True, tag_field="type", tag="release_job"):
-    """A release among many."""
+    """Release of a bulk request."""
 
     job_id: JobReference
 
 
 class SuspendCommand(JobCommand, frozen=True, kw_only=True, tag_field="type", tag="suspend_job"):
-    """A suspend among many."""
+    """Suspend of a bulk request."""
 
 
 class ContinueCommand(JobCommand, frozen=True, kw_only=True, tag_field="type", tag="resume_job"):
-    """A resume of a suspended job among many."""
+    """Resume of a suspended job in a bulk request."""
 
 
 class RequeueCommand(JobCommand, frozen=True, kw_only=True, tag_field="type", tag="requeue_job"):
-    """A requeue among many."""
+    """Requeue of a bulk request."""
 
 
 class UpdateCommand(UpdateRequest, frozen=True, kw_only=True, tag_field="type", tag="update_job"):
-    """A change of a pending job among many."""
+    """Change of a pending job in a bulk request."""
 
     job_id: JobReference
 
 
 class ClearCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="clear_buffer"):
-    """A clear among many (operators): the buffer of a job, or the persistent buffer `name`.
+    """Clear of a bulk request (operators): the buffer of a job, or the persistent buffer `name`.
 
     `discard`: clear even the only copy of data.
     """
@@ -158,19 +158,19 @@ class ClearCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="cl
 
 
 class PoolCommand(PoolRequest, frozen=True, kw_only=True, tag_field="type", tag="set_pool"):
-    """A pool change among many."""
+    """Pool change of a bulk request."""
 
     name: str
 
 
 class DrainCommand(DrainRequest, frozen=True, kw_only=True, tag_field="type", tag="drain_node"):
-    """A drain among many."""
+    """Drain of a bulk request."""
 
     node: str
 
 
 class ResumeCommand(Command, frozen=True, kw_only=True, tag_field="type", tag="resume_node"):
-    """A resume among many."""
+    """Resume of a drained node in a bulk request."""
 
     node: str
 

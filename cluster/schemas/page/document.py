@@ -68,7 +68,7 @@ class HeadlineFigure(NamedTuple):
 
 
 def tiles(found: Iterable[HeadlineFigure]) -> str:
-    """Return headline figures."""
+    """Return headline figures as HTML."""
     parts = (
         f'<div class="tile {escape(one.kind)}"><span>{escape(one.label)}</span><b>{escape(one.value)}</b>'
         f"{escape(one.more)}</div>"
@@ -97,7 +97,7 @@ def page(title: str, parts: Iterable[str], colours: Mapping[str, str] | None = N
 
 
 def key(kinds: Iterable[tuple[str, str]]) -> str:
-    """Return a chart legend from classes and their meanings."""
+    """Return a chart legend as HTML, from classes and their meanings."""
     items = "".join(f'<span class="item"><span class="{kind}"></span>{escape(name)}</span> ' for kind, name in kinds)
     return f'<p class="key">{items}</p>'
 

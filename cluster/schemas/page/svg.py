@@ -112,7 +112,7 @@ def bars(frame: ChartFrame, rows: Sequence[str], found: Iterable[ChartBar]) -> s
 
 
 def lines(frame: ChartFrame, layers: Sequence[Layer], most: float, scale: Sequence[str]) -> str:
-    """Return steps over each other: the first as an area, the others as lines.
+    """Return overlaid steps: the first as an area, the others as lines.
 
     `most` is the value at the top edge; `scale` labels the values from there to 0 at equal distances.
     """
@@ -151,7 +151,7 @@ def stacked_areas(
 
 
 def areas(frame: ChartFrame, layers: Sequence[Layer], most: float, label: str, scale: Sequence[str]) -> str:
-    """Return steps as areas, each in front of the one before; `label` describes the chart for screen readers."""
+    """Return steps as areas, each in front of its predecessor; `label` describes the chart for screen readers."""
     parts = []
     for layer in layers:
         points = _corners(frame, layer.steps, most)
