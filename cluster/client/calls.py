@@ -87,7 +87,7 @@ if a replica of another release decoded the command differently.
 def is_definite(status: int, code: str = "") -> bool:
     """Return True if a response with this status settles earlier requests with the same command ID.
 
-    Success does, because it carries the cached reply. So does a rejection on the merits, which the first request met
+    Success does, because it carries the cached reply. So does a rejection that the first request must have received
     too.
     """
     if status < 300:
@@ -257,9 +257,10 @@ class Caller:
         sleep: Callable[[float], Awaitable[None]] = sleep_for,
         chance: Callable[[], float] = draw_jitter,
     ) -> None:
-        """`nobody_s`: end a call once nothing has listened at any address for this long, seconds.
+        """Create it.
 
-        None: use the deadline.
+        `nobody_s`: end a call once nothing has listened at any address for this long, seconds; None: only at its
+        deadline.
         """
         self._exchange = exchange
         self._endpoints = endpoints

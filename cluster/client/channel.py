@@ -120,7 +120,7 @@ class ChannelConnection(ReadingProtocol):
         return len(self._answers)
 
     def ask(self, command: BulkCommand) -> asyncio.Future[SuccessFrame]:
-        """Send a command; the future yields its result, or ApiError with `outcome` refused or unknown.
+        """Send a command; the future yields its result, or ApiError with `outcome` rejected or unknown.
 
         Raises:
             ApiError: 429 if OUTSTANDING_MAX commands are outstanding, 413 if the command exceeds a frame.

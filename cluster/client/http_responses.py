@@ -21,7 +21,7 @@ class MalformedResponse(Exception):
 
 
 class ResponseReader:
-    """Buffered input of a connection; raises TimeoutError after `until_s`."""
+    """Buffered input of a connection. Reads raise TimeoutError after `until_s`."""
 
     def __init__(self, connection: socket.socket, clock: Clock, until_s: float) -> None:
         self._connection = connection
@@ -35,7 +35,11 @@ class ResponseReader:
         self._connection.sendall(data)
 
     def line(self) -> bytes:
-        """Return the next line without its end; MalformedResponse if it exceeds HEAD_BYTES_MAX."""
+        """Return the next line without its end.
+
+        Raises:
+            MalformedResponse: The line exceeds HEAD_BYTES_MAX, or never ends.
+        """
         while b"\n" not in self._rest:
             if len(self._rest) > HEAD_BYTES_MAX or not self._more():
                 raise MalformedResponse("the answer is not HTTP")

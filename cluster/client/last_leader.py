@@ -63,7 +63,11 @@ class RememberedEndpoints(Endpoints):
 
 
 def _directory() -> int:
-    """Return a descriptor of the session's directory; OSError unless it belongs to this account alone."""
+    """Return a descriptor of the session's directory.
+
+    Raises:
+        OSError: There is no such directory, or other accounts may write to it.
+    """
     directory = open_directory(os.environ.get(DIRECTORY_VARIABLE, ""))
     status = os.fstat(directory)
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:

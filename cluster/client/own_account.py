@@ -83,7 +83,11 @@ def gateway_unreachable(way: GatewayAccess, error: OSError) -> AttemptError:
 
 
 def attempt_of(answer: HttpResponse) -> AttemptError:
-    """Return the error in a gateway's response; msgspec.MsgspecError if it contains none."""
+    """Return the error in a gateway's response.
+
+    Raises:
+        msgspec.MsgspecError: The response contains none.
+    """
     return msgspec.json.decode(answer.body, type=AttemptView).failure()
 
 
@@ -91,7 +95,11 @@ class Credential:
     """Creates MUNGE credentials of this process's account, each valid for one request only."""
 
     def __init__(self, way: MungeAccess) -> None:
-        """Load libmunge; MungeUnavailable if that fails."""
+        """Load libmunge.
+
+        Raises:
+            MungeUnavailable: The library cannot be loaded.
+        """
         from cluster.security import Munge
 
         self._munge = Munge(way.socket)

@@ -1,8 +1,8 @@
 """Loopback proxy that shows a browser the status page as the account that runs it.
 
 A browser has neither the account's certificate nor access to a gateway's socket. The proxy listens on 127.0.0.1 and
-forwards reads of the page. Other accounts of the machine cannot use it: the kernel tells whose connection it is, and
-the one-time link is exchanged for a cookie.
+forwards reads of the page. Other accounts of the machine cannot use it: the kernel reports the account of each
+connection, and the one-time link is exchanged for a cookie.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PageProxy:
     """Proxy of the status page; an asynchronous context manager that listens while it is open."""
 
     def __init__(self, exchange: Exchange, endpoints: Endpoints, port: int = 0) -> None:
-        """`exchange` has the account's access to the replicas at `endpoints`; port 0: a free one."""
+        """Create it. `exchange` has the account's access to the replicas at `endpoints`; port 0: a free one."""
         self._exchange = exchange
         self._endpoints = endpoints
         self._port = port
@@ -219,6 +219,6 @@ def _is_own(request: web.BaseRequest, port: int) -> bool:
 
 
 def _in_kernel(host: str, port: int) -> str:
-    """Return an IPv4 address as the kernel's table has it."""
+    """Format an IPv4 address as in the kernel's table."""
     # The address is printed as a number in the machine's byte order, which is little-endian on all supported machines.
     return f"{bytes(reversed([int(part) for part in host.split('.')])).hex().upper()}:{port:04X}"

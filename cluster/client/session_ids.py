@@ -21,12 +21,12 @@ UNKNOWN_SESSION: Final = "unknown_session"
 class SessionIds:
     """Command numbers in successive sessions.
 
-    An unanswered command stays outstanding so that it can be resent. When these fill the window a new session is
-    opened, and the old one expires.
+    An unanswered command stays outstanding so that it can be resent. When unanswered commands fill the window, a new
+    session is opened, and the old one expires.
     """
 
     def __init__(self, open_session: Callable[[], Awaitable[int]], clock: Clock) -> None:
-        """`open_session` opens a session and returns its number, or raises ApiError."""
+        """Start without a session. `open_session` opens one and returns its number, or raises ApiError."""
         self._open = open_session
         self._clock = clock
         self._opening: asyncio.Future[None] | None = None

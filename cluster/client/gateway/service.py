@@ -148,7 +148,7 @@ class Gateway:
     """Listens on a local socket and forwards requests to the replicas."""
 
     def __init__(self, config: AccessConfig, files: TlsFiles, path: Path, clock: Clock) -> None:
-        """`files`: the gateway's own certificate.
+        """Create it. `files`: the gateway's own certificate.
 
         Raises:
             TlsError: The files cannot be used.
@@ -208,7 +208,9 @@ class Gateway:
 
     async def _answer(self, request: web.BaseRequest, connection: _Connection) -> web.StreamResponse:
         if connection.full or connection.uid is None:
-            raise _Refusal(429, "too_many_requests", connection.full or "the connection has ended", "close some")
+            raise _Refusal(
+                429, "too_many_requests", connection.full or "the connection has ended", "close some of them"
+            )
         account, address, body = await self._account(connection.uid), self._replica(request), _body_of(request)
         headers = {name: value for name in _PASSED_ON if (value := request.headers.get(name)) is not None}
         headers[USER_HEADER] = account
@@ -257,7 +259,7 @@ class Gateway:
         except NotKnownNow as error:
             raise _Refusal(503, "too_busy", str(error), "try again in a moment") from error
         if account is None:
-            raise _Refusal(403, "permission_denied", f"this machine has no account with uid {uid}", "add it")
+            raise _Refusal(403, "permission_denied", f"this machine has no account with uid {uid}", "add the account")
         if not is_name(account):
             words = f"the account {account!r:.120} cannot name a user: {NAME_RULE}"
             raise _Refusal(403, "permission_denied", words, "give the account another name")
@@ -312,7 +314,11 @@ def listen_at(path: Path) -> socket.socket:
 
 
 def _clear(path: Path, short: str) -> None:
-    """Remove the socket of an earlier gateway; GatewayError for any other file."""
+    """Remove the socket of an earlier gateway.
+
+    Raises:
+        GatewayError: The file is no socket, or a gateway listens there.
+    """
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
