@@ -13,9 +13,10 @@ from cluster.drill.throttling import throttle_of
 
 
 def fault_of(config: Config, helper: HelperConfig, scenario: str, target: str, number: int) -> Fault:
-    """Return the fault of a drill; HelperRefused names the setting that forbids it, before anything is changed.
+    """Return the fault of a drill. Nothing is changed, but files and host names are read, so the call may block.
 
-    It reads files and resolves host names, so it may block.
+    Raises:
+        HelperRefused: A setting forbids the fault; the message names it.
     """
     if scenario not in NEEDS:
         raise HelperRefused(f"no helper supports {scenario}", f"use one of: {', '.join(NEEDS)}")
@@ -99,7 +100,11 @@ def _ports(numbers: Iterable[int]) -> str:
 
 
 def _addresses(hosts: Iterable[str]) -> set[str]:
-    """Return the addresses of hosts; HelperRefused."""
+    """Return the addresses of hosts.
+
+    Raises:
+        HelperRefused: A host name cannot be resolved.
+    """
     found = set[str]()
     for host in sorted(hosts):
         try:

@@ -30,9 +30,11 @@ class HelperChannel:
 
     @classmethod
     async def open(cls, name: str, address: Address, tls: TlsFiles, cluster_id: str) -> HelperChannel:
-        """Connect to the helper of that name; HelperRefused if it does not answer or has another identity.
+        """Connect to the helper of that name.
 
-        TlsError.
+        Raises:
+            HelperRefused: The helper does not answer, or has another identity.
+            TlsError: The own certificate cannot be used.
         """
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -63,7 +65,11 @@ class HelperChannel:
         return cls(name, cluster_id, reader, writer)
 
     async def ask(self, ask: Ask) -> HelperAnswer:
-        """Return the answer, which is `done`; HelperRefused."""
+        """Send a request and return the answer.
+
+        Raises:
+            HelperRefused: The helper does not answer, or rejects the request.
+        """
         async with self._turn:
             try:
                 async with asyncio.timeout(ANSWER_S):

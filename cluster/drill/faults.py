@@ -118,23 +118,43 @@ class Machine(Protocol):
         ...
 
     def cut(self, rules: str) -> None:
-        """Load a table of nft rules; HelperRefused."""
+        """Load a table of nft rules.
+
+        Raises:
+            HelperRefused: nft fails.
+        """
         ...
 
     def mend(self, table: str) -> None:
-        """Delete a table if it exists; HelperRefused."""
+        """Delete a table if it exists.
+
+        Raises:
+            HelperRefused: nft fails.
+        """
         ...
 
     def fill(self, file: str) -> None:
-        """Create a file that takes the free space; OSError."""
+        """Create a file that takes the free space.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
         ...
 
     def empty(self, file: str) -> None:
-        """Delete the file if it exists; OSError."""
+        """Delete the file if it exists.
+
+        Raises:
+            OSError: The file cannot be deleted.
+        """
         ...
 
     def throttle(self, group: str, bound: str) -> None:
-        """Limit a cgroup by a line of `io.max`; do nothing if the cgroup no longer exists. OSError."""
+        """Limit a cgroup by a line of `io.max`; do nothing if the cgroup no longer exists.
+
+        Raises:
+            OSError: The kernel rejects the limit.
+        """
         ...
 
     def start(self, name: str, command: tuple[str, ...]) -> None:
@@ -147,14 +167,22 @@ class Machine(Protocol):
 
 
 def of_target(drill: int, target: str, fault: Fault, machine: Machine) -> Undo:
-    """Return the record for a fault, before it is caused; HelperRefused if its process is not running."""
+    """Return the record for a fault, before it is caused.
+
+    Raises:
+        HelperRefused: The target's process is not running.
+    """
     if isinstance(fault, Cut | Throttle):
         return Undo(drill, target, fault)
     return Undo(drill, target, fault, running(target, fault.directory, machine))
 
 
 def running(target: str, directory: str, machine: Machine) -> TargetProcess:
-    """Return the process of a target's directory; HelperRefused if it is not running."""
+    """Return the process of a target's directory.
+
+    Raises:
+        HelperRefused: The process is not running.
+    """
     process = machine.holder(directory)
     if process is None:
         raise HelperRefused(f"{target} is not running: no process holds the lock of {directory}", "start it first")
@@ -162,7 +190,12 @@ def running(target: str, directory: str, machine: Machine) -> TargetProcess:
 
 
 def do(undo: Undo, machine: Machine) -> None:
-    """Cause the fault; HelperRefused, OSError. `undo_fault` also undoes a part of it."""
+    """Cause the fault. After a failure, `undo_fault` undoes the part that was caused.
+
+    Raises:
+        HelperRefused: The process has ended, or nft rejects its rules.
+        OSError: The machine fails to cause it.
+    """
     match undo.fault:
         case Stop() | Kill():
             assert undo.process is not None
@@ -178,7 +211,12 @@ def do(undo: Undo, machine: Machine) -> None:
 
 
 def undo_fault(undo: Undo, machine: Machine) -> None:
-    """Undo the fault, complete or partial; HelperRefused, OSError if the machine fails to."""
+    """Undo the fault, even if it was caused only in part.
+
+    Raises:
+        HelperRefused: A command of the machine fails.
+        OSError: The machine fails to undo it.
+    """
     match undo.fault:
         case Stop():
             assert undo.process is not None
@@ -234,16 +272,16 @@ class ThisMachine:
         return send(process.pid, number, still=lambda: start_time(process.pid) == process.start)
 
     def cut(self, rules: str) -> None:
-        """Load a table of nft rules; HelperRefused."""
+        """Load a table of nft rules."""
         _nft("-f", "-", rules=rules)
 
     def mend(self, table: str) -> None:
-        """Delete a table if it exists; HelperRefused."""
+        """Delete a table if it exists."""
         # Declared first, so that it exists and the deletion needs no check.
         _nft("-f", "-", rules=f"table inet {table}\ndelete table inet {table}\n")
 
     def fill(self, file: str) -> None:
-        """Create a file that takes the free space, at most FILL_BYTES_MAX; OSError."""
+        """Create a file that takes the free space, at most FILL_BYTES_MAX."""
         with closing(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)) as descriptor:
             step, size = FILL_BYTES_MAX, 0
             # Halve the step until nothing fits: a filesystem rejects too large a size, and its free space is not exact.
@@ -260,19 +298,23 @@ class ThisMachine:
                     step //= 2
 
     def empty(self, file: str) -> None:
-        """Delete the file if it exists; OSError."""
+        """Delete the file if it exists."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(file)
 
     def throttle(self, group: str, bound: str) -> None:
-        """Limit a cgroup by a line of `io.max`; do nothing if the cgroup no longer exists. OSError."""
+        """Limit a cgroup by a line of `io.max`; do nothing if the cgroup no longer exists."""
         # Without O_CREAT: a cgroup deleted with its last process has no limit left to restore.
         with contextlib.suppress(FileNotFoundError):
             with closing(os.open(os.path.join(group, IO_MAX), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
                 os.write(file, bound.encode())
 
     def start(self, name: str, command: tuple[str, ...]) -> None:
-        """Have `forebay cluster up` or the machine's configured command restart it; HelperRefused."""
+        """Have `forebay cluster up` or the machine's configured command restart it.
+
+        Raises:
+            HelperRefused: The command fails.
+        """
         if self._up is not None:
             with contextlib.suppress(OSError):  # `up` and its processes have ended
                 os.write(self._up, f"{name}\n".encode())
@@ -305,14 +347,17 @@ def _locks(pid: int, place: tuple[int, int]) -> bool:
 
 
 def nft_fault() -> str:
-    """Return why nft rules cannot be loaded here, empty if they can."""
+    """Return the reason why nft rules cannot be loaded here, empty if they can."""
     if shutil.which("nft") is None:
         return "this machine has no nft (nftables)"
     return "" if os.geteuid() == 0 else "the helper does not run as root, and cannot load nft rules"
 
 
 def disk_fault(directory: Path) -> str:
-    """Return why a directory's filesystem may not be filled, empty if it may: it must hold nothing else."""
+    """Return the reason why a directory's filesystem may not be filled, empty if it may.
+
+    It must be a small filesystem that other programs do not need.
+    """
     here = os.stat(directory)
     if here.st_dev == os.stat("/").st_dev:
         return f"{directory} is on the root filesystem, which other programs need"

@@ -56,7 +56,7 @@ END_S: Final = 45.0
 _MAY: Final = frozenset({Role.OPERATOR, Role.DRILL})
 
 Known = Callable[[int], Awaitable[DrillAnswer]]
-"""Queries the cluster for a drill; ApiError."""
+"""Queries the cluster for a drill. Raises ApiError."""
 
 Spawn = Callable[..., Awaitable[asyncio.subprocess.Process]]
 """Starts a process, like asyncio.create_subprocess_exec."""
@@ -74,7 +74,7 @@ class UnderWay:
         self.begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """First line of the process."""
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Why the fault is not undone, empty if it is."""
+        """Reason why the fault is not undone; empty if it is."""
 
     def tell(self, line: str) -> None:
         """Send the process a line; it may have ended."""
@@ -97,10 +97,13 @@ class Helper:
         up: int | None = None,
         spawn: Spawn = asyncio.create_subprocess_exec,
     ) -> None:
-        """Create it; ConfigError.
+        """Create it.
 
         `up`: descriptor of a pipe to `forebay cluster up`, which restarts killed processes; `spawn` starts the process
         that causes a fault.
+
+        Raises:
+            ConfigError: There is no such helper.
         """
         self._config = config
         self._me = config.helper(name)
@@ -124,7 +127,10 @@ class Helper:
     async def run(self, stop: asyncio.Event) -> None:
         """Undo the faults of an earlier run, serve until `stop` is set, and undo running faults.
 
-        OSError, ValueError, HelperRefused.
+        Raises:
+            OSError: The address or the undo record cannot be used.
+            ValueError: The undo record is unreadable.
+            HelperRefused: A fault of an earlier run cannot be undone.
         """
         left = await asyncio.to_thread(self._settle)
         if left:
@@ -177,7 +183,11 @@ class Helper:
             writer.close()
 
     def _admitted(self, writer: asyncio.StreamWriter) -> Identity:
-        """Return the peer's identity; HelperRefused if it may not run drills."""
+        """Return the peer's identity.
+
+        Raises:
+            HelperRefused: The peer may not run drills.
+        """
         try:
             shown = certificate_shown(writer.transport, self._config.cluster.id)
         except IdentityError as error:
@@ -293,7 +303,11 @@ class Helper:
         return HelperAnswer(done=True)
 
     async def _check_under_way(self, ask: BeginRequest, who: Identity) -> None:
-        """Check that the cluster has this drill as running; HelperRefused."""
+        """Check that this drill is under way in the cluster.
+
+        Raises:
+            HelperRefused: It is not, or the cluster does not confirm it.
+        """
         try:
             drill = await self._known(ask.drill)
         except ApiError as error:
@@ -303,7 +317,7 @@ class Helper:
             ) from error
         if drill.verdict != "under way" or drill.abort:
             raise HelperRefused(
-                f"drill {ask.drill} is {drill.abort and 'to end' or drill.verdict}", "start another drill"
+                f"drill {ask.drill} is {drill.abort and 'being aborted' or drill.verdict}", "start another drill"
             )
         if drill.by != who.name:
             raise HelperRefused(

@@ -28,7 +28,12 @@ class UndoRecord:
     """Record of one helper, held exclusively: no other process causes or undoes its fault meanwhile."""
 
     def __init__(self, directory: Path, *, wait: bool = False) -> None:
-        """Acquire the record; if it is held, wait if `wait`. Busy, OSError."""
+        """Acquire the record; if another process holds it, wait for it if `wait`.
+
+        Raises:
+            Busy: Another process holds the record.
+            OSError: The directory cannot be used.
+        """
         make_private_directory(directory)
         self._directory = open_directory(directory)
         try:
@@ -45,7 +50,12 @@ class UndoRecord:
         os.close(self._directory)
 
     def read(self) -> Undo | None:
-        """Return the fault to undo, None if there is none. OSError; ValueError names an unreadable record."""
+        """Return the fault to undo, None if there is none.
+
+        Raises:
+            OSError: The record cannot be read.
+            ValueError: The record is malformed; the message names the file.
+        """
         try:
             descriptor = os.open(RECORD, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory)
         except FileNotFoundError:
@@ -60,7 +70,11 @@ class UndoRecord:
             ) from error
 
     def write(self, undo: Undo) -> None:
-        """Write the fault to undo; durable on return. OSError."""
+        """Write the fault to undo; durable on return.
+
+        Raises:
+            OSError: The record cannot be written.
+        """
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with closing(os.open(_NEW, flags, 0o600, dir_fd=self._directory)) as descriptor:
             write_all(descriptor, msgspec.json.encode(undo))
@@ -69,7 +83,11 @@ class UndoRecord:
         os.fsync(self._directory)
 
     def remove(self) -> None:
-        """Remove the record: nothing is to be undone; durable on return. OSError."""
+        """Remove the record once nothing is left to undo; durable on return.
+
+        Raises:
+            OSError: The record cannot be removed.
+        """
         with contextlib.suppress(FileNotFoundError):
             os.unlink(RECORD, dir_fd=self._directory)
             os.fsync(self._directory)
@@ -77,7 +95,7 @@ class UndoRecord:
     # ---- operations on the record
 
     def begin(self, undo: Undo, machine: Machine) -> None:
-        """Cause a fault after recording its undo; undone if that fails. HelperRefused, OSError."""
+        """Record how to undo a fault, then cause it; if that fails, undo it. Exceptions as `faults.do`."""
         self.write(undo)
         try:
             do(undo, machine)
@@ -86,7 +104,7 @@ class UndoRecord:
             raise
 
     def settle(self, machine: Machine) -> Undo | None:
-        """Undo the recorded fault and return it. HelperRefused, OSError; ValueError as `read`."""
+        """Undo the recorded fault and return it. Exceptions as `read` and `faults.undo_fault`."""
         undo = self.read()
         if undo is not None:
             undo_fault(undo, machine)

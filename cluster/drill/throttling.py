@@ -25,7 +25,11 @@ OF_ITS_OWN: Final = "start each replica as a service of its own, as the units of
 
 
 def throttle_of(process: TargetProcess, home: Path) -> Throttle:
-    """Return the limit that makes a directory's disk slow for a process; HelperRefused."""
+    """Return the limit that makes a directory's disk slow for a process.
+
+    Raises:
+        HelperRefused: The process does not have a cgroup of its own with disk limits.
+    """
     try:
         group = cgroup_of(process.pid)
     except (LookupError, OSError) as error:
@@ -51,7 +55,11 @@ def throttle_of(process: TargetProcess, home: Path) -> Throttle:
 
 
 def disk_of(directory: Path) -> str:
-    """Return the whole disk of a directory, as MAJOR:MINOR; HelperRefused."""
+    """Return the disk that contains a directory, not its partition, as MAJOR:MINOR.
+
+    Raises:
+        HelperRefused: The directory is not on a disk that can be slowed down.
+    """
     number = os.stat(directory).st_dev
     device = f"{os.major(number)}:{os.minor(number)}"
     place = Path("/sys/dev/block", device)

@@ -212,7 +212,7 @@ CLUSTER: dict[str, tuple[DrillAnswer | None, str]] = {
     "the cluster does not answer": (None, "the cluster cannot confirm that drill 3 is under way"),
     "the drill has ended": (replace(DRILL, verdict="passed"), "drill 3 is passed"),
     "the drill is lost": (replace(DRILL, verdict="lost"), "drill 3 is lost"),
-    "the drill is to end": (replace(DRILL, abort="eve: enough"), "drill 3 is to end"),
+    "the drill is to end": (replace(DRILL, abort="eve: enough"), "drill 3 is being aborted"),
     "a stale plan": (
         replace(DRILL, plan="00000000"),
         "drill 3 is 00000000 leader-hang r1, not f003ad4d leader-hang r1",
