@@ -1,1 +1,1 @@
-"""Everything of Forebay that crosses a machine boundary: configuration, controller, API, client, agent, CLI."""
+"""Parts of Forebay that use files, processes and the network: configuration, controller, API, client, agent, CLI."""

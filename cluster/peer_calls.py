@@ -23,10 +23,11 @@ PEER_ANSWER_S = 2.0
 
 
 class PeerCalls:
-    """Client of the other replicas. Each request names its peer; `ApiError` if it does not answer.
+    """Client of the other replicas. Each request names its peer.
 
     Raises:
-        LookupError: from each request, if the address of the peer's API is unknown.
+        ApiError: The peer does not answer a request, or rejects it.
+        LookupError: The address of the peer's API is unknown.
     """
 
     def __init__(self, config: Config, name: str, *, api_of: Callable[[str], str | None], clock: Clock) -> None:
@@ -36,7 +37,7 @@ class PeerCalls:
         self._witnesses = WitnessClient(config.witnesses)
 
     def renew(self, config: Config) -> None:
-        """Use the addresses of a configuration that was read again."""
+        """Use the addresses of a reloaded configuration."""
         self._client.reach_at(config.endpoints)
         self._witnesses.renew(config.witnesses)
 
@@ -46,7 +47,7 @@ class PeerCalls:
         await self._witnesses.close()
 
     def of_log(self) -> LogPeers:
-        """Return the requests of a publisher of checkpoints."""
+        """Return the requests that a publisher of checkpoints needs."""
         return LogPeers(
             self._signature,
             self._hand_checkpoint,
@@ -57,7 +58,7 @@ class PeerCalls:
         )
 
     async def digests(self, peer: str, index: int) -> Digests:
-        """Return the peer's digests of states and ledger; `index`: of the ledger's entry."""
+        """Return the peer's digests of states, and of its ledger up to entry `index`."""
         answer = await self._call(peer, ops.LIST_DIGESTS, ledger=index)
         return Digests(answer.digests, answer.ledgers)
 

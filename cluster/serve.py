@@ -1,8 +1,8 @@
-"""The process of one replica: `python -m cluster.serve --config forebay.toml --name r1`.
+"""Process of one replica: `python -m cluster.serve --config forebay.toml --name r1`.
 
-Exit codes: 0 stopped on request, 64 wrong usage, 66 the storage is refused, 69 an address cannot be used, 70 it stopped
-itself (law 10), 76 it met what only a later release knows, 77 it is no member any more, 78 the configuration or a
-certificate is refused. Each but 0 comes with one sentence on standard error.
+Exit codes: 0 stopped on request, 64 wrong usage, 66 unusable storage, 69 unusable address, 70 stopped itself (law 10),
+76 an entry needs a later release, 77 no longer a member, 78 unusable configuration or certificate. Each code except 0
+comes with one sentence on standard error.
 """
 
 from __future__ import annotations
@@ -97,27 +97,28 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (RemovedFromCluster, EXIT_NOT_A_MEMBER),
     (IncarnationOver, EXIT_NOT_A_MEMBER),
 )
-"""What a replica that stops itself ends with, where a service manager should not start it again."""
+"""Exit codes of a replica that stops itself for a reason that a restart by a service manager cannot remedy."""
 
 COMMIT_NOTICE_SHARE = 0.1
-"""Followers hear of a commit at the latest after this share of a heartbeat, so that their state is seldom behind."""
+"""Maximum delay of a commit notice to followers, as a share of a heartbeat, so that their state rarely lags."""
 
 SWITCH_S = 0.001
-"""How long the loop waits for its turn while a thread computes, seconds: a fifth of Python's default."""
+"""Maximum time the loop waits for the interpreter while a thread computes, seconds: a fifth of Python's default."""
 
 OPEN_FILES = 16_384
-"""Files that a replica may have open, count, if the machine lets it: its connections, those to its channel, and its
-own. What a process gets by default is 1,024."""
+"""Limit on open files, count, as far as the machine permits: connections to API and channel, and the replica's own
+files. The default of a process is 1,024.
+"""
 
 APPLIED = ("replicas", "mail", "drill", "limits", "witnesses", "checkpoints", "traces")
-"""Fields of its configuration that a replica applies at SIGHUP."""
+"""Fields of the configuration that a replica applies at SIGHUP."""
 
 RESTARTED = ("cluster", "replicas", "tls", "storage", "timing", "provider")
-"""Those that count from its next start on; of the replicas its own row."""
+"""Fields that take effect at its next start; of `replicas`, only its own row."""
 
 
 class Refused(Exception):
-    """The replica cannot start; carries the exit code."""
+    """Replica that cannot start; `code` is the exit code."""
 
     def __init__(self, sentence: str, code: int) -> None:
         super().__init__(sentence)
@@ -125,10 +126,10 @@ class Refused(Exception):
 
 
 def fail_stop(error: BaseException) -> NoReturn:
-    """End this process at once, with one sentence: nothing may be promised any more (law 10).
+    """End this process at once, with one sentence: it must make no further promises (law 10).
 
-    With EXIT_RELEASE_NEEDED where nothing is wrong but the age of this release, EXIT_STORAGE_REFUSED where it lacks the
-    history that its peers have, EXIT_NOT_A_MEMBER where they go on without it, else EXIT_STOPPED_ITSELF.
+    Exit codes: EXIT_RELEASE_NEEDED if only the release is too old, EXIT_STORAGE_REFUSED if the replica lacks its peers'
+    history, EXIT_NOT_A_MEMBER if the cluster continues without it, otherwise EXIT_STOPPED_ITSELF.
     """
     LOGGER.critical("stopping: %s", error, exc_info=error)
     logging.shutdown()
@@ -137,7 +138,11 @@ def fail_stop(error: BaseException) -> NoReturn:
 
 
 def timing_of(config: Config) -> Timing:
-    """Return consensus' timing from the configuration; ConfigError for a combination that cannot keep a leader."""
+    """Return the timing of consensus from the configuration.
+
+    Raises:
+        ConfigError: No leader could stay in office with these timeouts.
+    """
     timing = config.timing
     try:
         return Timing(
@@ -159,11 +164,11 @@ def release() -> str:
 
 
 def mail_duties(controller: Controller, config: Callable[[], Config]) -> tuple[Mailer, DrillReminder]:
-    """Return what sends this replica's mail while it leads: as its own file says now."""
+    """Return the duties that send mail while this replica leads, by the current settings of its own file."""
     identities = Identities(controller.clock)
 
     async def is_user(name: str) -> bool:
-        # A number stands for itself there.
+        # The name service accepts a number as a user ID.
         return not name.isdigit() and (await identities.uids((name,)))[name] is not None
 
     mailer = Mailer(
@@ -183,20 +188,24 @@ def mail_duties(controller: Controller, config: Callable[[], Config]) -> tuple[M
 
 
 def founding_of(config: Config, identity: str) -> Configuration:
-    """Return what a replica believes of the members until its journal says more: the founders; nothing if it joins."""
+    """Return the membership a replica assumes until its journal has one: the founders, or unknown if it joins."""
     if identity not in {replica.name for replica in config.founders}:
         return unknown()
     return initial(tuple(Member(one.name, str(one.peer), str(one.api)) for one in config.founders))
 
 
 def _member_of(storage: Storage) -> Member | None:
-    """Return this replica as the last configuration that it has applied knows it; None before there is one."""
+    """Return this replica's entry in the last applied configuration; None before there is one."""
     placed = storage.configuration
     return None if placed is None else placed.configuration.by_id(storage.identity)
 
 
 def _open(config: Config, me: ReplicaConfig, *, first_start: bool) -> Storage:
-    """Open a replica's storage and rebuild its state; Refused."""
+    """Open a replica's storage and rebuild its state.
+
+    Raises:
+        Refused: The storage cannot be used.
+    """
     no_founder = Refused(
         f"replica {me.name} is not a founder; add it with `forebay cluster add`, then start it", EXIT_STORAGE_REFUSED
     )
@@ -257,21 +266,20 @@ def _engine(
 
 
 class CommitWatch:
-    """Watch of a replica's progress: entries to commit and apply at one check must have advanced at the next.
+    """Watch of a replica's progress: if entries wait to be committed or applied, the next check must see progress.
 
     Idleness is no fault, and neither is a missing majority: a leader without one stops leading within an election
-    timeout, and a restart would not bring it back. The watch finds a replica with work that makes no progress. It does
-    not even run where the loop or the disk is blocked.
+    timeout, and a restart would not bring it back. If the loop or the disk is blocked, the check does not run at all.
     """
 
     def __init__(self, controller: Controller) -> None:
-        """Look at this replica."""
+        """Record the replica's present progress."""
         self._controller: Final = controller
         self._seen = (0, 0, 0, 0)
         self._note()
 
     def is_sound(self) -> bool:
-        """Compare with the last look."""
+        """Return whether the replica made progress since the last check, or had nothing to do."""
         term, last, commit, applied = self._seen
         self._note()
         now_term, _, now_commit, now_applied = self._seen
@@ -294,7 +302,7 @@ class CommitWatch:
 
 
 class Replica:
-    """Everything of one replica, from its files to its listening sockets."""
+    """All parts of one replica, from its files to its listening sockets."""
 
     def __init__(
         self,
@@ -310,7 +318,10 @@ class Replica:
 
         `found_without`: founders the operator excludes while the cluster is not founded.
 
-        Call in a running loop. Raises Refused.
+        Call in a running loop.
+
+        Raises:
+            Refused: The configuration, a certificate or the storage cannot be used.
         """
         try:
             me = config.replica(name)
@@ -320,7 +331,7 @@ class Replica:
         except (ConfigError, TlsError) as error:
             raise Refused(str(error), EXIT_CONFIGURATION) from error
         self.config = config
-        """As it is in force now."""
+        """Configuration in force."""
         self.credentials = credentials
         self._reloader = Reloader(
             config, name, read=Config.load, applies=APPLIED, restarts=RESTARTED, agreed=AGREED, use=self._renew
@@ -329,7 +340,7 @@ class Replica:
         self.peers.checks.append(credentials.refresh)
         credentials.on_authorities.append(self.peers.close_all)
         self._running = AsyncExitStack()
-        """Everything to stop, in the order in which it was started."""
+        """Parts to stop, in the order in which they were started."""
         storage = _open(config, me, first_start=first_start)
         try:
             private = private_key(config.storage.directory / name / SIGNING_DIRECTORY, _member_of(storage))
@@ -369,7 +380,7 @@ class Replica:
             raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
         self._register_duties(fail)
         self.fronts = self._fronts(me)
-        """Servers of clients, in their starting order: API workers, or this process itself."""
+        """Servers for clients, in their starting order: API workers, or servers of this process."""
         self.collector = Collector(
             leads=lambda: self.controller.leads, election_min_s=timing.election_min_s, clock=clock
         )
@@ -427,7 +438,7 @@ class Replica:
         return fronts
 
     def reload(self) -> None:
-        """Read certificates and configuration again, as SIGHUP asks."""
+        """Reload certificates and configuration, on SIGHUP."""
         self.credentials.refresh(at_once=True)
         self._reloader.ask()
 
@@ -438,12 +449,16 @@ class Replica:
         self.service.renew(config)
 
     async def start(self) -> None:
-        """Listen and take part; Refused if an address cannot be used."""
+        """Listen and participate.
+
+        Raises:
+            Refused: An address cannot be used.
+        """
         async with AsyncExitStack() as running:
             for close in (self._calls.close, self.controller.stop, self.service.past.stop, self.service.tracer.stop):
                 running.push_async_callback(close)
             running.push_async_callback(self.service.providing.close)
-            # What was loaded is collected once before this replica answers to anybody.
+            # Collect the garbage of loading once, before this replica serves clients.
             self.collector.start()
             running.callback(self.collector.stop)
             self.peers.start()
@@ -465,7 +480,7 @@ class Replica:
             for duty in (self.backfill, self.scrub, self.pruner):
                 duty.start()
                 running.push_async_callback(duty.stop)
-            # A leader has its last entries signed, and hands the leadership over while it can still be asked.
+            # A leader has its last entries signed and transfers leadership while it still answers requests.
             running.push_async_callback(self.controller.membership.hand_over)
             running.push_async_callback(self.publisher.conclude)
             self.publisher.start()
@@ -473,7 +488,7 @@ class Replica:
             self._running = running.pop_all()
 
     async def stop(self) -> None:
-        """Have what was led signed, hand the leadership over, stop accepting, write what is known."""
+        """Have the entries of this term signed, transfer leadership, close the listeners, and write pending marks."""
         await self._running.aclose()
 
     def _peers(self) -> tuple[str, ...]:
@@ -500,9 +515,12 @@ async def run(
 ) -> None:
     """Run a replica until SIGTERM or SIGINT; `first_start` and `found_without` as for `Replica`.
 
-    `joins`: it joins the cluster unless it has data, and so does a replica without data that the cluster has added.
+    `joins`: join the cluster unless the replica has data. A replica without data that the cluster has added joins too.
 
-    Raises Refused, StorageRefused, JoiningRefused.
+    Raises:
+        Refused: The replica cannot start.
+        StorageRefused: Its storage cannot be used as it is.
+        JoiningRefused: It cannot join now.
     """
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_unhandled)
@@ -550,7 +568,7 @@ async def run(
 
 
 async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, _T]) -> _T | None:
-    """Return what `work` returns; None, with nothing of it left to do, if this process is asked to stop before."""
+    """Return the result of `work`; cancel it and return None if this process is to stop before it ends."""
     asked, task = asyncio.create_task(stopped.wait()), asyncio.create_task(work)
     try:
         await asyncio.wait({asked, task}, return_when=asyncio.FIRST_COMPLETED)
@@ -562,7 +580,7 @@ async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, _T]) -> _T |
 
 
 def _unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """Stop for an uncaught exception in a callback of the replica itself; log those of connections."""
+    """Stop the replica for an uncaught exception of its own; only log those of connections."""
     error = context.get("exception")
     message = str(context.get("message", ""))
     if isinstance(error, StorageFailed | BrokenInvariant | ReleaseNeeded):
@@ -574,7 +592,7 @@ def _unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> N
 
 
 def _raise_open_files() -> None:
-    """Let this process have as many connections as it takes."""
+    """Raise the limit on open files to OPEN_FILES, as far as permitted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
