@@ -16,7 +16,11 @@ class ArchivedLedger(Ledger):
     """Ledger of an Environment combined with an archive. Raises the errors of `Ledger`, and SegmentBroken."""
 
     def __init__(self, env: Environment, archive: Archive) -> None:
-        """Raise SegmentBroken if the archive belongs to another history than the ledger."""
+        """Combine them.
+
+        Raises:
+            SegmentBroken: The archive belongs to another history than the ledger.
+        """
         super().__init__(env)
         self.archive = archive
         if archive.segments and archive.cluster_id != env.identity.cluster_id:
@@ -46,7 +50,11 @@ class ArchivedLedger(Ledger):
         return tuple(left for gap in super().gaps() if (left := self._left_of(gap)) is not None)
 
     def row_at(self, index: int) -> ChainRow:
-        """Return the digest and revision after the entry at `index`; LedgerBroken if they are not known here."""
+        """Return the digest and revision after the entry at `index`.
+
+        Raises:
+            LedgerBroken: They are not known here.
+        """
         if (
             any(gap.first_index <= index < gap.last_index for gap in self._missing())
             and index <= self.archive.last_index
@@ -55,7 +63,11 @@ class ArchivedLedger(Ledger):
         return super().row_at(index)
 
     def index_of_revision(self, revision: int) -> int:
-        """Return the index of the entry that settled `revision`; LookupError if replica and archive both lack it."""
+        """Return the index of the entry that settled `revision`.
+
+        Raises:
+            LookupError: Replica and archive both lack it.
+        """
         if any(gap.revision_before < revision <= gap.revision_after for gap in self._missing()):
             return self.archive.index_of_revision(revision)
         return super().index_of_revision(revision)
@@ -112,5 +124,9 @@ class ArchivedLedger(Ledger):
 
 
 def open_with_archive(env: Environment, directory: Path | None) -> Ledger:
-    """Return the ledger of an environment, combined with the archive in `directory` if given; SegmentBroken."""
+    """Return the ledger of an environment, combined with the archive in `directory` if given.
+
+    Raises:
+        SegmentBroken: The archive is broken, or of another history.
+    """
     return Ledger(env) if directory is None else ArchivedLedger(env, Archive(directory))

@@ -27,7 +27,7 @@ class EntryKind(IntEnum):
 _KINDS: Final = {bytes([kind]): kind for kind in EntryKind}
 
 NO_OP: Final = bytes([EntryKind.NO_OP])
-"""First byte of the entry that begins a leader's term; the rest is the leader's ID."""
+"""First byte of the entry that begins a leader's term; the leader's ID follows."""
 
 LEADER_MAX_BYTES: Final = 128
 """Maximum length of a leader's ID, bytes."""
@@ -58,7 +58,7 @@ _shape_decoder: Final = msgspec.msgpack.Decoder(_BatchShape)
 
 
 class CodecError(ValueError):
-    """Bytes that are not the canonical encoding of anything this release knows. In the ledger, it stops the replica."""
+    """Bytes that are not the canonical encoding of anything this release knows. Such an entry stops the replica."""
 
 
 class WrittenLater(ReleaseNeeded, CodecError):
@@ -70,7 +70,11 @@ _RAISED: Final = FeatureLevelRaised.__struct_config__.tag
 
 
 def encode_batch(batch: Batch) -> bytes:
-    """Encode a batch as entry data. CodecError beyond ENTRY_MAX_BYTES, or if a value has no encoding."""
+    """Encode a batch as entry data.
+
+    Raises:
+        CodecError: The batch exceeds ENTRY_MAX_BYTES, or a value has no encoding.
+    """
     try:
         data = _HEAD + _encoder.encode(batch)
     except (msgspec.MsgspecError, ValueError, OverflowError, TypeError) as error:
@@ -79,7 +83,11 @@ def encode_batch(batch: Batch) -> bytes:
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """Encode one entry of a batch exactly as it appears inside the batch. CodecError if a value has no encoding."""
+    """Encode one entry of a batch exactly as it appears inside the batch.
+
+    Raises:
+        CodecError: A value has no encoding.
+    """
     try:
         return _encoder.encode(entry)
     except (msgspec.MsgspecError, ValueError, OverflowError, TypeError) as error:
@@ -87,7 +95,11 @@ def encode_entry(entry: Entry) -> bytes:
 
 
 def batch_of_encoded(base: Revision, at: Instant, entries: Iterable[bytes]) -> bytes:
-    """Encode a batch from entries that `encode_entry` encoded; equal to `encode_batch`. CodecError if too large."""
+    """Encode a batch from entries that `encode_entry` encoded; the result equals that of `encode_batch`.
+
+    Raises:
+        CodecError: The batch exceeds ENTRY_MAX_BYTES.
+    """
     return _checked_size(_HEAD + _encoder.encode((base, at, tuple(map(msgspec.Raw, entries)))))
 
 
@@ -100,7 +112,11 @@ class SettledCommands(NamedTuple):
 
 
 def commands_of(data: bytes) -> SettledCommands | None:
-    """Return the commands in an entry's data, each as `encode_entry` encodes it; None for another kind. CodecError."""
+    """Return the commands in an entry's data, each as `encode_entry` encodes it; None for another kind.
+
+    Raises:
+        CodecError: The entry cannot be decoded.
+    """
     if kind_of(data) is not EntryKind.BATCH:
         return None
     try:
@@ -113,7 +129,11 @@ def commands_of(data: bytes) -> SettledCommands | None:
 def one_of_batch(data: bytes, position: int) -> bytes:
     """Return a batch of only the entry at `position` of a batch's data, as if it had been settled by itself.
 
-    The rest of the batch is not decoded. CodecError; IndexError beyond its last entry.
+    The rest of the batch is not decoded.
+
+    Raises:
+        CodecError: The data is not a batch, or cannot be decoded.
+        IndexError: The batch has no entry at `position`.
     """
     found = commands_of(data)
     if found is None:
@@ -132,9 +152,10 @@ def _checked_size(data: bytes) -> bytes:
 def decode_batch(data: bytes) -> Batch:
     """Decode a batch encoded by `encode_batch` in this release or an earlier one.
 
-    WrittenLater for an event of a later release; it names the release needed if the batch says it. CodecError for
-    another kind or format, an unknown tag, a wrong type, trailing bytes or fields, or a second encoding of the same
-    batch.
+    Raises:
+        WrittenLater: The batch has an event of a later release; the message names that release if the batch does.
+        CodecError: Another kind or format, an unknown tag, a wrong type, trailing bytes or fields, or an encoding that
+            is not canonical.
     """
     if len(data) > ENTRY_MAX_BYTES:
         raise CodecError(f"the entry has {len(data)} bytes; the maximum is {ENTRY_MAX_BYTES}")
@@ -155,7 +176,11 @@ def decode_batch(data: bytes) -> Batch:
 
 
 def instant_of(data: bytes) -> Instant | None:
-    """Return the time of the batch in an entry without decoding its content; None for another kind. CodecError."""
+    """Return the time of the batch in an entry without decoding its content; None for another kind.
+
+    Raises:
+        CodecError: The entry cannot be decoded.
+    """
     if kind_of(data) is not EntryKind.BATCH:
         return None
     try:
@@ -165,7 +190,11 @@ def instant_of(data: bytes) -> Instant | None:
 
 
 def kind_of(data: bytes) -> EntryKind:
-    """Return the kind of an entry from its first byte. CodecError if it is missing or unknown."""
+    """Return the kind of an entry from its first byte.
+
+    Raises:
+        CodecError: The byte is missing or unknown.
+    """
     kind = _KINDS.get(data[:1])
     if kind is None:
         raise CodecError(f"the entry begins with {data[:1].hex() or 'nothing'}, which is not a known kind")
@@ -183,7 +212,11 @@ def no_op_of(leader: str) -> bytes:
 
 
 def leader_of(data: bytes) -> str:
-    """Return the leader's ID in a no-op; empty if it has none, and for entries of another kind. CodecError."""
+    """Return the leader's ID in a no-op; empty if it has none, and for entries of another kind.
+
+    Raises:
+        CodecError: The entry cannot be decoded.
+    """
     return "" if kind_of(data) is not EntryKind.NO_OP else data[len(NO_OP) :].decode("utf-8", "replace")
 
 
@@ -196,10 +229,13 @@ def revision_after(data: bytes, before: int) -> int:
 
 
 def _raise_if_written_later(body: bytes) -> None:
-    """Raise WrittenLater if the undecodable body has the shape of a batch with an unknown event.
+    """Check that an undecodable body does not have the shape of a batch with an unknown event.
 
-    The event that raised the feature level names the release needed, if it is in the same batch. If it came earlier,
-    the replica stopped there.
+    The event that raised the feature level names the release needed, if it is in the same batch. If it is in an earlier
+    batch, the replica stopped there.
+
+    Raises:
+        WrittenLater: The body has that shape: a later release wrote it.
     """
     try:
         plain: object = _plain_decoder.decode(body)
@@ -244,7 +280,11 @@ def _begins(earlier: object, later: object) -> bool:
 
 
 def counted_revision_after(data: bytes, before: int) -> int:
-    """Return `revision_after` for an entry known to be sound, at an eighth of the cost. CodecError."""
+    """Return `revision_after` for an entry known to be sound, at an eighth of the cost.
+
+    Raises:
+        CodecError: The entry cannot be decoded.
+    """
     if kind_of(data) is not EntryKind.BATCH:
         return before
     try:

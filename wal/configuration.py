@@ -19,7 +19,7 @@ from msgspec import Meta
 from wal.codec import CodecError, EntryKind, kind_of
 
 VOTERS_MAX: Final = 9
-"""Maximum number of voters: more than seven cost more per commit than they add in safety; two extra for a change."""
+"""Maximum number of voters: more than seven cost more per commit than they add in safety; two more during a change."""
 
 LEARNERS_MAX: Final = 4
 """Maximum number of learners: each costs the leader a copy of everything it sends."""
@@ -160,9 +160,9 @@ def identity_of(name: str, version: int) -> str:
 
 
 def initial(members: tuple[Member, ...], *, version: int = 0) -> Configuration:
-    """Return the configuration of a configuration file: all members vote.
+    """Return the membership of a configuration file, in which all members vote.
 
-    Version 1 to propose it, 0 to start from it.
+    Use `version` 1 to propose it, 0 to start from it.
     """
     voters = tuple(sorted(members, key=lambda member: member.id))
     return Configuration(version, voters, (), Change(ChangeKind.FOUND, None, "", 0))
@@ -199,7 +199,11 @@ _decoder: Final = msgspec.msgpack.Decoder(Configuration, strict=True)
 
 
 def encode_configuration(configuration: Configuration) -> bytes:
-    """Encode a configuration as entry data. CodecError for a configuration that could not elect a leader."""
+    """Encode a configuration as entry data.
+
+    Raises:
+        CodecError: The configuration could not elect a leader.
+    """
     wrong = check(configuration)
     if wrong is not None or configuration.version == 0:
         raise CodecError(f"the configuration cannot be encoded: {wrong or 'it has no version'}")
@@ -212,7 +216,11 @@ def encode_configuration(configuration: Configuration) -> bytes:
 
 
 def decode_configuration(data: bytes) -> Configuration:
-    """Decode the configuration in an entry. CodecError for another kind or format, or a non-canonical encoding."""
+    """Decode the configuration in an entry.
+
+    Raises:
+        CodecError: The entry has another kind or format, or its encoding is not canonical.
+    """
     if kind_of(data) is not EntryKind.CONFIGURATION:
         raise CodecError(f"the entry is not a configuration: its first byte is {data[0]}")
     if data[1:2] != _HEAD[1:]:

@@ -3,7 +3,7 @@
 A file that is removed or replaced while it is open keeps taking writes that no process finds after a restart. The
 opened files are therefore recorded, and each checkpoint verifies that the names still lead to them.
 
-The two meta pages are compared before LMDB opens its file. LMDB writes them alternately and believes the one with the
+The two meta pages are compared before LMDB opens its file. LMDB writes them alternately and uses the one with the
 larger transaction number, without further protection: one flipped bit there makes it silently return to an older
 state. A flip that lowers the newer number by exactly two, on a file that did not grow, still passes: a limit of LMDB.
 """
@@ -38,10 +38,13 @@ class _Meta(NamedTuple):
 def check_meta_pages(directory: int, path: Path, *, readonly: bool = False) -> None:
     """Check the meta pages of the data file in the directory with this descriptor; `path` serves the message only.
 
-    A file that ends before its last page is extended with zeros, which LMDB reports as a broken page; without them it
-    would be killed by SIGBUS. The early end alone is no damage: a page that a transaction allocated and freed is
-    counted and never written (53 of 300 random histories of puts and deletes end so). Raises RecoveryRefused; OSError
-    if the file cannot be read.
+    A file that ends before its last page is extended with zeros, which LMDB reports as a broken page; without them this
+    process would be killed by SIGBUS. The early end alone is no damage: a page that a transaction allocated and freed
+    is counted and never written (53 of 300 random histories of puts and deletes end so).
+
+    Raises:
+        RecoveryRefused: The meta pages are damaged or do not belong together.
+        OSError: The file cannot be read.
     """
     access = os.O_RDONLY if readonly else os.O_RDWR
     file = os.open(path.name, access | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
@@ -88,7 +91,10 @@ def lengthen(environment: lmdb.Environment, path: Path) -> None:
     """Extend a data file to the length LMDB counts, after a transaction.
 
     A reader in another process cannot tell a file that lawfully ends early from one that was cut, and would be killed
-    by SIGBUS for the latter. Only for the process that writes. Raises OSError.
+    by SIGBUS for the latter. Only for the process that writes.
+
+    Raises:
+        OSError: The file cannot be extended.
     """
     if size_bytes := ends_early(environment, path):
         os.truncate(path, size_bytes)
@@ -154,8 +160,8 @@ _NO_DAMAGE: Final = frozenset(
 class Lock:
     """Lock on the directory and on the file that names its holder, both open.
 
-    The directory's lock is the one that counts: a file can be removed while it is held, and the next process would lock
-    another file of the same name. The file's lock is for processes of an earlier release, which use only that one.
+    The directory's lock is the decisive one: a file can be removed while it is locked, and the next process would lock
+    another file of the same name. The file's lock serves processes of an earlier release, which use no other.
     """
 
     def __init__(self, directory: int, file: int) -> None:
@@ -169,7 +175,11 @@ class Lock:
 
 
 def lock(directory: Path, replica: str, *, create: bool) -> Lock:
-    """Lock the directory, creating it if `create`. Raises RecoveryRefused."""
+    """Lock the directory, creating it if `create`.
+
+    Raises:
+        RecoveryRefused: Another process holds the lock, or the directory cannot be used.
+    """
     try:
         if create:
             make(directory)
@@ -199,7 +209,11 @@ def lock(directory: Path, replica: str, *, create: bool) -> Lock:
 
 
 def make(directory: Path) -> None:
-    """Create the directory and its parents, each name durable before the next is created. Raises OSError."""
+    """Create the directory and its parents, each name durable before the next is created.
+
+    Raises:
+        OSError: A directory cannot be created.
+    """
     if directory.is_dir():
         return
     make(directory.parent)
@@ -208,7 +222,11 @@ def make(directory: Path) -> None:
 
 
 def sync(directory: Path) -> None:
-    """Make the names in the directory durable. Raises OSError."""
+    """Make the names in the directory durable.
+
+    Raises:
+        OSError: The directory cannot be synced.
+    """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -217,7 +235,11 @@ def sync(directory: Path) -> None:
 
 
 def has_data(directory: int) -> bool:
-    """Return whether the directory with this descriptor has a non-empty data file. Raises OSError."""
+    """Return whether the directory with this descriptor has a non-empty data file.
+
+    Raises:
+        OSError: The file cannot be examined.
+    """
     try:
         return os.stat(DATA_FILE, dir_fd=directory, follow_symlinks=False).st_size > 0
     except FileNotFoundError:
@@ -233,7 +255,11 @@ class OpenedFiles:
         self._opened: Final = {self._directory: _identity(os.fstat(descriptor))}
 
     def note(self, *names: str) -> None:
-        """Record the files of these names that exist and were not recorded before. Raises OSError."""
+        """Record the files of these names that exist and were not recorded before.
+
+        Raises:
+            OSError: A file cannot be examined.
+        """
         for name in names:
             with suppress(FileNotFoundError):
                 found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
@@ -255,7 +281,7 @@ class OpenedFiles:
 
 
 def refusal(directory: Path, error: Exception) -> RecoveryRefused:
-    """Return the rejection for an error of LMDB or the system at opening. Only some errors count as damage."""
+    """Return the rejection for an error of LMDB or the system on opening. Only some errors count as damage."""
     code = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
     if isinstance(error, lmdb.InvalidError | lmdb.VersionMismatchError) or code in (errno.EISDIR, errno.EINVAL):
         wrong = _wrong_with_readers(directory / READERS_FILE, error)
@@ -268,7 +294,7 @@ def refusal(directory: Path, error: Exception) -> RecoveryRefused:
 
 
 def _wrong_with_readers(path: Path, error: Exception) -> str | None:
-    """Return the problem with LMDB's reader table, if it is why LMDB does not open. LMDB does not report it itself.
+    """Return the problem with LMDB's reader table if that prevents opening. LMDB does not report it itself.
 
     LMDB reads the table only while another process has it open, and otherwise recreates it.
     """

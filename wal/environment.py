@@ -53,7 +53,11 @@ def create_tables(
 
 
 def log_mark(directory: Path, value: bytes | None) -> LogMark:
-    """Decode the stored mark of the sync log. RecoveryRefused if it is missing or damaged."""
+    """Decode the stored mark of the sync log.
+
+    Raises:
+        RecoveryRefused: The mark is missing or damaged.
+    """
     place = f"{directory / DATA_FILE}, table state, key log"
     if value is None:
         raise RecoveryRefused(Condition.LOG_MARK_MISSING, place)
@@ -64,7 +68,11 @@ def log_mark(directory: Path, value: bytes | None) -> LogMark:
 
 
 def open_tables(directory: Path, environment: lmdb.Environment) -> "dict[bytes, _Database]":
-    """Return the handles of all tables. RecoveryRefused if one is missing."""
+    """Return the handles of all tables.
+
+    Raises:
+        RecoveryRefused: A table is missing.
+    """
     tables = {}
     for name in TABLES:
         try:
@@ -75,7 +83,11 @@ def open_tables(directory: Path, environment: lmdb.Environment) -> "dict[bytes, 
 
 
 def read_identity(directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]") -> StorageIdentity:
-    """Return the stored identity if this release understands its format. Raises RecoveryRefused."""
+    """Return the stored identity.
+
+    Raises:
+        RecoveryRefused: It is missing or damaged, or this release does not read the format.
+    """
     place = f"{directory / DATA_FILE}, table state, key "
     with environment.begin(tables[records.STATE]) as transaction:
         stored_format = transaction.get(records.FORMAT_KEY, b"")
@@ -97,7 +109,11 @@ def read_identity(directory: Path, environment: lmdb.Environment, tables: "dict[
 
 
 def read_incarnation(directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]") -> Incarnation:
-    """Return the incarnation of the cluster the storage belongs to. Raises RecoveryRefused."""
+    """Return the incarnation of the cluster the storage belongs to.
+
+    Raises:
+        RecoveryRefused: It is damaged.
+    """
     with environment.begin(tables[records.STATE]) as transaction:
         stored = transaction.get(records.INCARNATION_KEY)
     try:
@@ -110,7 +126,11 @@ def read_incarnation(directory: Path, environment: lmdb.Environment, tables: "di
 def check_identity(
     directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]", wanted: StorageIdentity
 ) -> None:
-    """Raise RecoveryRefused unless the storage belongs to `wanted`."""
+    """Check that the storage belongs to `wanted`.
+
+    Raises:
+        RecoveryRefused: It belongs to another cluster or replica.
+    """
     stored = read_identity(directory, environment, tables)
     if stored.cluster_id != wanted.cluster_id:
         place = f"{directory} (it belongs to cluster {stored.cluster_id}, not {wanted.cluster_id})"
@@ -121,15 +141,14 @@ def check_identity(
 
 
 MAP_SIZE_BYTES: Final = 16 << 30
-"""Default bound of the data file: address space, not disk, until it is used; years of history for most sites."""
+"""Default maximum size of the data file: years of history for most sites. Unused, it takes address space, no disk."""
 
 LMDB_ENGINE: Final = 0
 """LMDB's major version, pinned: the durability and damage figures in HAZARDS.md were measured on 0.9."""
 
 META_SCANS_MAX: Final = 20
-"""Scans of the meta pages before a reader believes that they disagree, count. A scan takes microseconds.
-
-Checkpoints of a replica are milliseconds apart.
+"""Scans of the meta pages after which a reader treats a disagreement as damage, count. A scan takes microseconds, and
+checkpoints of a replica are milliseconds apart.
 """
 
 READERS_MAX: Final = 64
@@ -172,7 +191,7 @@ class Environment:
         self.readonly = False
         self.log: Final = log
         self.commit: Callable[[lmdb.Transaction[bytes] | SyncRecord], None] = _commit
-        """Called with each transaction and record. Timing and tests that fail a sync hook in here."""
+        """Called with each transaction and record. A hook for measuring syncs, and for tests in which one fails."""
         self._environment: lmdb.Environment | None = environment
         self._tables: Final = tables
         self._counted: tuple[int, int] | None = None
@@ -195,8 +214,12 @@ class Environment:
         """Open the storage of `replica` exclusively.
 
         With `create`, an empty directory becomes a new storage of this incarnation of the cluster. Without it, an empty
-        directory is rejected: a replica that starts empty under its old name has forgotten its promises. Raises
-        RecoveryRefused with the row of the recovery table, StorageFailed, or ValueError for names that are too long.
+        directory is rejected: a replica that starts empty under its old name has forgotten its promises.
+
+        Raises:
+            RecoveryRefused: The storage cannot be used; `condition` is the row of the recovery table.
+            StorageFailed: The storage cannot be written.
+            ValueError: A name is too long.
         """
         identity = StorageIdentity(cluster_id, replica)
         records.pack_identity(identity)
@@ -245,7 +268,12 @@ class Environment:
     ) -> Self:
         """Create or check the content of an LMDB environment that is open for writing, and open its sync log.
 
-        The log is durable before LMDB records that it exists. Raises RecoveryRefused, lmdb.Error, OSError.
+        The log is durable before LMDB records that it exists.
+
+        Raises:
+            RecoveryRefused: The content or the sync log is damaged, missing or another replica's.
+            lmdb.Error: LMDB rejects an operation.
+            OSError: The disk fails.
         """
         if environment.info()["last_txnid"] == 0:
             if not create:
@@ -267,7 +295,8 @@ class Environment:
     def open_readonly(cls, directory: Path) -> Self:
         """Open the storage for reading from another process, whether the replica is running or not.
 
-        Raises RecoveryRefused if it is missing or unreadable.
+        Raises:
+            RecoveryRefused: The storage is missing or unreadable.
         """
         environment: lmdb.Environment | None = None
         try:
@@ -321,7 +350,12 @@ class Environment:
         return self._tables[name]
 
     def check(self) -> None:
-        """Raise the failure that stopped this environment, or BrokenInvariant if it is closed."""
+        """Check that this environment is usable.
+
+        Raises:
+            StorageFailed: A failure has stopped it.
+            BrokenInvariant: It is closed.
+        """
         if self.failure is not None:
             raise self.failure
         if self._environment is None:
@@ -331,7 +365,8 @@ class Environment:
     def read(self) -> "Iterator[lmdb.Transaction[bytes]]":
         """Provide a consistent read view. Keep it short: the file cannot reuse pages that a view needs.
 
-        Raises StorageFailed if LMDB finds a broken page.
+        Raises:
+            StorageFailed: LMDB finds a broken page.
         """
         self.check()
         assert self._environment is not None
@@ -355,7 +390,8 @@ class Environment:
     def write(self) -> "Iterator[lmdb.Transaction[bytes]]":
         """Run one transaction, durable when the block ends. An exception inside stops the environment permanently.
 
-        Raises StorageFailed.
+        Raises:
+            StorageFailed: This write or an earlier one failed.
         """
         self.check()
         assert self._environment is not None
@@ -379,7 +415,11 @@ class Environment:
             raise
 
     def log_mark(self) -> LogMark:
-        """Return LMDB's mark of the sync log. Raises RecoveryRefused."""
+        """Return LMDB's mark of the sync log.
+
+        Raises:
+            RecoveryRefused: The mark is missing or damaged.
+        """
         with self.read() as transaction:
             return log_mark(self.directory, transaction.get(records.LOG_KEY, db=self.table(records.STATE)))
 
@@ -391,7 +431,10 @@ class Environment:
     def append(self, body: bytes) -> None:
         """Append a record to the sync log, durable on return. An exception stops the environment permanently.
 
-        The record must fit (`log.fits`). Raises StorageFailed.
+        The record must fit (`log.fits`).
+
+        Raises:
+            StorageFailed: This write or an earlier one failed.
         """
         self.check()
         log = self.log
@@ -418,7 +461,7 @@ class Environment:
         return self.fill_with(0)
 
     def fill_with(self, size_bytes: int) -> float:
-        """Return the used share of the map after add_steps this many bytes."""
+        """Return the used share of the map after adding this many bytes."""
         self.check()
         assert self._environment is not None
         info, page_bytes = self._environment.info(), self._environment.stat()["psize"]
@@ -443,7 +486,10 @@ class Environment:
     def check_files(self) -> None:
         """Stop if the opened files were replaced or removed; release pages of readers that were killed.
 
-        Takes a few microseconds, outside transactions. Raises StorageFailed.
+        Takes a few microseconds, outside transactions.
+
+        Raises:
+            StorageFailed: A file was replaced or removed.
         """
         if self._files is None or self._environment is None:
             return

@@ -160,9 +160,19 @@ class Condition(Enum):
     HARD_STATE_MISSING = Row(
         Reaction.REFUSE, "no term and vote", "without them a second vote in a term is possible", REPLACE
     )
-    HARD_STATE_DAMAGED = Row(Reaction.REFUSE, "term and vote fail their checksum", "as when they are missing", REPLACE)
+    HARD_STATE_DAMAGED = Row(
+        Reaction.REFUSE,
+        "term and vote fail their checksum",
+        "without them a second vote in a term is possible",
+        REPLACE,
+    )
     MARKS_MISSING = Row(Reaction.REFUSE, "no marks", "without them it is not known how far the promises go", REPLACE)
-    MARKS_DAMAGED = Row(Reaction.REFUSE, "the marks fail their checksum", "as when they are missing", REPLACE)
+    MARKS_DAMAGED = Row(
+        Reaction.REFUSE,
+        "the marks fail their checksum",
+        "without them it is not known how far the promises go",
+        REPLACE,
+    )
     MARKS_OUT_OF_ORDER = Row(
         Reaction.REFUSE, "not base <= applied <= commit", "every transaction writes them in order", REPLACE
     )
@@ -227,7 +237,10 @@ class Condition(Enum):
         REPLACE,
     )
     LOG_MARK_DAMAGED = Row(
-        Reaction.REFUSE, "the generation of the sync log fails its checksum", "as when it is missing", REPLACE
+        Reaction.REFUSE,
+        "the generation of the sync log fails its checksum",
+        "without it the log cannot be read",
+        REPLACE,
     )
     SYNC_LOG_NOT_MADE = Row(
         Reaction.REFUSE,

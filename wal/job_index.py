@@ -24,7 +24,7 @@ from wal.failures import DATA_FILE, READERS_FILE
 from wal.records import DIGEST_BYTES, GENESIS, DamagedValue, pack_checked, unpack_checked
 
 CLUSTER: Final = 0
-"""Used in place of a job for events that concern no job, such as those of pools and nodes, and rejections."""
+"""Key in place of a job ID for events that concern no job, such as those of pools and nodes, and for rejections."""
 
 JOB_INDEX_VERSION: Final = 2
 """Version of this layout and of the notes. An index of another version is rebuilt."""
@@ -70,16 +70,20 @@ NOTHING: Final = IndexPosition(0, 0, GENESIS)
 
 
 class JobIndexBroken(Exception):
-    """Index files that cannot be read or written; the message says how it shows."""
+    """Index files that cannot be read or written; the message gives the reason."""
 
 
 class JobIndex:
     """Job index of one replica, for one process at a time."""
 
     def __init__(self, directory: Path, *, map_size_bytes: int = MAP_SIZE_BYTES, readonly: bool = False) -> None:
-        """Open the index. A missing, outdated or damaged index is rebuilt. OSError, JobIndexBroken.
+        """Open the index. A missing, outdated or damaged index is replaced by an empty one.
 
-        With `readonly`, open it beside its owning process without changes: JobIndexBroken in all of these cases.
+        With `readonly`, open it beside its owning process without changes.
+
+        Raises:
+            OSError: The disk fails or is full.
+            JobIndexBroken: The index cannot be read or written; with `readonly`, also a missing or outdated index.
         """
         self._directory = directory
         self._map_size_bytes = map_size_bytes
@@ -104,7 +108,12 @@ class JobIndex:
         return (self._directory / DATA_FILE).stat().st_blocks * 512
 
     def begin_anew(self) -> None:
-        """Remove all content and files, and start empty. OSError, JobIndexBroken."""
+        """Remove all content and files, and start empty.
+
+        Raises:
+            OSError: The disk fails.
+            JobIndexBroken: LMDB rejects an operation.
+        """
         self.close()
         for name in (DATA_FILE, READERS_FILE):
             with suppress(FileNotFoundError):
@@ -118,7 +127,11 @@ class JobIndex:
             environment.close()
 
     def jobs(self, after: int = -1) -> Iterator[int]:
-        """Yield the indexed jobs with an ID greater than `after`, ascending. JobIndexBroken."""
+        """Yield the indexed jobs with an ID greater than `after`, ascending.
+
+        Raises:
+            JobIndexBroken: The index is damaged.
+        """
         last = after
         while True:
             try:
@@ -132,7 +145,11 @@ class JobIndex:
             yield last
 
     def rows(self, job: int, after: int = 0) -> list[JobIndexRow]:
-        """Return the rows of a job after a revision, oldest first. JobIndexBroken."""
+        """Return the rows of a job after a revision, oldest first.
+
+        Raises:
+            JobIndexBroken: The index is damaged.
+        """
         found: list[JobIndexRow] = []
         try:
             with self._environment.begin(self._rows) as transaction:
@@ -152,7 +169,9 @@ class JobIndex:
     def add(self, rows: Mapping[int, Sequence[JobIndexRow]], position: IndexPosition) -> None:
         """Append rows to their jobs, none older than those present; durable on return.
 
-        JobIndexBroken; OSError if the disk is full, with nothing added.
+        Raises:
+            OSError: The disk is full; nothing was added.
+            JobIndexBroken: The index cannot be read or written.
         """
         try:
             with self._environment.begin(self._rows, write=True) as transaction:

@@ -23,7 +23,7 @@ RECENT_MAX_BYTES: Final = 32 << 20
 """Data kept in memory for followers that lag slightly: about 30 full entries, or seconds of a busy cluster."""
 
 RECENT_MAX_ENTRIES: Final = 16_384
-"""Limit for entries so small that their objects weigh more than their data, count."""
+"""Maximum number of entries in memory, for entries so small that their objects take more memory than their data."""
 
 
 class Suffix:
@@ -133,7 +133,7 @@ class TermRuns:
 
 
 class Lag:
-    """Part of the journal a store lacks: LMDB until the next checkpoint, the disk as a whole until the next sync."""
+    """Part of the journal that a store lacks: LMDB until the next checkpoint, or the whole disk until the next sync."""
 
     def __init__(self, last: int) -> None:
         self.caught_up(last)
@@ -176,7 +176,9 @@ class Journal:
     def __init__(self, env: Environment, *, recent_max_bytes: int = RECENT_MAX_BYTES):
         """Check the storage (wal.recovery), merge the sync log into LMDB, and load the entries kept in memory.
 
-        Raises RecoveryRefused, StorageFailed.
+        Raises:
+            RecoveryRefused: A check of the storage failed.
+            StorageFailed: The storage cannot be written.
         """
         self._env = env
         self._sync_log = env.log
@@ -268,7 +270,7 @@ class Journal:
 
     @property
     def applied_index(self) -> int:
-        """Index of the last entry applied and chained; after a restart it may lag behind the earlier value."""
+        """Index of the last entry applied and chained; after a restart it may be lower than before."""
         return self._applied_index
 
     @property
@@ -282,7 +284,11 @@ class Journal:
         return self._applied_revision
 
     def entry(self, index: int) -> Entry:
-        """Return the entry at `index`. LookupError if consensus does not see it."""
+        """Return the entry at `index`.
+
+        Raises:
+            LookupError: Consensus does not see the entry.
+        """
         self._env.check()
         if not self._base_index < index <= self.last_index:
             raise LookupError(f"no entry {index}: the journal holds {self.first_index} to {self.last_index}")
@@ -298,7 +304,10 @@ class Journal:
     def entries(self, first: int, *, max_bytes: int, max_entries: int) -> list[Entry]:
         """Return entries from `first` on, within both bounds (data bytes, count), but at least one if it exists.
 
-        LookupError if `first` was compacted away. Recent entries come from memory.
+        Recent entries come from memory.
+
+        Raises:
+            LookupError: Entry `first` was compacted.
         """
         self._env.check()
         if first <= self._base_index:
@@ -317,7 +326,11 @@ class Journal:
     # Changes, buffered until the next sync
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Append contiguous entries whose terms do not fall and do not exceed `term`. BrokenInvariant otherwise."""
+        """Append contiguous entries whose terms do not fall and do not exceed `term`.
+
+        Raises:
+            BrokenInvariant: They leave a gap, a term falls or exceeds `term`, or an entry is too large.
+        """
         self._env.check()
         index, term = self.last_index, self.last_term
         for entry in entries:
@@ -341,7 +354,11 @@ class Journal:
             self._suffix.append(entry)
 
     def truncate_from(self, index: int) -> None:
-        """Remove the entries from `index` on. BrokenInvariant at or below the commit index or the applied index."""
+        """Remove the entries from `index` on.
+
+        Raises:
+            BrokenInvariant: One of them is committed or applied.
+        """
         self._env.check()
         if index <= max(self._commit_index, self._applied_index):
             raise BrokenInvariant(
@@ -352,7 +369,11 @@ class Journal:
         self._cut(index)
 
     def set_term(self, term: int, voted_for: str | None) -> None:
-        """Set the term and the vote in it. BrokenInvariant if the term falls or a vote changes within its term."""
+        """Set the term and the vote in it.
+
+        Raises:
+            BrokenInvariant: The term falls, or a vote changes within its term.
+        """
         self._env.check()
         wanted = HardState(term, voted_for)
         if wanted == self._hard:
@@ -369,7 +390,8 @@ class Journal:
     def set_commit(self, index: int) -> None:
         """Record that entries up to `index` are committed; ignore a lower index.
 
-        BrokenInvariant beyond the last entry.
+        Raises:
+            BrokenInvariant: The index lies beyond the last entry.
         """
         self._env.check()
         if index > self.last_index:
@@ -379,7 +401,11 @@ class Journal:
             self._hints_changed = True
 
     def compact_to(self, index: int) -> None:
-        """Hide entries up to `index` from consensus; none is lost. BrokenInvariant beyond the applied index."""
+        """Hide entries up to `index` from consensus; none is lost.
+
+        Raises:
+            BrokenInvariant: The index lies beyond the applied index.
+        """
         self._env.check()
         if index > self._applied_index:
             raise BrokenInvariant(f"compaction to entry {index}, but only {self._applied_index} is applied")
@@ -391,8 +417,11 @@ class Journal:
 
         If the journal holds (index, term), entries up to it are chained and later ones stay. Otherwise all unapplied
         entries are dropped, and the missing range before `index` is recorded as a gap in the ledger. Buffered changes
-        are written first. BrokenInvariant if the snapshot lies at or below the applied index, contradicts committed
-        entries, or has another digest or revision than the entries held here.
+        are written first.
+
+        Raises:
+            BrokenInvariant: The snapshot lies at or below the applied index, contradicts committed entries, or has
+                another digest or revision than the entries held here.
         """
         self.flush_hints()
         if index <= self._applied_index:
@@ -424,10 +453,12 @@ class Journal:
         self._note_applied(AppliedRow(index, ChainRow(digest, revision), False))
 
     def begin_incarnation(self, incarnation: Incarnation, term: int, entries: Sequence[Entry]) -> None:
-        """Continue as another incarnation: all held entries are committed, followed by `entries` of `term`.
+        """Continue as another incarnation: commit all held entries, and then `entries` of `term`.
 
         Earlier syncs stay; the rest is one transaction, so after a crash the storage belongs to exactly one of the two.
-        BrokenInvariant if the incarnation does not follow the present one, or the term is not above the present term.
+
+        Raises:
+            BrokenInvariant: The incarnation does not follow the present one, or the term is not above the present term.
         """
         if incarnation.number <= self._env.incarnation.number or term <= self._hard.term:
             raise BrokenInvariant(
@@ -444,7 +475,9 @@ class Journal:
         """Chain the next applied entry, which ends with `revision`, and return the ledger's digest after it.
 
         An entry at or below `applied_index` is applied again after a restart: it is compared with the recorded row.
-        BrokenInvariant if entry, order, digest or revision do not agree with the journal.
+
+        Raises:
+            BrokenInvariant: Entry, order, digest or revision do not agree with the journal.
         """
         self._env.check()
         if entry.index <= self._applied_index:
@@ -483,7 +516,11 @@ class Journal:
         return self._logged_bytes + sum(len(entry.data) for entry in self._suffix.since(self._synced.first))
 
     def sync(self) -> None:
-        """Write all buffered changes, durable on return. Raises StorageFailed, and then on every call."""
+        """Write all buffered changes, durable on return.
+
+        Raises:
+            StorageFailed: The write failed, now or in an earlier call.
+        """
         self._env.check()
         if not (self.dirty or self._hints_changed):
             return

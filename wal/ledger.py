@@ -43,10 +43,13 @@ class ReadView(NamedTuple):
 
 
 def read_view(env: Environment) -> ReadView:
-    """Return the rows to add to LMDB's; none for the replica's own process. Raises RecoveryRefused.
+    """Return the rows to add to LMDB's; none for the replica's own process.
 
-    The view stays valid while LMDB receives more, because applied entries never change. A log is rejected only by a
-    scan without a concurrent checkpoint; if a checkpoint also came during the last scan, it is rejected as restless.
+    The view stays valid while LMDB receives more, because applied entries never change. A log is rejected as damaged
+    only by a scan without a concurrent checkpoint, and as busy if each scan met a checkpoint.
+
+    Raises:
+        RecoveryRefused: The log is rejected; the message names place and remedy.
     """
     if not env.readonly:
         with env.read() as transaction:
@@ -109,7 +112,7 @@ def _marks(env: Environment, transaction: "lmdb.Transaction[bytes]") -> Marks:
 
 STEP_MAX_ENTRIES: Final = 256
 STEP_MAX_BYTES: Final = 8 << 20
-"""Data read by one transaction: LMDB cannot reuse pages while one is open, so none stays open between calls."""
+"""Data read by one transaction. LMDB cannot reuse pages while a transaction is open, so none outlives a call."""
 
 
 DAMAGED_MAX: Final = 512
@@ -177,7 +180,7 @@ class _Scan(NamedTuple):
 
 
 class LedgerBroken(Exception):
-    """History that differs from the agreed one from `index` on; `sentence` says how it shows."""
+    """History that differs from the agreed one from `index` on; `sentence` says how that was detected."""
 
     def __init__(self, index: int, sentence: str) -> None:
         super().__init__(f"the ledger is broken at entry {index}: {sentence}")
@@ -201,7 +204,7 @@ class Ledger:
         self._seen: _Scan | None = None
 
     def as_of_now(self) -> "Ledger":
-        """Return a view of the ledger up to the entries applied now; itself if it is such a view.
+        """Return a view of the ledger up to the entries applied now; the ledger itself if it is such a view.
 
         The view reads the marks and the sync log once and keeps no transaction open: applied entries never change, so
         they are read on request.
@@ -215,7 +218,7 @@ class Ledger:
     def as_stored(self) -> "Ledger":
         """Return a view of the ledger up to the last checkpoint, without the sync log.
 
-        It costs one look at the marks, so a follower of a running replica can call it many times a second.
+        It only reads the marks, so a process that follows a running replica can call it many times a second.
         """
         with self._env.read() as transaction:
             marks = _marks(self._env, transaction)
@@ -228,7 +231,11 @@ class Ledger:
         return ledger
 
     def row_at(self, index: int) -> ChainRow:
-        """Return the digest and revision after the entry at `index`. LedgerBroken if they are not known here."""
+        """Return the digest and revision after the entry at `index`.
+
+        Raises:
+            LedgerBroken: They are not known here.
+        """
         view = self._view()
         with self._env.read() as transaction:
             return self._chain_row(view, transaction, index)
@@ -279,7 +286,11 @@ class Ledger:
             return self._gaps(transaction)
 
     def pruned_range(self) -> PrunedRange | None:
-        """Pruned range and the location of its archive; None if nothing was pruned. LedgerBroken."""
+        """Pruned range and the location of its archive; None if nothing was pruned.
+
+        Raises:
+            LedgerBroken: The record of it is damaged.
+        """
         with self._env.read() as transaction:
             value = transaction.get(records.PRUNED_KEY, db=self._env.table(records.STATE))
         try:
@@ -288,7 +299,11 @@ class Ledger:
             raise LedgerBroken(0, f"the record of pruned entries: {error}") from error
 
     def missing(self) -> tuple[Gap, ...]:
-        """Gaps that should be filled: all gaps without the pruned range. LedgerBroken."""
+        """Gaps that should be filled: all gaps without the pruned range.
+
+        Raises:
+            LedgerBroken: The table of gaps, or the record of pruned entries, is damaged.
+        """
         pruned, gaps = self.pruned_range(), self.gaps()
         below = 0 if pruned is None else pruned.below
         return tuple(
@@ -330,14 +345,20 @@ class Ledger:
     def read_some(self, first: int, *, entries_max: int, bytes_max: int) -> list[LedgerEntry]:
         """Return entries from `first` on, in order, up to one of the bounds, but at least one if it exists.
 
-        Gaps are skipped. LedgerBroken at the first damage.
+        Gaps are skipped.
+
+        Raises:
+            LedgerBroken: An entry is damaged.
         """
         return self._step(self._scan(), first, entries_max, bytes_max)
 
     def read(self, first: int, *, limit: int) -> Iterator[LedgerEntry]:
-        """Yield up to `limit` entries from `first` on, in order; gaps are skipped. LedgerBroken at the first damage.
+        """Yield up to `limit` entries from `first` on, in order; gaps are skipped.
 
         Entries applied after the first one was requested are not included.
+
+        Raises:
+            LedgerBroken: The next entry is damaged.
         """
         scan = self._scan()
         step = self._step(scan, first, min(limit, STEP_MAX_ENTRIES))
@@ -349,7 +370,8 @@ class Ledger:
     def index_of_revision(self, revision: int) -> int:
         """Return the index of the entry that settled `revision`.
 
-        LookupError, with the ranges held, if it is not held.
+        Raises:
+            LookupError: The entry is not held here; the message names the ranges held.
         """
         scan = self._scan()
         view, marks = scan.view, scan.view.marks
@@ -387,7 +409,10 @@ class Ledger:
 
         Checks each entry's checksum, order and digest; the rows of revisions, gaps and marks; and the last digest.
         `revision_after` computes the revision after an entry from the one before (`wal.codec`); without it, the stored
-        revisions are trusted. Calls `progress(done index, last index)` at times. LedgerBroken at the first damage.
+        revisions are trusted. Calls `progress(done index, last index)` from time to time.
+
+        Raises:
+            LedgerBroken: The first damage found.
         """
         scan = self._scan()
         view, gaps = scan
@@ -427,7 +452,10 @@ class Ledger:
         """Check entries from `first` on as `verify` does, within both bounds but at least one.
 
         Returns the next index and the number of bytes read. Returns None at the end, after checking the gaps and that
-        the whole leads to the recorded applied digest. LedgerBroken at the first damage.
+        the last entry leads to the recorded applied digest.
+
+        Raises:
+            LedgerBroken: The first damage found.
         """
         scan = self._scan()
         step = self._step(scan, first, entries_max, bytes_max)
@@ -444,11 +472,10 @@ class Ledger:
         return None
 
     def damaged_from(self, first: int, revision_after: Callable[[bytes, int], int]) -> Gap | None:
-        """Return the damaged range from `first` up to the first entry confirmed by the digest and revision of the next
-        one.
+        """Return the damaged range from `first` up to an entry that the digest and revision of the next one confirm.
 
-        Its content can be proven from the end, like a gap. None if it has no confirmed end, or the entry before it is
-        damaged too.
+        The content of the range can be proven from its end, like a gap. None if the range has no confirmed end, or the
+        entry before it is damaged too.
         """
         try:
             scan = self._scan()
@@ -499,7 +526,11 @@ class Ledger:
         return ChainRow(records.chain_digest(before.digest, entry), revision)
 
     def held_in(self, stretch: Gap, revision_after: Callable[[bytes, int], int]) -> "list[HistoryEntry]":
-        """Return the entries of a damaged range, chained again, newest first; LedgerBroken if an entry is damaged."""
+        """Return the entries of a damaged range, chained again, newest first.
+
+        Raises:
+            LedgerBroken: An entry itself is damaged.
+        """
         view = self._view()
         found: list[HistoryEntry] = []
         with self._env.read() as transaction:
@@ -640,7 +671,8 @@ class Ledger:
     def rows_before(self, first: int, last: int) -> list[ChainRow]:
         """Return digest and revision before each of the held entries `first` to `last`.
 
-        LedgerBroken if one is missing.
+        Raises:
+            LedgerBroken: An entry or its row is missing.
         """
         view = self._view()
         with self._env.read() as transaction:
@@ -777,7 +809,9 @@ def export_history(
 ) -> list[HistoryEntry]:
     """Return entries of a ledger that end with `last`, newest first, within both bounds but at least one.
 
-    LookupError if `last` is not held; LedgerBroken.
+    Raises:
+        LookupError: Entry `last` is not held here.
+        LedgerBroken: An entry is damaged.
     """
     behind = max((gap.last_index for gap in ledger.gaps() if gap.first_index <= last), default=0)
     count = min(entries_max, last - max(behind, ledger.first_index - 1))
@@ -814,9 +848,12 @@ def _where_entry(pruned: PrunedRange | None, index: int) -> str:
 def fill(env: Environment, gap: Gap, handed: Sequence[HistoryEntry]) -> Gap | None:
     """Add entries that end with the last one of a gap, newest first; return the remaining gap.
 
-    Durable on return. NotThisHistory if they do not follow from each other and lead to the entry held after the gap.
-    BrokenInvariant if they do, but do not follow the entry held before it: then this replica's own history differs.
-    Raises StorageFailed.
+    Durable on return.
+
+    Raises:
+        NotThisHistory: The entries do not follow from each other, or do not lead to the entry held after the gap.
+        BrokenInvariant: They do, but do not follow the entry held before the gap: this replica's own history differs.
+        StorageFailed: The entries cannot be written.
     """
     rows, left = _proven(env, gap, handed)
     if rows:
@@ -833,7 +870,7 @@ def fill(env: Environment, gap: Gap, handed: Sequence[HistoryEntry]) -> Gap | No
 def replace_damaged(env: Environment, stretch: Gap, handed: Sequence[HistoryEntry]) -> Gap | None:
     """Replace the entries that end a damaged range (`Ledger.damaged_from`), newest first; return the remaining range.
 
-    Rows beside the entries are rebuilt from them. Proofs, durability and errors are those of `fill`.
+    Rows beside the entries are rebuilt from them. Proofs, durability and exceptions are as for `fill`.
     """
     rows, left = _proven(env, stretch, handed)
     if rows:

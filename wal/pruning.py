@@ -44,7 +44,9 @@ def prunable_below(env: Environment) -> int:
 def authorise(env: Environment, pruned: PrunedRange) -> None:
     """Record the range to prune; durable on return. Nothing is removed yet.
 
-    BrokenInvariant if consensus needs some of it, or more was pruned already. StorageFailed.
+    Raises:
+        BrokenInvariant: Consensus needs some of it, or more was pruned already.
+        StorageFailed: The record cannot be written.
     """
     before = read_pruned(env)
     if pruned.below > prunable_below(env) or len(pruned.segments) > PRUNED_SEGMENTS_MAX:
@@ -58,7 +60,11 @@ def authorise(env: Environment, pruned: PrunedRange) -> None:
 
 
 def read_pruned(env: Environment) -> PrunedRange | None:
-    """Return the recorded range to prune; None if there is none. LedgerBroken."""
+    """Return the recorded range to prune; None if there is none.
+
+    Raises:
+        LedgerBroken: The record is damaged.
+    """
     with env.read() as transaction:
         value = transaction.get(records.PRUNED_KEY, db=env.table(records.STATE))
     try:
@@ -80,7 +86,9 @@ class _Removal(NamedTuple):
 def prune_some(env: Environment, *, entries_max: int = PRUNE_ENTRIES, bytes_max: int = PRUNE_BYTES) -> bool:
     """Remove a part of the recorded range; durable on return. Return whether some is left.
 
-    LedgerBroken if the digest that must stay is damaged: nothing is removed then. StorageFailed.
+    Raises:
+        LedgerBroken: The digest that must stay is damaged; nothing was removed.
+        StorageFailed: The storage cannot be read or written.
     """
     pruned = read_pruned(env)
     removal = None if pruned is None else _plan(env, pruned, entries_max, bytes_max)
@@ -103,7 +111,11 @@ def prune_some(env: Environment, *, entries_max: int = PRUNE_ENTRIES, bytes_max:
 
 
 def _plan(env: Environment, pruned: PrunedRange, entries_max: int, bytes_max: int) -> _Removal | None:
-    """Return the work of the next transaction; None if nothing is left to remove. LedgerBroken."""
+    """Return the work of the next transaction; None if nothing is left to remove.
+
+    Raises:
+        LedgerBroken: A row that the plan needs is damaged.
+    """
     begin = KEPT_ENTRIES + 1
     with env.read() as transaction:
         gaps = _gaps(env, transaction)
@@ -161,8 +173,10 @@ def _chain_row(env: Environment, transaction: "lmdb.Transaction[bytes]", index: 
 def insert_beginning(env: Environment, gap: Gap, first: Sequence[tuple[Entry, bytes, int]]) -> None:
     """Insert the first entries into a ledger that lacks its beginning, each with its digest and revision.
 
-    Durable on return. BrokenInvariant if they do not follow the entries held before the gap. The caller must have
-    compared the digest after the gap with their source.
+    Durable on return. The caller must have compared the digest after the gap with their source.
+
+    Raises:
+        BrokenInvariant: The entries do not follow those held before the gap.
     """
     index, digest, revision = gap.first_index - 1, GENESIS, 0
     if index:

@@ -14,13 +14,13 @@ from zlib import crc32
 from replica.values import BATCH_BYTES_MAX
 
 FORMAT_VERSION: Final = 1
-"""Version of these layouts; stored when a storage is created, compared when it is opened."""
+"""Version of these layouts: stored when a storage is created, and compared when it is opened."""
 
 FORMAT_MAGIC: Final = b"forebay"
 """Prefix of the version. The construction steps 0.1 to 0.3 wrote a bare number: 1 or 2."""
 
 FORMAT_OF_A_STEP: Final = 0
-"""Stands for the formats of those steps, which no release reads."""
+"""Placeholder for the formats of the construction steps, which no release reads."""
 
 ENTRIES: Final = b"entries"
 CHAIN: Final = b"chain"
@@ -198,7 +198,11 @@ def index_key(number: int) -> bytes:
 
 
 def key_index(key: bytes) -> int:
-    """Unpack a key of `index_key`. Damaged if it has another length."""
+    """Unpack a key of `index_key`.
+
+    Raises:
+        DamagedValue: It has another length.
+    """
     if len(key) != _U64.size:
         raise DamagedValue(f"key {key.hex()} has {len(key)} bytes instead of {_U64.size}")
     return int.from_bytes(key, "big")
@@ -218,7 +222,11 @@ def pack_checked(key: bytes, body: bytes) -> bytes:
 
 
 def unpack_checked(key: bytes, value: bytes) -> bytes:
-    """Return the body of a stored value. Damaged if the checksum is wrong."""
+    """Return the body of a stored value.
+
+    Raises:
+        DamagedValue: The checksum is wrong.
+    """
     if len(value) < _U32.size:
         raise DamagedValue(f"value has {len(value)} bytes, which is too short for a checksum")
     body = value[_U32.size :]
@@ -233,7 +241,11 @@ def pack_entry(key: bytes, entry: Entry) -> bytes:
 
 
 def unpack_entry(key: bytes, value: bytes) -> Entry:
-    """Unpack an entry of `pack_entry`. Damaged if the checksum is wrong."""
+    """Unpack an entry of `pack_entry`.
+
+    Raises:
+        DamagedValue: The checksum is wrong.
+    """
     index = key_index(key)
     if len(value) < _ENTRY_HEAD.size:
         raise DamagedValue(f"value has {len(value)} bytes, which is too short for an entry")
@@ -252,7 +264,11 @@ def pack_chain(key: bytes, row: ChainRow) -> bytes:
 
 
 def unpack_chain(key: bytes, value: bytes) -> ChainRow:
-    """Unpack a row of `pack_chain`. Damaged if checksum or length are wrong."""
+    """Unpack a row of `pack_chain`.
+
+    Raises:
+        DamagedValue: Checksum or length are wrong.
+    """
     # Called for each entry of a ledger: `unpack_checked` and `_unpack` in one step.
     if len(value) != _CHAIN_STORED.size:
         raise DamagedValue(f"value has {len(value)} bytes instead of {_CHAIN_STORED.size}")
@@ -268,7 +284,11 @@ def pack_gap(key: bytes, gap: Gap) -> bytes:
 
 
 def unpack_gap(key: bytes, value: bytes) -> Gap:
-    """Unpack a gap of `pack_gap`. Damaged if checksum or length are wrong."""
+    """Unpack a gap of `pack_gap`.
+
+    Raises:
+        DamagedValue: Checksum or length are wrong.
+    """
     last_index, before, after = _unpack(_GAP, unpack_checked(key, value))
     return Gap(key_index(key), last_index, before, after)
 
@@ -281,7 +301,11 @@ def pack_pruned(pruned: PrunedRange) -> bytes:
 
 
 def unpack_pruned(value: bytes) -> PrunedRange:
-    """Unpack the range of `pack_pruned`. Damaged if checksum or length are wrong."""
+    """Unpack the range of `pack_pruned`.
+
+    Raises:
+        DamagedValue: Checksum or length are wrong.
+    """
     body = unpack_checked(PRUNED_KEY, value)
     if len(body) < _U64.size or (len(body) - _U64.size) % _PRUNED_SEGMENT.size:
         raise DamagedValue(f"the value has {len(body)} bytes, which is not a whole number of segments")
@@ -296,7 +320,11 @@ def pack_format(version: int) -> bytes:
 
 
 def unpack_format(value: bytes) -> int:
-    """Unpack the version of `pack_format`, or return FORMAT_OF_A_STEP. Damaged if checksum or layout are wrong."""
+    """Unpack the version of `pack_format`, or return FORMAT_OF_A_STEP.
+
+    Raises:
+        DamagedValue: Checksum or layout are wrong.
+    """
     body = unpack_checked(FORMAT_KEY, value)
     if len(body) == _U64.size:
         return FORMAT_OF_A_STEP
@@ -312,7 +340,11 @@ def pack_number(key: bytes, number: int) -> bytes:
 
 
 def unpack_number(key: bytes, value: bytes) -> int:
-    """Unpack a number of `pack_number`. Damaged if checksum or length are wrong."""
+    """Unpack a number of `pack_number`.
+
+    Raises:
+        DamagedValue: Checksum or length are wrong.
+    """
     (number,) = _unpack(_U64, unpack_checked(key, value))
     return int(number)
 
@@ -323,7 +355,11 @@ def pack_marks(marks: Marks) -> bytes:
 
 
 def unpack_marks(value: bytes) -> Marks:
-    """Unpack the marks of `pack_marks`. Damaged if checksum or length are wrong."""
+    """Unpack the marks of `pack_marks`.
+
+    Raises:
+        DamagedValue: Checksum or length are wrong.
+    """
     return Marks._make(_unpack(_MARKS, unpack_checked(MARKS_KEY, value)))
 
 
@@ -333,7 +369,11 @@ def pack_log(mark: LogMark) -> bytes:
 
 
 def unpack_log(value: bytes) -> LogMark:
-    """Unpack the mark of `pack_log`. Damaged if checksum or length are wrong."""
+    """Unpack the mark of `pack_log`.
+
+    Raises:
+        DamagedValue: Checksum or length are wrong.
+    """
     return LogMark._make(_unpack(_LOG, unpack_checked(LOG_KEY, value)))
 
 
@@ -344,7 +384,11 @@ def pack_hard(hard: HardState) -> bytes:
 
 
 def unpack_hard(value: bytes) -> HardState:
-    """Unpack the hard state of `pack_hard`. Damaged if checksum or layout are wrong."""
+    """Unpack the hard state of `pack_hard`.
+
+    Raises:
+        DamagedValue: Checksum or layout are wrong.
+    """
     body = unpack_checked(HARD_KEY, value)
     if len(body) < _U64.size:
         raise DamagedValue("term and vote are too short")
@@ -359,7 +403,11 @@ def pack_identity(identity: StorageIdentity) -> bytes:
 
 
 def unpack_identity(value: bytes) -> StorageIdentity:
-    """Unpack the identity of `pack_identity`. Damaged if checksum or layout are wrong."""
+    """Unpack the identity of `pack_identity`.
+
+    Raises:
+        DamagedValue: Checksum or layout are wrong.
+    """
     body = unpack_checked(IDENTITY_KEY, value)
     if not body or len(body) < 1 + body[0]:
         raise DamagedValue("the identity is too short")
@@ -372,7 +420,11 @@ def pack_incarnation(incarnation: Incarnation) -> bytes:
 
 
 def unpack_incarnation(value: bytes) -> Incarnation:
-    """Unpack the incarnation of `pack_incarnation`. Damaged if checksum or layout are wrong."""
+    """Unpack the incarnation of `pack_incarnation`.
+
+    Raises:
+        DamagedValue: Checksum or layout are wrong.
+    """
     body = unpack_checked(INCARNATION_KEY, value)
     found = Incarnation(int.from_bytes(body[: _U64.size], "big"), _text(body[_U64.size :]))
     if len(body) < _U64.size or (found != FIRST_INCARNATION and parse_lineage(f"x/{found}") is None):
@@ -381,7 +433,11 @@ def unpack_incarnation(value: bytes) -> Incarnation:
 
 
 def name_bytes(what: str, name: str) -> bytes:
-    """Return the UTF-8 bytes of a name. ValueError if it is empty or longer than NAME_MAX_BYTES."""
+    """Return the UTF-8 bytes of a name.
+
+    Raises:
+        ValueError: The name is empty or longer than NAME_MAX_BYTES.
+    """
     encoded = name.encode()
     if not 0 < len(encoded) <= NAME_MAX_BYTES:
         raise ValueError(f"the {what} has {len(encoded)} bytes; it must have 1 to {NAME_MAX_BYTES}")

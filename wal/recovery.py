@@ -28,8 +28,11 @@ class SoundStorage(NamedTuple):
 def check(env: Environment, on_entry: Callable[[Entry], None] | None = None) -> SoundStorage:
     """Check hard state, marks, and every entry and digest visible to consensus; `Ledger.verify` checks older ones.
 
-    Calls `on_entry` with each entry after the base, in order, so that one pass serves both. Raises RecoveryRefused with
-    the row of the table, StorageFailed if LMDB finds a broken page.
+    Calls `on_entry` with each entry after the base, in order, so that one pass serves both.
+
+    Raises:
+        RecoveryRefused: A check failed; `condition` is the row of the table.
+        StorageFailed: LMDB finds a broken page.
     """
     with env.read() as transaction:
         state = env.table(records.STATE)
@@ -55,7 +58,8 @@ def check(env: Environment, on_entry: Callable[[Entry], None] | None = None) -> 
 def replay_log(env: Environment, checked: SoundStorage, stored: Callable[[int], Entry]) -> ReplayedLog:
     """Combine the checked LMDB state with the sync log without writing. `stored` reads LMDB's entries.
 
-    Raises RecoveryRefused.
+    Raises:
+        RecoveryRefused: The log is damaged or contradicts LMDB.
     """
     bodies = env.log.read(env.log_mark().generation)
     try:
@@ -67,7 +71,8 @@ def replay_log(env: Environment, checked: SoundStorage, stored: Callable[[int], 
 def read_chain(env: Environment, index: int) -> ChainRow:
     """Return the chain row of an applied entry or of a gap's end.
 
-    Raises RecoveryRefused if it is missing or damaged.
+    Raises:
+        RecoveryRefused: The row is missing or damaged.
     """
     if index == 0:
         return ChainRow(records.GENESIS, 0)

@@ -21,8 +21,8 @@ _U64_BYTES: Final = 8
 class Sync(NamedTuple):
     """Sync record: it leaves the journal unchanged up to `first - 1`, followed by `entries`.
 
-    `last_before` is the previous last index. `revisions` are those after each entry applied since the previous sync;
-    `applied_digest` is the ledger's after the last of them. `hard` is None if term and vote stayed.
+    `last_before` is the previous last index. `revisions` has the revision after each entry applied since the previous
+    sync; `applied_digest` is the ledger's digest after the last of them. `hard` is None if term and vote stayed.
     """
 
     last_before: int
@@ -69,7 +69,11 @@ def pack(sync: Sync) -> bytes:
 
 
 def unpack(body: bytes) -> Sync:
-    """Unpack a sync of `pack`. Damaged if the layout is wrong."""
+    """Unpack a sync of `pack`.
+
+    Raises:
+        DamagedValue: The layout is wrong.
+    """
     if len(body) < _FIXED.size:
         raise DamagedValue(f"the record has {len(body)} bytes, which is too short")
     last_before, first, commit, applied, digest, hard_bytes, entry_count, revision_count = _FIXED.unpack_from(body)
@@ -94,7 +98,11 @@ def unpack(body: bytes) -> Sync:
 
 
 def replay(hard: HardState, marks: Marks, bodies: Sequence[bytes], stored: Callable[[int], Entry]) -> ReplayedLog:
-    """Replay the records on LMDB's hard state and marks; `stored` reads an LMDB entry. Raises Contradiction."""
+    """Replay the records on LMDB's hard state and marks; `stored` reads an LMDB entry.
+
+    Raises:
+        Contradiction: A record does not follow from its predecessors.
+    """
     folding = _Folding(hard, marks, stored)
     for number, body in enumerate(bodies, start=1):
         try:
@@ -105,7 +113,11 @@ def replay(hard: HardState, marks: Marks, bodies: Sequence[bytes], stored: Calla
 
 
 def chain_up_to(start: ChainRow, entries: Sequence[Entry], wanted: ChainRow) -> list[AppliedRow]:
-    """Chain entries from `start` up to a snapshot with row `wanted`. BrokenInvariant if they end differently."""
+    """Chain entries from `start` up to a snapshot with row `wanted`.
+
+    Raises:
+        BrokenInvariant: They end with another digest or revision.
+    """
     reached, chained = start, list[AppliedRow]()
     index = entries[-1].index
     for entry in entries:

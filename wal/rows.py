@@ -46,7 +46,8 @@ def peek_base(env: Environment) -> tuple[int, int]:
 def read_entries(env: Environment, first: int, last: int, *, max_bytes: int, max_entries: int) -> list[Entry]:
     """Return stored entries from `first` to at most `last`, within both bounds but at least one, each checked.
 
-    StorageFailed, which stops the environment, if one is missing or damaged.
+    Raises:
+        StorageFailed: An entry is missing or damaged. The environment stops.
     """
     found: list[Entry] = []
     size_bytes = 0
@@ -70,7 +71,11 @@ def read_entries(env: Environment, first: int, last: int, *, max_bytes: int, max
 
 
 def read_chain_row(env: Environment, index: int) -> ChainRow | None:
-    """Return the stored chain row of an entry, or None. StorageFailed, which stops the environment, if damaged."""
+    """Return the stored chain row of an entry, or None.
+
+    Raises:
+        StorageFailed: The row is damaged. The environment stops.
+    """
     key = records.index_key(index)
     with env.read() as transaction:
         value = transaction.get(key, db=env.table(records.CHAIN))
@@ -85,7 +90,10 @@ def read_chain_row(env: Environment, index: int) -> ChainRow | None:
 def write(env: Environment, changes: CheckpointChanges) -> None:
     """Write all changes in one transaction, durable on return, and begin the next generation of the sync log.
 
-    A crash in between leaves records of the previous generation, which are void: LMDB has them. Raises StorageFailed.
+    A crash in between leaves records of the previous generation, which are void: LMDB has them.
+
+    Raises:
+        StorageFailed: The transaction fails. The environment stops.
     """
     mark = env.next_log_mark()
     with env.write() as transaction:

@@ -24,7 +24,7 @@ VERSION: Final = 1
 """Version of the layout of records and of the file's first block."""
 
 FLIPPED_BITS_MAX: Final = 8
-"""A tag with at most this many differing bits is a damaged one: old content is as near in one of 4e9 sectors."""
+"""Bits in which a damaged tag may differ. Old content differs in so few bits only in one of 4e9 sectors."""
 
 _FILE = struct.Struct(">8sBQH")
 _MAGIC: Final = b"FBSYNCLG"
@@ -37,7 +37,7 @@ _BLOCK_SECTORS: Final = BLOCK_BYTES // SECTOR_BYTES
 
 
 class LogDamaged(Exception):
-    """Log with other content than was written; the message says where and how it shows."""
+    """Log with other content than was written; the message says where, and how that was detected."""
 
 
 class LogAhead(Exception):
@@ -70,7 +70,12 @@ def first_block(identity: bytes, size_bytes: int) -> bytes:
 
 
 def check_first_block(block: bytes, identity: bytes, size_bytes: int) -> None:
-    """Raise LogDamaged or LogForeign unless the block equals `first_block`."""
+    """Check that the block equals `first_block`.
+
+    Raises:
+        LogDamaged: It was damaged.
+        LogForeign: It names another cluster or replica.
+    """
     if block == first_block(identity, size_bytes):
         return
     if len(block) != BLOCK_BYTES or _CRC.pack(crc32(block[: -_CRC.size])) != block[-_CRC.size :]:
@@ -101,7 +106,10 @@ def lay_out(tag: bytes, generation: int, sequence: int, body: bytes) -> bytes:
 def read(content: bytes, identity: bytes, generation: int) -> list[bytes]:
     """Return the bodies of this generation's records, in order, up to the end or a torn one.
 
-    Raises LogDamaged, LogAhead; LogForeign if the file is another replica's.
+    Raises:
+        LogDamaged: A complete record was damaged.
+        LogAhead: A record is of a later generation.
+        LogForeign: The file is another replica's.
     """
     check_first_block(content[:BLOCK_BYTES], identity, len(content))
     _check_age(content, identity, generation)
@@ -154,7 +162,11 @@ def _is_written(content: bytes, sector: int, tag: bytes, sequence: int) -> bool:
 
 
 def _check_what_follows(content: bytes, at: int, tags: Tags, sequence: int) -> None:
-    """Raise LogDamaged if a later record exists: a record is written only once the previous one is durable."""
+    """Check that no later record exists: a record is written only once the previous one is durable.
+
+    Raises:
+        LogDamaged: A later record exists.
+    """
     left = range(at, len(content), SECTOR_BYTES)
     later = {tags.of(sequence + ahead): sequence + ahead for ahead in range(1, len(left) // _BLOCK_SECTORS + 1)}
     for sector in left:
@@ -164,7 +176,11 @@ def _check_what_follows(content: bytes, at: int, tags: Tags, sequence: int) -> N
 
 
 def _check_age(content: bytes, identity: bytes, generation: int) -> None:
-    """Raise LogAhead for a record of a later generation: LMDB is durably of a generation before the log begins it."""
+    """Check that no record is of a later generation: LMDB is durably of a generation before the log begins it.
+
+    Raises:
+        LogAhead: A record is.
+    """
     if len(content) <= BLOCK_BYTES:
         return
     tag = content[BLOCK_BYTES : BLOCK_BYTES + TAG_BYTES]

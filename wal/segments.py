@@ -3,7 +3,7 @@
 A file is MAGIC, blocks, a manifest as JSON, the manifest's length, and the SHA-256 of everything before. A block is a
 zlib stream of the raw entries, each preceded by its term, the revision after it and its length. The manifest names the
 cluster and the digests of the chain around the segment, so it can be verified without a ledger. It also holds the
-checkpoint published when it was written, for holders of the replicas' keys.
+checkpoint published when the segment was written, for holders of the replicas' keys.
 
 The segments of a directory are contiguous and begin with the first entry, as their names show.
 """
@@ -55,7 +55,7 @@ _PART: Final = ".segment.part"
 
 
 class SegmentBroken(Exception):
-    """Broken segment or archive; `path` is the file or directory, `sentence` says how it shows."""
+    """Broken segment or archive; `path` is the file or directory, `sentence` says how that was detected."""
 
     def __init__(self, path: Path, sentence: str) -> None:
         super().__init__(f"{path}: {sentence}")
@@ -152,7 +152,11 @@ def _write_segment(
     """Write as many entries as one segment may hold; return its manifest once it would survive a power cut.
 
     The entries begin with `following`; `before`: digest and revision before it; `folder`: the directory's descriptor.
-    Remains of a crash are overwritten. OSError; SegmentBroken for entries that are not contiguous.
+    Remains of a crash are overwritten.
+
+    Raises:
+        OSError: The disk fails.
+        SegmentBroken: The entries are not contiguous.
     """
     file = disk.create(folder, _PART)
     try:
@@ -254,10 +258,14 @@ def _instant(data: bytes) -> Instant | None:
 
 
 class Segment:
-    """Written segment. Its manifest is read at once; all other content is verified on request."""
+    """Written segment. Its manifest is read on opening; all other content is verified on request."""
 
     def __init__(self, path: Path) -> None:
-        """Read the manifest. SegmentBroken, also if the file cannot be read."""
+        """Read the manifest.
+
+        Raises:
+            SegmentBroken: The manifest is damaged, or the file cannot be read.
+        """
         self.path = path
         name = SegmentName.parse(path.name)
         with _refusing(path), path.open("rb") as file:
@@ -306,7 +314,11 @@ class Segment:
             raise SegmentBroken(path, "its manifest lacks the positions or contents of its blocks")
 
     def check_bytes(self) -> None:
-        """Compute the SHA-256 of the file. SegmentBroken if it differs from the stored one."""
+        """Compute the SHA-256 of the file.
+
+        Raises:
+            SegmentBroken: It differs from the stored one.
+        """
         digest, left = sha256(), self.size_bytes - DIGEST_BYTES
         with _refusing(self.path), self.path.open("rb") as file:
             while left and (data := file.read(min(left, READ_BYTES))):
@@ -316,7 +328,11 @@ class Segment:
             raise SegmentBroken(self.path, f"its bytes have the SHA-256 {digest.hexdigest()}, not {self.sha256.hex()}")
 
     def block(self, number: int) -> list[LedgerEntry]:
-        """Return the entries of a block, verified from the digest before it to the next block's. SegmentBroken."""
+        """Return the entries of a block, verified from the digest before it to the next block's.
+
+        Raises:
+            SegmentBroken: The block is damaged.
+        """
         blocks, path = self.manifest.blocks, self.path
         row, end = blocks[number], self.manifest.after
         last = self.manifest.last_index
@@ -397,7 +413,11 @@ class Archive:
     """Segments of a directory, read in the order of their entries. Nothing is written."""
 
     def __init__(self, directory: Path) -> None:
-        """Read the manifests. SegmentBroken for a broken or missing one, or one of another cluster."""
+        """Read the manifests.
+
+        Raises:
+            SegmentBroken: A segment is broken, missing or of another cluster.
+        """
         self.directory = directory
         names = _names_in(directory)
         if len(names) > PRUNED_SEGMENTS_MAX:
@@ -450,7 +470,8 @@ class Archive:
     def read_some(self, first: int, *, entries_max: int, bytes_max: int) -> list[LedgerEntry]:
         """Return entries from `first` on, in order, up to one of the bounds, but at least one if it exists.
 
-        SegmentBroken.
+        Raises:
+            SegmentBroken: A segment is broken or missing.
         """
         found: list[LedgerEntry] = []
         size_bytes = 0
@@ -463,14 +484,23 @@ class Archive:
         return found
 
     def row_at(self, index: int) -> ChainRow:
-        """Return digest and revision after an archived entry, or before the first one. SegmentBroken."""
+        """Return digest and revision after an archived entry, or before the first one.
+
+        Raises:
+            SegmentBroken: A segment is broken or missing.
+        """
         if index == 0:
             return ChainRow(GENESIS, 0)
         entry = self._of(index)[0]
         return ChainRow(entry.digest, entry.revision)
 
     def index_of_revision(self, revision: int) -> int:
-        """Return the index of the entry that settled a revision. LookupError if it is not archived; SegmentBroken."""
+        """Return the index of the entry that settled a revision.
+
+        Raises:
+            LookupError: The entry is not archived.
+            SegmentBroken: A segment is broken.
+        """
         if not 0 < revision <= self.end.revision:
             raise LookupError(f"revision {revision} is not in {self.directory}, which ends with {self.end.revision}")
         # An entry that settles nothing has the revision before it: take the last segment and block that begin before
@@ -484,7 +514,11 @@ class Archive:
         raise SegmentBroken(self.segments[number].path, f"no entry of it settled revision {revision}")
 
     def entries(self, first: int = 1) -> Iterator[LedgerEntry]:
-        """Yield all entries from `first` on, block by block. SegmentBroken."""
+        """Yield all entries from `first` on, block by block.
+
+        Raises:
+            SegmentBroken: A segment is broken or missing.
+        """
         while first <= self.last_index:
             block = self._of(first)
             yield from block
@@ -528,7 +562,11 @@ def archive_from(
     """Write the segments an archive lacks up to an entry; return their manifests.
 
     `read(first, last)` yields entries of the ledger, both included. Continues after the last complete segment.
-    SegmentBroken if the archive is broken or of another ledger; OSError; BlockingIOError if another process writes it.
+
+    Raises:
+        SegmentBroken: The archive is broken or of another ledger.
+        BlockingIOError: Another process writes the archive.
+        OSError: The disk fails.
     """
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

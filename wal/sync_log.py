@@ -107,7 +107,11 @@ class SyncRecord:
         self._file, self.data, self.offset = file, data, offset
 
     def commit(self) -> None:
-        """Write the record, durable on return. Raises OSError."""
+        """Write the record, durable on return.
+
+        Raises:
+            OSError: The disk fails.
+        """
         self._file.write(self.data, self.offset)
         self._file.sync()
 
@@ -130,7 +134,11 @@ class SyncLog:
         return self._generation
 
     def read(self, generation: int) -> list[bytes]:
-        """Return the bodies of this generation's records, in order. Raises RecoveryRefused."""
+        """Return the bodies of this generation's records, in order.
+
+        Raises:
+            RecoveryRefused: The log is damaged, or of another generation or replica.
+        """
         try:
             content = self._file.read(self._size_bytes + 1)
         except OSError as error:
@@ -158,13 +166,17 @@ class SyncLog:
         return self._sequence == 0
 
     def fits(self, body_bytes: int) -> bool:
-        """Return whether a sync of this size belongs here and fits."""
+        """Return whether a sync of this size should go to the log, and fits."""
         if body_bytes > RECORD_MAX_BYTES:
             return False
         return self._offset + sectors.size_on_disk_bytes(body_bytes) <= self._size_bytes
 
     def record(self, body: bytes) -> SyncRecord:
-        """Lay out the next record. BrokenInvariant unless it `fits`."""
+        """Lay out the next record.
+
+        Raises:
+            BrokenInvariant: The record does not fit (`fits`).
+        """
         if not self.fits(len(body)):
             raise BrokenInvariant(f"{self.path}: a sync of {len(body)} bytes does not fit at byte {self._offset}")
         sequence = self._sequence + 1
@@ -183,7 +195,11 @@ class SyncLog:
 
 
 def make_log(store: DiskStore, directory: Path, identity: StorageIdentity) -> None:
-    """Create the log of a replica that has promised nothing with one. Raises RecoveryRefused."""
+    """Create the log of a replica that has promised nothing with one.
+
+    Raises:
+        RecoveryRefused: The log cannot be created.
+    """
     try:
         store.make(sectors.first_block(records.pack_identity(identity), store.size_bytes))
     except OSError as error:
@@ -193,7 +209,8 @@ def make_log(store: DiskStore, directory: Path, identity: StorageIdentity) -> No
 def is_used(store: DiskStore, directory: Path) -> bool:
     """Return whether a record was ever added: a new log holds only zeros after its first block.
 
-    Raises RecoveryRefused if this cannot be determined.
+    Raises:
+        RecoveryRefused: The log cannot be read.
     """
     try:
         file = store.open()
@@ -212,7 +229,11 @@ def is_used(store: DiskStore, directory: Path) -> bool:
 
 
 def open_log(store: DiskStore, directory: Path, identity: StorageIdentity, size_bytes: int) -> SyncLog:
-    """Open the log that LMDB refers to. Raises RecoveryRefused."""
+    """Open the log that LMDB refers to.
+
+    Raises:
+        RecoveryRefused: The log is missing or cannot be opened.
+    """
     try:
         return SyncLog(store.open(), directory / LOG_FILE, identity, size_bytes)
     except FileNotFoundError as error:
