@@ -42,7 +42,7 @@ TEMPORARY_SUFFIX = ".saving"
 
 RESERVE_BYTES = 64 * 1024**2
 RESERVE_SHARE = 16
-"""Space that a snapshot leaves free on its disk, in bytes and as a share of the disk, whichever is less.
+"""Space that a snapshot leaves free on its disk: this many bytes or one part in RESERVE_SHARE, whichever is less.
 
 The journal is on the same disk: a failed journal write stops the replica, while a failed snapshot is retried.
 """
@@ -137,7 +137,11 @@ def frame_checksum(section: int, sequence: int, payload: bytes) -> int:
 
 
 def open_directory(directory: Path) -> int:
-    """Return a descriptor of the directory; SnapshotFailed with its name."""
+    """Return a descriptor of the directory.
+
+    Raises:
+        SnapshotFailed: It cannot be opened.
+    """
     with failing(directory):
         return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
@@ -145,7 +149,11 @@ def open_directory(directory: Path) -> int:
 def create_temporary(disk: SnapshotDisk, directory: int, name: str) -> int:
     """Return a new file, locked while it is open; replace one left behind by a dead process.
 
-    The lock tells a live writer from a dead one. Raises OSError, BlockingIOError if the writer is alive.
+    The lock tells a live writer from a dead one.
+
+    Raises:
+        BlockingIOError: The writer is alive.
+        OSError: The file cannot be created.
     """
     for last in (False, True):
         try:
@@ -166,7 +174,9 @@ def create_temporary(disk: SnapshotDisk, directory: int, name: str) -> int:
 def reopen_temporary(disk: SnapshotDisk, directory: int, name: str) -> int:
     """Return a temporary file left by an earlier process, locked as by `create_temporary`.
 
-    Raises OSError, BlockingIOError if another process writes it.
+    Raises:
+        BlockingIOError: Another process writes the file.
+        OSError: The file cannot be opened.
     """
     file = disk.reopen(directory, name)
     try:
@@ -180,7 +190,11 @@ def reopen_temporary(disk: SnapshotDisk, directory: int, name: str) -> int:
 
 
 def remove_if_abandoned(disk: SnapshotDisk, directory: int, name: str) -> bool:
-    """Remove a temporary file unless a live process holds it; return whether it is absent now. Raises OSError."""
+    """Remove a temporary file unless a live process holds it; return whether it is absent now.
+
+    Raises:
+        OSError: The file cannot be removed.
+    """
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except FileNotFoundError:
@@ -206,8 +220,11 @@ def write_snapshot(
     """Write the image into the directory; return its path once it would survive a power cut.
 
     `progress` receives records written and total records. `breathe` is called between two slices; it may block to let
-    other threads run, and may raise SnapshotAbandoned. Raises SnapshotFailed; nothing is left behind then, except after
-    a failed sync of the directory, when the new file is complete but not yet durable.
+    other threads run, and may raise SnapshotAbandoned.
+
+    Raises:
+        SnapshotFailed: The disk fails. Nothing is left behind, unless the sync of the directory failed: the new file is
+            then complete but not yet durable.
     """
     name = str(SnapshotName(image.index, image.term))
     temporary = f".{name}{TEMPORARY_SUFFIX}"

@@ -37,10 +37,10 @@ from wal import ConfigurationAt, is_earlier_form
 from wal import check as check_members
 
 SLICE_BYTES = 64 * 1024
-"""A slice ends at this size: 0.3 ms of encoding, after which another thread may run."""
+"""Size at which a slice ends: 0.3 ms of encoding, after which another thread may run."""
 
 SLICE_RECORDS = 256
-"""A slice ends at this number of records, so that many small ones do not take longer than SLICE_BYTES allows."""
+"""Number of records at which a slice ends, so that many small ones do not take longer than SLICE_BYTES allows."""
 
 SLICE_BYTES_MAX = 4 * BATCH_BYTES_MAX
 """Maximum size of a slice. A record comes from the events of one entry, which fits a batch; four times that leaves room
@@ -168,8 +168,9 @@ def nothing(*_: object) -> None:
 def to_sections(image: Image, *, breathe: Callable[[], None] = nothing) -> Iterator[Slice]:
     """Yield the image slice by slice, the same bytes for equal images; call `breathe` after each piece of work.
 
-    Raises ImageRefused if the image could not be read back: a record under a wrong key, a record larger than
-    SLICE_BYTES_MAX, or free capacity that contradicts the buffers (a broken invariant of this replica).
+    Raises:
+        ImageRejected: The image could not be read back: a record is under a wrong key or larger than SLICE_BYTES_MAX,
+            or free capacity contradicts the buffers (a broken invariant of this replica).
     """
     state = image.state
     counts = tuple((section, len(getattr(state, table.field))) for section, table in TABLE_OF.items())
@@ -313,7 +314,7 @@ JOBS, BUFFERS, POOLS, RECEIPTS, ANSWERS = (
 
 
 class Assembly:
-    """Rebuilds an image from its slices, in order, checking each; ReleaseNeeded for an unknown feature level.
+    """Rebuilds an image from its slices, in order, checking each. Raises ReleaseNeeded for an unknown feature level.
 
     `keep=False` drops jobs and cached replies as they are read, for a summary.
     """
@@ -329,7 +330,11 @@ class Assembly:
 
     @property
     def header(self) -> SnapshotHeader:
-        """Header of the image. Raises ImageRefused if it has not been read yet."""
+        """Header of the image.
+
+        Raises:
+            ImageRejected: It has not been read yet.
+        """
         if self._header is None:
             raise ImageRejected("the snapshot has no header")
         return self._header
@@ -345,7 +350,11 @@ class Assembly:
         return list(self._records[POOLS].values())
 
     def add(self, section: int, payload: bytes) -> None:
-        """Add the next slice; raise ImageRefused if it is out of order or malformed."""
+        """Add the next slice.
+
+        Raises:
+            ImageRejected: The slice is out of order or malformed.
+        """
         if section not in ORDER:
             raise ImageRejected(f"section {section} is unknown: a newer release wrote it; upgrade this replica")
         before, place = self._section, ORDER[section]
@@ -440,16 +449,23 @@ class Assembly:
             raise ImageRejected(f"the end announces {total} records; the header {said}")
 
     def finish(self) -> None:
-        """Compare the derived capacity once all slices have been added; raise ImageRefused with the pool's name."""
+        """Compare the derived capacity once all slices have been added.
+
+        Raises:
+            ImageRejected: The capacity of a pool differs; the message names the pool.
+        """
         if self._section != END:
             raise ImageRejected("it ends before its end section: it is truncated")
         derived = derived_capacity({pool.name: pool for pool in self.pools}, self._held)
         compare_capacity(self.capacity, derived, self._held, "the snapshot says")
 
     def image(self, breathe: Callable[[], None] = nothing) -> Image:
-        """Return the image; raise ImageRefused for differing capacity or a broken invariant.
+        """Return the image.
 
         `breathe` is called from time to time; it may block to let other threads run, and may raise.
+
+        Raises:
+            ImageRejected: The capacity differs, or an invariant of the state is violated.
         """
 
         def mapped(items: Mapping[Any, Any]) -> immutables.Map[Any, Any]:

@@ -51,10 +51,13 @@ class Receiver:
         breathe: Callable[[], None] = lambda: None,
         resume_bytes: int = 0,
     ) -> None:
-        """Open the temporary file; raises SnapshotFailed.
+        """Open the temporary file.
 
         `accept` may reject a verified image by returning a sentence. `breathe` is called between two steps of
         verification and may raise SnapshotAbandoned. `resume_bytes`: size of the sound part left by an earlier process.
+
+        Raises:
+            SnapshotFailed: The file cannot be opened.
         """
         self._name = name
         self._path = directory / str(name)
@@ -97,9 +100,12 @@ class Receiver:
     def write(self, offset: int, data: bytes) -> int:
         """Write a chunk that starts at `offset` bytes; return the offset of the next.
 
-        A chunk may be resent if it is identical. Raises SnapshotRefused for a chunk that leaves a gap, contradicts an
-        earlier one, or exceeds the size; the receiver is unchanged and still accepts the right chunk. Raises
-        SnapshotFailed if the disk fails; the receiver then has ended.
+        A chunk may be resent if it is identical.
+
+        Raises:
+            SnapshotRefused: The chunk leaves a gap, contradicts an earlier one, or exceeds the size. The receiver is
+                unchanged and still accepts the right chunk.
+            SnapshotFailed: The disk fails. The receiver has ended.
         """
         self._must_be_open()
         if self._verifying or self._image is not None:
@@ -130,9 +136,13 @@ class Receiver:
     def verify(self) -> None:
         """Read and check the whole file and make its content durable: seconds for a large one. It still has no name.
 
-        Raises SnapshotRefused if it is not a sound snapshot of the announced index and term, and SnapshotFailed if the
-        disk fails; the file is removed then, and other snapshots are unchanged. SnapshotAbandoned if the receiver was
-        ended meanwhile by another thread, or by `breathe`; in the second case the file stays, to be continued.
+        The file is removed on failure; other snapshots are unchanged.
+
+        Raises:
+            SnapshotRefused: The file is not a sound snapshot of the announced index and term.
+            SnapshotFailed: The disk fails.
+            SnapshotAbandoned: Another thread ended the receiver, or `breathe` raised it; then the file stays, to be
+                continued.
         """
         with self._lock:
             self._must_be_open()
@@ -156,7 +166,9 @@ class Receiver:
     def finalize(self) -> Path:
         """Give the verified file its name, durably, and return its path.
 
-        Raises SnapshotRefused before `verify`, SnapshotFailed if the disk fails.
+        Raises:
+            SnapshotRefused: The file was not verified.
+            SnapshotFailed: The disk fails.
         """
         self._must_be_open()
         _ = self.image

@@ -40,7 +40,7 @@ _BUFFER_BYTES_MAX = SLICE_BYTES_MAX + READ_BYTES + 64
 
 
 class SnapshotRefused(Exception):
-    """File that is not a sound snapshot; `sentence` says why and where."""
+    """File that is not a sound snapshot; `sentence` names the problem and its position."""
 
     def __init__(self, path: Path, sentence: str) -> None:
         super().__init__(f"{path}: {sentence}")
@@ -76,14 +76,19 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def load_snapshot(path: Path) -> Image:
-    """Return the image in the file; raise SnapshotRefused with the problem."""
+    """Return the image in the file.
+
+    Raises:
+        SnapshotRefused: The file is not a sound snapshot.
+    """
     return load_open(open_snapshot(path), path)
 
 
 def inspect(path: Path) -> Summary:
     """Return a summary of the file, checked except for the invariants across records, without keeping its jobs.
 
-    Raises SnapshotRefused.
+    Raises:
+        SnapshotRefused: The file is not a sound snapshot.
     """
     file = open_snapshot(path)
     try:
@@ -112,9 +117,12 @@ def inspect(path: Path) -> Summary:
 
 
 def load_open(file: int, path: Path, *, breathe: Callable[[], None] = nothing) -> Image:
-    """Return the image in an open file, and close it; `path` is for messages. Raises SnapshotRefused.
+    """Return the image in an open file, and close it; `path` is for messages.
 
     `breathe` is called between two slices; it may block to let other threads run, and may raise.
+
+    Raises:
+        SnapshotRefused: The file is not a sound snapshot.
     """
     # Records contain no cycles, and searching for them while records are created would triple the time.
     collecting = gc.isenabled()
@@ -133,7 +141,10 @@ def load_open(file: int, path: Path, *, breathe: Callable[[], None] = nothing) -
 def sound_prefix_bytes(file: int) -> int:
     """Return the size of an unfinished snapshot's sound part: complete frames, in order, with right checksums; bytes.
 
-    Data that a power cut may have left after them is ignored. Reads the file from its start. Raises OSError.
+    Data that a power cut may have left after them is ignored. Reads the file from its start.
+
+    Raises:
+        OSError: The file cannot be read.
     """
     size_bytes = os.fstat(file).st_size
     os.lseek(file, 0, os.SEEK_SET)
@@ -150,7 +161,10 @@ def sound_prefix_bytes(file: int) -> int:
 def open_snapshot(path: Path, directory: int | None = None) -> int:
     """Return a descriptor of the file, looked up in the open `directory` if one is given.
 
-    Never follows a link; raises SnapshotRefused.
+    Never follows a link.
+
+    Raises:
+        SnapshotRefused: The file cannot be opened.
     """
     name, flags = path if directory is None else path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:

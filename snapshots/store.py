@@ -62,7 +62,7 @@ class StoredSnapshot(msgspec.Struct, frozen=True):
 
 
 class BackgroundRunner(Protocol):
-    """Runs slow work beside the loop, one piece after the other: a thread, or a simulated one."""
+    """Runs slow work outside the loop, one piece after the other: a thread, or a simulated one."""
 
     def submit(self, call: Callable[..., Any], /, *arguments: Any) -> Future[Any]: ...
     def shutdown(self, wait: bool = True) -> None: ...
@@ -91,7 +91,10 @@ class SnapshotStore:
 
         The newest partly received snapshot is kept as far as it is sound, for `receive` to continue; reading it is the
         slow part of opening. `cluster_id`: reject snapshots of other clusters; None accepts any. `background`: runs
-        saving and verification; None for a thread. Raises SnapshotFailed.
+        saving and verification; None for a thread.
+
+        Raises:
+            SnapshotFailed: The directory cannot be used.
         """
         if not 1 <= keep <= KEPT_MAX:
             raise ValueError(f"{keep} snapshots cannot be kept; use a number from 1 to {KEPT_MAX}")
@@ -134,7 +137,11 @@ class SnapshotStore:
         return self._saving is not None and not self._saving.done()
 
     def names(self) -> list[SnapshotName]:
-        """Return the names in the directory, newest first, without reading the files. Raises SnapshotFailed."""
+        """Return the names in the directory, newest first, without reading the files.
+
+        Raises:
+            SnapshotFailed: The directory cannot be read.
+        """
         with failing(self._directory):
             found = [SnapshotName.parse(name) for name in os.listdir(self._directory)]
         return sorted((name for name in found if name is not None), reverse=True)
@@ -159,7 +166,11 @@ class SnapshotStore:
         return None
 
     def load(self, name: SnapshotName) -> Image:
-        """Return the image of one snapshot, and record whether it is sound. Raises SnapshotRefused."""
+        """Return the image of one snapshot, and record whether it is sound.
+
+        Raises:
+            SnapshotRefused: The file is not a sound snapshot.
+        """
         path = self._directory / str(name)
         folder = open_directory(self._directory)
         try:
@@ -214,9 +225,9 @@ class SnapshotStore:
                     self._doubted.add(name)
 
     def save_in_background(self, image: Image) -> Future[Path]:
-        """Write the image in a thread, then prune; the future returns its path or raises SnapshotFailed.
+        """Write the image in a thread, then prune. The future returns its path or raises SnapshotFailed.
 
-        During a save its future is returned and `image` is not written: the next snapshot will contain more.
+        While another save runs, return that save's future and do not write `image`: the next snapshot covers it.
         """
         if self._stop.is_set():
             raise SnapshotFailed(f"{self._directory}: the store is closed")
@@ -227,7 +238,8 @@ class SnapshotStore:
     def prune(self) -> list[Path]:
         """Remove snapshots older than the newest `keep` that were not rejected; return the removed paths.
 
-        Raises SnapshotFailed.
+        Raises:
+            SnapshotFailed: A file cannot be removed.
         """
         removed: list[Path] = []
         kept = 0
@@ -252,7 +264,7 @@ class SnapshotStore:
         return removed
 
     def prune_in_background(self) -> None:
-        """Prune beside the loop: removing a large file takes long. Failures are logged and retried later."""
+        """Prune in the background: removing a large file takes long. Failures are logged and retried later."""
 
         def prune() -> None:
             try:
@@ -266,8 +278,10 @@ class SnapshotStore:
     def receive(self, index: int, term: int) -> Receiver:
         """Return a receiver for a peer's snapshot; abandon one that was still being received.
 
-        Continues if an earlier process received a part of this snapshot; a part of another one is removed. Raises
-        SnapshotFailed, also while the abandoned one is still being verified: there are never two in memory.
+        Continues if an earlier process received a part of this snapshot; a part of another one is removed.
+
+        Raises:
+            SnapshotFailed: The disk fails, or the abandoned snapshot is still being verified: memory holds only one.
         """
         if self._receiver is not None:
             self._receiver.abort()
@@ -305,7 +319,8 @@ class SnapshotStore:
     def verify(self, receiver: Receiver) -> Future[None]:
         """Verify a received snapshot in the background; the future holds the result of `Receiver.verify`.
 
-        Raises SnapshotFailed.
+        Raises:
+            SnapshotFailed: The store is closed.
         """
         if self._stop.is_set():
             raise SnapshotFailed(f"{self._directory}: the store is closed")
@@ -372,7 +387,7 @@ class SnapshotStore:
             os.close(file)
 
     def _forget_old_part(self) -> None:
-        """Remove an obsolete part: a snapshot as new as it exists."""
+        """Remove a partly received snapshot once a complete one is at least as new."""
         newest = max(self.names(), default=None)
         with self._lock:
             partial = self.partial
