@@ -342,7 +342,7 @@ def test_h05_a_member_that_sends_what_is_no_frame_loses_its_connection(
     async def work(site: Site) -> None:
         member = certify(site.authority, site.tls, "r2")
         for wrong, said in (
-            (struct.pack(">I", MAX_FRAME_BYTES + 1), "bound"),
+            (struct.pack(">I", MAX_FRAME_BYTES + 1), "the maximum is"),
             (struct.pack(">I", 4) + b"junk", "not a frame"),
             (encode_frame("another", "r2", BEAT), "'another'"),
             (encode_frame(CLUSTER, "r3", BEAT), "'r3' on the connection of 'r2'"),
