@@ -119,8 +119,8 @@ def verify(options: dict[str, Any]) -> None:
         if options["cluster"] is not None and cluster != options["cluster"]:
             raise Failure(
                 ExitCode.VERIFICATION_FAILED,
-                f"the ledger is of the cluster {cluster!r}, not of {options['cluster']!r}",
-                "look at the directory that --data names",
+                f"the ledger belongs to cluster {cluster!r}, not to {options['cluster']!r}",
+                "check the directory that --data names",
             )
         with _progress("verifying") as progress:
             verified = ledger.verify(revision_after=revision_after, progress=progress)
@@ -141,12 +141,12 @@ def verify(options: dict[str, Any]) -> None:
                 signed = verify_tree(running, home, progress)
     if options["complete"] and gaps:
         listed = ", ".join(f"{gap.first_index} to {gap.last_index}" for gap in gaps)
-        remedy = "a replica that runs fetches them from the others; verify one that holds them"
+        remedy = "a running replica fetches them from its peers; verify a replica that has them"
         if pruned is not None and gaps[0].first_index < pruned.below:
-            remedy = f"those before {pruned.below} were pruned: name their archive with --archive"
+            remedy = f"entries before {pruned.below} were pruned: name their archive with --archive"
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
-            f"what is held is sound, and not complete: entries {listed} are missing",
+            f"the ledger is sound but incomplete: entries {listed} are missing",
             remedy,
         )
     found = {
@@ -191,23 +191,23 @@ def verify(options: dict[str, Any]) -> None:
         rows.append(("StateDigest", compared.state_digest.hex()))
         rows.append(("StateDigests", _digests_words(compared.digests_recorded, compared.digests_compared)))
         rows += [("Snapshot", f"{one.path.name}: {_PROVEN if one.proven else _UNPROVEN}") for one in compared.snapshots]
-        up_to = "there is none yet" if indexed is None else f"what the ledger comes to, up to entry {indexed.index}"
+        up_to = "none yet" if indexed is None else f"matches the ledger up to entry {indexed.index}"
         rows.append(("JobIndex", up_to))
-        rows.append(("Signed", "nothing" if signed is None else f"what the ledger comes to, up to entry {signed}"))
+        rows.append(("Signed", "nothing" if signed is None else f"matches the ledger up to entry {signed}"))
     show(fields_table(rows))
 
 
 def _digests_words(recorded: int, compared: int) -> str:
     """Format how many states were compared with the digests recorded in the ledger."""
-    return f"{compared} of {recorded} that the ledger records compared" if recorded else "the ledger records none"
+    return f"compared {compared} of {recorded} that the ledger records" if recorded else "the ledger records none"
 
 
 def _pruned_view(pruned: PrunedRange) -> dict[str, Any]:
     return {"below": pruned.below, "segments": [str(SegmentName(*segment[:2])) for segment in pruned.segments]}
 
 
-_PROVEN: Final = "what the ledger folds to"
-_UNPROVEN: Final = "not compared: entries before it are not held"
+_PROVEN: Final = "matches the ledger"
+_UNPROVEN: Final = "not compared: earlier entries are not held here"
 
 
 def _snapshots(options: dict[str, Any]) -> list[tuple[int, Path]]:
@@ -224,7 +224,7 @@ def _expected(text: str | None) -> tuple[int, str] | None:
     is_digest = 8 <= len(digest) <= 64 and all(digit in "0123456789abcdef" for digit in digest)
     if not is_digest or not at or not index.isdecimal() or not 0 < len(index) < 20:
         raise bad_input(
-            f"{text!r} is no digest and index",
+            f"{text!r} is not a digest and index",
             "give DIGEST@INDEX with 8 to 64 hexadecimal digits, as `forebay cluster probe --digest --json` shows them",
             place="--expect",
         )
@@ -232,13 +232,17 @@ def _expected(text: str | None) -> tuple[int, str] | None:
 
 
 def _check_expected(ledger: Ledger, index: int, digest: str) -> None:
-    """Raise Failure unless the ledger up to an entry has this digest."""
+    """Check that the ledger up to an entry has this digest.
+
+    Raises:
+        Failure: It has another digest, or the entry is not held here.
+    """
     held = next(iter(ledger.read(index, limit=1)), None)
     if held is None or held.index != index:
         raise Failure(
             ExitCode.NOT_FOUND,
             f"entry {index} is not held here: {ledger.applied_index} is the last one applied",
-            "see `forebay audit verify` for what is",
+            "`forebay audit verify` lists the entries held here",
         )
     if not held.digest.hex().startswith(digest):
         raise Failure(
@@ -264,7 +268,7 @@ def replay_ledger(options: dict[str, Any]) -> None:
         if not 8 <= len(expected) <= 64 or any(digit not in "0123456789abcdef" for digit in expected):
             raise bad_input(f"{expected!r} is not a digest", "give 8 to 64 hexadecimal digits", place="--expect")
     if options["release"] is not None and options["at"] is not None:
-        raise bad_input("two releases are compared up to the end", "leave out --at, or --release", place="--at")
+        raise bad_input("--release compares up to the end of the ledger", "leave out --at or --release", place="--at")
     compared: int | None = None
     with _release(options) as release, _ledger(options) as ledger, _progress("replaying") as progress:
         path: Path | None = options["from_snapshot"]
@@ -276,7 +280,7 @@ def replay_ledger(options: dict[str, Any]) -> None:
                 at_revision=options["at"],
                 processes=options["processes"] or len(os.sched_getaffinity(0)),
                 progress=progress,
-                doubt=lambda why: click.echo(f"forebay: {why}; all is folded again by one process", err=True),
+                doubt=lambda why: click.echo(f"forebay: {why}; one process folds everything again", err=True),
             )
         elif release is None:
             start = None if path is None else load_snapshot(path)
@@ -343,7 +347,7 @@ def redecide(options: dict[str, Any]) -> None:
     show_redecided(deciding, options["release"], states_differ, as_json=options["as_json"])
     grave = deciding.grave
     if grave is not None:
-        raise Failure(ExitCode.VERIFICATION_FAILED, first_words(grave), "look at each before you upgrade")
+        raise Failure(ExitCode.VERIFICATION_FAILED, first_words(grave), "examine each difference before you upgrade")
 
 
 def _since(ledger: Ledger, text: str | None) -> Callable[[Batch], bool]:
@@ -357,7 +361,7 @@ def _since(ledger: Ledger, text: str | None) -> Callable[[Batch], bool]:
     try:
         at = parse_instant(text) if age_s is None else Instant(end_of(ledger) - seconds(age_s))
     except ValueError as error:
-        raise bad_input(f"{text[:40]!r} is no moment", f"write {SINCE_FORMS}", place="--since") from error
+        raise bad_input(f"{text[:40]!r} is not a time", f"write {SINCE_FORMS}", place="--since") from error
     return lambda batch: batch.at >= at
 
 
@@ -389,9 +393,11 @@ def is_void(index: int, batch: Batch, ledger: Ledger) -> bool:
 
 
 def _view(entry: LedgerEntry, ledger: Ledger) -> LedgerEntryView:
-    """Return an entry's JSON view; CodecError if this release does not know it, LedgerBroken for damage.
+    """Return an entry's JSON view. No-ops and void batches have no records and no revisions.
 
-    No-ops and void batches have no records and no revisions.
+    Raises:
+        CodecError: This release does not know the entry.
+        LedgerBroken: The entry is damaged.
     """
     kind = kind_of(entry.data)
     batch = decode_batch(entry.data) if kind is EntryKind.BATCH else None
@@ -461,7 +467,7 @@ def report_html(options: dict[str, Any]) -> None:
     """Render a window of the ledger as one page, or print its figures."""
     output: Path | None = options["output"]
     if (output is None) == (not options["as_json"]):
-        raise bad_input("where the page goes is not said", "give either -o FILE or --json", place="-o")
+        raise bad_input("no output is given", "give either -o FILE or --json", place="-o")
     window = {key: _past(f"--{name}", options[key]) for key, name in (("first", "from"), ("last", "to"))}
     with _ledger(options) as ledger, _progress("folding") as progress:
         report = read_window(
@@ -511,7 +517,7 @@ def whatif(options: dict[str, Any]) -> None:
         except WindowRefused as error:
             raise Failure(ExitCode.NOT_FOUND, str(error), error.remedy) from error
         except TooManyJobs as error:
-            raise Failure(ExitCode.REFUSED, str(error), "let the window be shorter") from error
+            raise Failure(ExitCode.REFUSED, str(error), "choose a shorter window") from error
         except ChangeRejected as error:
             refusal = error.refusal
             raise bad_input(refusal.sentence, refusal.remedy, place=refusal.place or "--set") from error
@@ -535,7 +541,7 @@ def _edge(ledger: Ledger, place: str, text: str | None) -> Edge:
     try:
         return Edge(at_us=parse_instant(parse_past(text, SystemClock().now())))
     except ValueError as error:
-        raise bad_input(f"{text[:40]!r} is no moment that has come", f"write {WINDOW_FORMS}", place=place) from error
+        raise bad_input(f"{text[:40]!r} is not a past time", f"write {WINDOW_FORMS}", place=place) from error
 
 
 def _whatif_again(options: dict[str, Any], found: WhatIf) -> str:
@@ -552,7 +558,7 @@ def report_jobs(options: dict[str, Any]) -> None:
     states = tuple(state.name for state in JobState)
     wanted = (options["state"] or "").upper()
     if wanted and wanted not in states:
-        raise bad_input(f"{options['state']!r} is no state of a job", f"use one of {', '.join(states)}", place="-s")
+        raise bad_input(f"{options['state']!r} is not a job state", f"use one of {', '.join(states)}", place="-s")
     first, last = _past("-S", options["first"]), _past("-E", options["last"])
     with _ledger(options) as ledger, _progress("folding") as progress:
         found = read_jobs(ledger, _snapshots(options), from_us=first, to_us=last, progress=progress)

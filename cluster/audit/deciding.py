@@ -41,7 +41,10 @@ class Deciding:
     def settle(self, batch: Batch, ask: Ask) -> list[CommandOutcome | None]:
         """Settle the next batch, and return the new outcome of each requested command.
 
-        The batch must be based on the present revision. LedgerViolation if it cannot be settled.
+        The batch must be based on the present revision.
+
+        Raises:
+            LedgerViolation: The batch cannot be settled.
         """
         if batch.at < self.state.at:
             raise LedgerViolation(f"the clock of revision {batch.base} goes back from {self.state.at} to {batch.at}")

@@ -32,7 +32,7 @@ from replica.state import state_digest
 from snapshots import SnapshotName, SnapshotRefused, load_snapshot
 from wal import Gap, IndexPosition, JobIndex, JobIndexBroken, Ledger, LedgerBroken
 
-MADE_ANEW = "remove that directory: the replica makes it anew"
+MADE_ANEW = "remove that directory: the replica rebuilds it"
 
 
 class SnapshotCheck(NamedTuple):
@@ -54,7 +54,11 @@ class Deep(NamedTuple):
 
 
 def snapshots_in(directory: Path) -> list[tuple[int, Path]]:
-    """Return the finalized snapshots of a directory with their entries, in order; OSError."""
+    """Return the finalized snapshots of a directory with their entries, in order.
+
+    Raises:
+        OSError: The directory cannot be read.
+    """
     names = directory.iterdir() if directory.is_dir() else ()
     found = [(name, path) for path in names if (name := SnapshotName.parse(path.name)) is not None]
     return [(name.index, path) for name, path in sorted(found)]
@@ -66,9 +70,12 @@ def verify_deep(
     """Fold the ledger to its end, and compare each snapshot with the state at its entry.
 
     After missing history the next snapshot is taken as given. Every state digest recorded in the ledger is compared.
-    Raises ReplayFailed, with the file, if a snapshot differs from the fold; StateDigestMismatch if a state differs from
-    its recorded digest; ReplayRefused if history is missing without a snapshot; LedgerBroken and SnapshotRefused for
-    unreadable data.
+    Raises:
+        ReplayFailed: A snapshot differs from the fold; the message names its file.
+        StateDigestMismatch: A state differs from its recorded digest.
+        ReplayRefused: History is missing, and no snapshot replaces it.
+        LedgerBroken: The ledger is damaged.
+        SnapshotRefused: A snapshot is damaged.
     """
     ledger = ledger.as_of_now()
     folding, found = from_nothing(every_digest=True), list[SnapshotCheck]()
@@ -79,7 +86,7 @@ def verify_deep(
             del missing[0]
         is_before = not missing or index < missing[0][0]
         if index > ledger.applied_index:
-            raise ReplayFailed(ledger.applied_index, f"{path} is of entry {index}, and the ledger ends here")
+            raise ReplayFailed(ledger.applied_index, f"{path} is of entry {index}, but the ledger ends here")
         if is_before:
             fold(ledger, folding, index, progress)
         try:
@@ -102,10 +109,13 @@ def verify_deep(
 
 
 def verify_index(ledger: Ledger, directory: Path, snapshots: Path) -> IndexPosition | None:
-    """Build the index by job anew, elsewhere, as far as the replica's own extends, and compare the two.
+    """Build the index by job again in a temporary directory, as far as the replica's own extends, and compare the two.
 
-    Return the last compared entry, None without an index. Raises ReplayFailed if the job histories differ, LedgerBroken
-    for unreadable data. A running replica continues its own index meanwhile.
+    Return the last compared entry, None without an index. A running replica continues its own index meanwhile.
+
+    Raises:
+        ReplayFailed: The job histories differ.
+        LedgerBroken: The ledger is damaged.
     """
     if not directory.is_dir():
         return None
@@ -123,7 +133,7 @@ def verify_index(ledger: Ledger, directory: Path, snapshots: Path) -> IndexPosit
                     pass
                 following.write()
             if position.index > following.index or following.ledger.row_at(position.index).digest != position.digest:
-                raise ReplayFailed(position.index, f"{directory} is of another ledger; {MADE_ANEW}")
+                raise ReplayFailed(position.index, f"{directory} belongs to another ledger; {MADE_ANEW}")
             # Pruned history is only in an index built before the pruning.
             unknown = [
                 (ledger.row_at(hole.first_index - 1).revision, ledger.row_at(hole.last_index).revision)
@@ -141,7 +151,7 @@ def verify_index(ledger: Ledger, directory: Path, snapshots: Path) -> IndexPosit
                 )
                 if says != should and not position.holes:
                     raise ReplayFailed(
-                        position.index, f"{directory} says of job {job} what the ledger does not; {MADE_ANEW}"
+                        position.index, f"{directory} contradicts the ledger about job {job}; {MADE_ANEW}"
                     )
             made.close()
     except JobIndexBroken as error:
@@ -152,10 +162,12 @@ def verify_index(ledger: Ledger, directory: Path, snapshots: Path) -> IndexPosit
 
 
 def verify_tree(running: Ledger, home: Path, progress: Progress | None = None) -> int | None:
-    """Derive a replica's tree anew, and compare its tiles and signed checkpoints with it.
+    """Derive a replica's tree again, and compare its tiles and signed checkpoints with it.
 
-    Return the size of the last comparable checkpoint, None without one. LedgerBroken if tiles belong to another ledger,
-    or signed entries are no longer in this one.
+    Return the size of the last comparable checkpoint, None without one.
+
+    Raises:
+        LedgerBroken: Tiles belong to another ledger, or signed entries are no longer in this one.
     """
     signed = _signed_in(home)  # first, since later signatures cover entries applied later
     ledger = running.as_of_now()
@@ -168,17 +180,17 @@ def verify_tree(running: Ledger, home: Path, progress: Progress | None = None) -
             progress(tree.verified, ledger.applied_index)
     if tree.altered:
         raise LedgerBroken(
-            tree.altered[0], f"the tile of {home / LOG_DIRECTORY} that begins there is whole, and of another ledger"
+            tree.altered[0], f"the tile of {home / LOG_DIRECTORY} that begins there is intact, but of another ledger"
         )
     compared = None
     for path, found in signed:
         if found.size > ledger.applied_index:
             raise LedgerBroken(
-                ledger.applied_index, f"it ends there, and {path} is of {found.size} entries: it was set back"
+                ledger.applied_index, f"it ends there, but {path} covers {found.size} entries: it was rolled back"
             )
         if found.size <= tree.size:
             if tree.root(found.size) != found.root:
-                raise LedgerBroken(found.size, f"the entries up to here are not those of {path}")
+                raise LedgerBroken(found.size, f"the entries up to here differ from those of {path}")
             compared = max(found.size, compared or 0)
     return compared
 
@@ -197,7 +209,7 @@ def _signed_in(home: Path) -> list[tuple[Path, Checkpoint]]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except NoteError as error:
-            raise LedgerBroken(0, f"{path} is no checkpoint: {error}") from error
+            raise LedgerBroken(0, f"{path} is not a checkpoint: {error}") from error
     return found
 
 
@@ -208,10 +220,10 @@ def merge(first: Iterable[int], second: Iterable[int]) -> Iterator[int]:
 
 def _compare(folded: ReplayFold, path: Path, chain_digest: bytes, digest: bytes) -> None:
     if chain_digest != folded.ledger_digest:
-        raise ReplayFailed(folded.last_index, f"{path} is of another ledger: {chain_digest.hex()} is not its digest")
+        raise ReplayFailed(folded.last_index, f"{path} belongs to another ledger, of digest {chain_digest.hex()}")
     if digest != folded.state_digest:
         raise ReplayFailed(
             folded.last_index,
-            f"{path} is not what the ledger comes to: its state digest is {digest.hex()}, and that of the ledger "
+            f"{path} does not match the ledger: its state digest is {digest.hex()}, and the ledger's is "
             f"{folded.state_digest.hex()}",
         )

@@ -31,7 +31,7 @@ from wal import (
     instant_of,
 )
 
-OTHER_REPLICA = "do not start this replica on it; compare with the other replicas, and replace what is broken from them"
+OTHER_REPLICA = "do not start a replica with this data; compare it with the other replicas, and replace what is broken"
 
 
 @contextlib.contextmanager
@@ -46,7 +46,7 @@ def sentences() -> Iterator[None]:
     except CodecError as error:
         raise Failure(ExitCode.VERIFICATION_FAILED, str(error), "read it with the release that wrote it") from error
     except ReplayRefused as error:
-        raise Failure(ExitCode.NOT_FOUND, str(error), "see `forebay audit verify` for what is held here") from error
+        raise Failure(ExitCode.NOT_FOUND, str(error), "`forebay audit verify` lists the entries held here") from error
     except SnapshotRefused as error:
         if not error.path.exists():
             raise Failure(ExitCode.NOT_FOUND, f"{error.path} does not exist", "name a snapshot file") from error
@@ -66,7 +66,7 @@ def sentences() -> Iterator[None]:
     except StorageFailed as error:
         raise Failure(ExitCode.VERIFICATION_FAILED, str(error), OTHER_REPLICA) from error
     except SegmentBroken as error:
-        remedy = "take it from another copy of the archive, and find out what happened to this one"
+        remedy = "restore it from another copy of the archive, and find out what damaged this one"
         raise Failure(ExitCode.VERIFICATION_FAILED, error.sentence, remedy, place=str(error.path)) from error
     except (NotArchived, PruneRefused) as error:
         raise Failure(ExitCode.REFUSED, str(error), error.remedy) from error
@@ -80,7 +80,7 @@ def directory_of(options: dict[str, Any]) -> Path:
     data: Path | None = options.get("data")
     name: str | None = options["name"]
     if (data is None) == (name is None):
-        raise bad_input("which ledger is not said", "give either --data DIRECTORY or --name REPLICA")
+        raise bad_input("no ledger is given", "give either --data DIRECTORY or --name REPLICA")
     if data is not None:
         return data / "wal" if (data / "wal").is_dir() else data
     config = Session(config_path=options["config"]).config()

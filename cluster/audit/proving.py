@@ -30,7 +30,12 @@ class NotProven(Exception):
 
 
 def proof_of(ledger: Ledger, home: Path, job: int, *, progress: Callable[[int, int], None]) -> bytes:
-    """Return the proof file of a job from a replica's directory, which is only read. NotProven; LedgerBroken."""
+    """Return the proof file of a job from a replica's directory, which is only read.
+
+    Raises:
+        NotProven: The directory provides no proof.
+        LedgerBroken: The ledger is damaged or altered.
+    """
     directory = home / LOG_DIRECTORY
     try:
         note = (directory / CHECKPOINT_NAME).read_text(encoding="utf-8")
@@ -46,18 +51,18 @@ def proof_of(ledger: Ledger, home: Path, job: int, *, progress: Callable[[int, i
         progress(tree.size, checkpoint.size)
     if tree.size < checkpoint.size:
         raise NotProven(
-            f"the checkpoint is of {checkpoint.size} entries, and {tree.size} are held without a gap",
+            f"the checkpoint covers {checkpoint.size} entries, but only {tree.size} are held without a gap",
             "read another replica",
         )
     if tree.root(checkpoint.size) != checkpoint.root:
-        raise LedgerBroken(checkpoint.size, "the entries up to here are not those that a majority has signed")
+        raise LedgerBroken(checkpoint.size, "the entries up to here differ from those that a majority signed")
     size = checkpoint.size
     try:
         records = records_proven(seen, tree, _revisions(seen, home, job, size), size)
     except LookupError as error:
         raise NotProven(str(error), "name the archive with --archive") from error
     if not records:
-        raise NotProven(f"nothing of a job {job} is in the first {checkpoint.size} entries", "see `forebay audit jobs`")
+        raise NotProven(f"the first {checkpoint.size} entries have no records of job {job}", "see `forebay audit jobs`")
 
     def leaf(job: int, through: int) -> CountLeaf | None:
         counts = HistoryCounts(tree.disclosure_key)
@@ -69,7 +74,7 @@ def proof_of(ledger: Ledger, home: Path, job: int, *, progress: Callable[[int, i
     try:
         history = history_proven(seen, tree, job, size, leaf)
     except ProofError as error:
-        raise LedgerBroken(size, f"the counts of records that it has are not those of its records ({error})") from error
+        raise LedgerBroken(size, f"the record counts that it has do not match its records ({error})") from error
     return proof_file(note, job, records, history)
 
 

@@ -36,10 +36,10 @@ from snapshots import SnapshotFailed, SnapshotRefused
 from wal import Condition, RecoveryRefused, StorageFailed
 
 _NEXT: Final = "Next: start it with `{start}`. {others}Auditors keep a new key: `forebay audit keys`. {jobs}"
-_OTHERS: Final = "Then, for each other replica, move its directory away, and type {commands}. "
+_OTHERS: Final = "Then, for each other replica, move its directory away, and run {commands}. "
 _JOBS: Final = (
-    "Agents may hold data of jobs {first} to {last}, which the cluster does not know: it stays in buffers/ of the "
-    "nodes until you remove it: `forebay node buffers` lists it on each node."
+    "Agents may hold data of jobs {first} to {last}, which the cluster does not know. It stays in buffers/ of the "
+    "nodes until you remove it; `forebay node buffers` lists it on each node."
 )
 
 
@@ -67,7 +67,7 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     Changes that others acknowledged later are lost, except those among the uncertain ones.
     """
     lost_jobs_first: int
-    """First possible ID of a lost job; IDs from here on are not reused."""
+    """First possible ID of a lost job; IDs from this one on are not reused."""
     reachable: dict[str, int]
     begun: str | None = None
     """New incarnation, if it was started."""
@@ -117,7 +117,11 @@ def restore_command(options: dict[str, Any]) -> None:
 
 
 def _agreed(plan: RecoveryPlan, as_json: bool, config: Config, command: str) -> bool:
-    """Show a plan, and return whether a user at a terminal confirms it; Failure if not."""
+    """Show a plan, and return whether a user at a terminal confirmed it.
+
+    Raises:
+        Failure: The user did not confirm it.
+    """
     show_plan(view_of(plan), as_json, config, command)
     if as_json or not can_ask():
         return False
@@ -130,7 +134,11 @@ def _by(options: dict[str, Any]) -> str:
 
 
 def check_account(directory: Path) -> None:
-    """Check that this is the replica's account: the replica could not open files of another one. Failure."""
+    """Check that this is the replica's account: the replica could not open files of another one.
+
+    Raises:
+        Failure: It is another account.
+    """
     try:
         owner = directory.stat().st_uid
     except OSError as error:
@@ -139,7 +147,7 @@ def check_account(directory: Path) -> None:
     if owner != os.geteuid():
         raise Failure(
             ExitCode.PERMISSION_DENIED,
-            f"{directory} is of the account {_account_of(owner)}, and this is {account_name()}",
+            f"{directory} belongs to account {_account_of(owner)}, but you are {account_name()}",
             "run it as the user that the replica runs as",
         )
 
@@ -217,10 +225,10 @@ def show_plan(view: PlanView, as_json: bool, config: Config, command: str = "") 
         return
     others = [member for member in view.members if member != view.member]
     uncertain = (
-        f"{view.uncertain_entries} entries behind {view.known_index}, the last one known to be committed: kept, since "
-        "a majority may have acknowledged them"
+        f"{view.uncertain_entries} entries after {view.known_index}, the last one known to be committed: kept, since a "
+        "majority may have acknowledged them"
         if view.uncertain_entries
-        else "none: all that it has was known to be committed"
+        else "none: all of its entries were known to be committed"
     )
     at = format_time(view.kept_at)
     rows: list[tuple[str, str | int | None]] = [
@@ -232,11 +240,11 @@ def show_plan(view: PlanView, as_json: bool, config: Config, command: str = "") 
         ("Jobs", ", ".join(f"{count} {word}" for word, count in view.jobs.items()) or "none"),
         (
             "MayBeLost",
-            f"what others acknowledged behind entry {view.lost_after_index}, revision {view.lost_after_revision}, "
-            f"{format_time(view.lost_after)}"
-            + (", and is not among the uncertain ones" if view.uncertain_entries else ""),
+            f"changes that others acknowledged after entry {view.lost_after_index}, revision "
+            f"{view.lost_after_revision}, {format_time(view.lost_after)}"
+            + (", except the uncertain ones" if view.uncertain_entries else ""),
         ),
-        ("JobNumbers", f"those from {view.lost_jobs_first} on may be of lost jobs; new jobs have higher ones"),
+        ("JobNumbers", f"IDs from {view.lost_jobs_first} on may belong to lost jobs; new jobs get higher ones"),
     ]
     if view.reachable:
         rows.append(("Reachable", ", ".join(f"{name} ({last} entries)" for name, last in view.reachable.items())))
@@ -258,6 +266,6 @@ def show_plan(view: PlanView, as_json: bool, config: Config, command: str = "") 
             )
         )
         return
-    has = "they have" if others[1:] else "it has"
-    warning = f" First make sure that {' and '.join(others)} cannot start again: what {has} beyond this is lost."
-    note(f"Nothing was changed.{warning if others else ''} To do it: {command} --confirm {view.plan}")
+    their = "their" if others[1:] else "its"
+    warning = f" First make sure that {' and '.join(others)} cannot start again: {their} additional entries are lost."
+    note(f"Nothing was changed.{warning if others else ''} To proceed: {command} --confirm {view.plan}")

@@ -17,7 +17,7 @@ from replica.values import plain
 SHOWN_MAX: Final = 20
 """Differences in the table, the grave ones first, count; `--json` has more."""
 
-_HERE: Final = {None: "", True: "; this release decides as the ledger has it", False: "; this release does not either"}
+_HERE: Final = {None: "", True: "; this release decides as the ledger", False: "; this release also decides otherwise"}
 
 Json = dict[str, Any]
 
@@ -34,7 +34,7 @@ def show_redecided(
         ("Entries", f"{done.entries}, up to {done.last_index}"),
         ("Revisions", f"{done.first_revision} to {done.state.revision}" if done.first_revision else "none"),
         ("DecidedBy", "this release" if release is None else str(release)),
-        ("Rebuilt", f"{done.rebuilt_share:.2%} of what led to something"),
+        ("Rebuilt", f"{done.rebuilt_share:.2%} of the commands with an effect"),
         *((f"{one[:1].upper()}{one[1:]}", done.by_deviation[one]) for one in Deviation if done.by_deviation[one]),
     ]
     if release is not None:
@@ -71,7 +71,7 @@ def _words(outcome: CommandOutcome) -> str:
     if outcome.fault:
         return plain(f"cannot be decided: {outcome.fault}")
     if outcome.refusal is not None:
-        return plain(f"refused ({outcome.refusal.code.name.lower()}): {outcome.refusal.sentence}")
+        return plain(f"rejected ({outcome.refusal.code.name.lower()}): {outcome.refusal.sentence}")
     return "; ".join(map(_event_words, outcome.events)) or "nothing"
 
 

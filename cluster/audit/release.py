@@ -123,16 +123,20 @@ def write_frame(file: IO[bytes], message: Question | Answer) -> None:
 
 
 def read_frame(file: IO[bytes]) -> bytes | None:
-    """Return the bytes of the next message, None at the end of the stream; ValueError for an invalid one."""
+    """Return the bytes of the next message, None at the end of the stream.
+
+    Raises:
+        ValueError: The message is invalid.
+    """
     head = file.read(LENGTH_BYTES)
     if not head:
         return None
     size = int.from_bytes(head, "big")
     if len(head) < LENGTH_BYTES or size > FRAME_BYTES_MAX:
-        raise ValueError("what came is no message")
+        raise ValueError("the data is not a message")
     data = file.read(size)
     if len(data) < size:
-        raise ValueError("a message is cut off")
+        raise ValueError("a message is truncated")
     return data
 
 
@@ -143,7 +147,12 @@ def given_command(request: Request) -> GivenCommand:
 
 
 def request_of(one: GivenCommand) -> Request:
-    """Convert a request from its transfer form. LookupError, msgspec.MsgspecError if this release does not know it."""
+    """Convert a request from its transfer form.
+
+    Raises:
+        LookupError: This release does not know the command.
+        msgspec.MsgspecError: This release does not know a field of it.
+    """
     kind: type[Command] = c.KINDS[one.kind]
     return Request(one.id, one.actor, msgspec.msgpack.decode(one.command, type=kind))
 
@@ -162,21 +171,25 @@ def _known(outcome: bytes) -> CommandOutcome:
     try:
         return _outcomes.decode(outcome)
     except msgspec.MsgspecError as error:
-        return CommandOutcome(fault=f"it leads to what this release does not know: {error}")
+        return CommandOutcome(fault=f"this release does not know its events: {error}")
 
 
 class Release:
     """Worker of another tree; a context manager that ends it on exit."""
 
     def __init__(self, tree: Path) -> None:
-        """Use a tree; BadTree if it has no release."""
+        """Use a tree.
+
+        Raises:
+            BadTree: It has no release.
+        """
         self.tree = tree.resolve()
         if not self.tree.is_dir():
-            raise BadTree(f"{tree} is no directory")
+            raise BadTree(f"{tree} is not a directory")
         if not (self.tree / "cluster" / "audit").is_dir():
-            raise BadTree(f"{tree} holds no release of Forebay: there is no cluster/audit in it")
+            raise BadTree(f"{tree} has no release of Forebay: there is no cluster/audit in it")
         if not (self.tree / "cluster" / "audit" / "worker.py").is_file():
-            raise BadTree(f"the release in {tree} cannot be asked: it has no cluster/audit/worker.py")
+            raise BadTree(f"the release in {tree} cannot be used: it has no cluster/audit/worker.py")
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
 
@@ -201,11 +214,11 @@ class Release:
         if not isinstance(hello, WorkerHello) or hello.dialogue != DIALOGUE or Path(hello.tree) != self.tree:
             self.__exit__()
             where = (
-                f"its packages are those of {hello.tree}"
+                f"it uses the packages of {hello.tree}"
                 if isinstance(hello, WorkerHello)
-                else "it says something else"
+                else "its first message is not a greeting"
             )
-            raise ReleaseFailed(f"the release in {self.tree} cannot be asked: {where}")
+            raise ReleaseFailed(f"the release in {self.tree} cannot be used: {where}")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -270,11 +283,11 @@ class Release:
             data = read_frame(self._process.stdout)
             answer: Answer | None = None if data is None else _answers.decode(data)
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            raise ReleaseFailed(f"the release in {self.tree} cannot be understood: {error}") from error
+            raise ReleaseFailed(f"the release in {self.tree} sent an invalid message: {error}") from error
         if answer is None:
             raise self._ended()
         if isinstance(answer, WorkerFailed):
-            raise ReleaseFailed(f"the release in {self.tree} cannot go on: {answer.sentence}")
+            raise ReleaseFailed(f"the release in {self.tree} cannot continue: {answer.sentence}")
         return answer
 
     def _ended(self) -> ReleaseFailed:
@@ -286,4 +299,6 @@ class Release:
             code = self._process.wait()
         self._errors.seek(0)
         lines = self._errors.read(65_536).decode("utf-8", "replace").strip().splitlines()
-        return ReleaseFailed(f"the release in {self.tree} ended ({code}): {lines[-1] if lines else 'without a word'}")
+        return ReleaseFailed(
+            f"the release in {self.tree} ended ({code}): {lines[-1] if lines else 'without a message'}"
+        )

@@ -16,7 +16,11 @@ COMPARED_BYTES: Final = 8 << 20
 def fold_with(release: Release, ledger: Ledger, replaying: ReplayFold, progress: Progress | None = None) -> int:
     """Fold a ledger to its end here and there; return the number of comparisons, all equal.
 
-    ReplayFailed with the first entry after which they differ; the errors of `replay`, and ReleaseFailed.
+    Exceptions of `replay` also propagate.
+
+    Raises:
+        ReplayFailed: The states differ; the error names the first entry after which they do.
+        ReleaseFailed: The other release fails.
     """
     release.begin(replaying.state)
     compared = 0
@@ -60,5 +64,5 @@ def _first(
             other, differ = middle, found
         else:
             same = middle
-    sentence = f"after it the release in {release.tree} has {', '.join(differ)} otherwise"
+    sentence = f"after it the release in {release.tree} differs in {', '.join(differ)}"
     return ReplayFailed(entries[other - 1].index, sentence)

@@ -120,9 +120,12 @@ class ReplayFold:
         return self.at_revision is not None and self.history.revision >= self.at_revision
 
     def take(self, entry: LedgerEntry) -> None:
-        """Fold the next entry; ReplayRefused if it is not the next, ReplayFailed if it cannot be folded.
+        """Fold the next entry.
 
-        StateDigestMismatch if it records a state digest other than the replay's.
+        Raises:
+            ReplayRefused: The entry does not follow the last one.
+            ReplayFailed: It cannot be folded.
+            StateDigestMismatch: It records another state digest than the replay's.
         """
         if entry.index != self.last_index + 1:
             raise ReplayRefused(
@@ -169,8 +172,13 @@ def replay(
     """Fold the ledger from its start, or from a snapshot's image, up to `at_revision` or to its end.
 
     The end is fixed at the start of the call: a running replica continues meanwhile. `progress(done index, last index)`
-    is called regularly. Raises ReplayRefused if entries are not held or the revision does not exist, ReplayFailed or
-    LedgerBroken if the ledger is invalid, StateDigestMismatch if a state differs from its recorded digest.
+    is called regularly.
+
+    Raises:
+        ReplayRefused: Entries are not held here, or the revision does not exist.
+        ReplayFailed: An entry cannot have been agreed on.
+        LedgerBroken: The ledger is damaged.
+        StateDigestMismatch: A state differs from its recorded digest.
     """
     ledger = ledger.as_of_now()
     try:
@@ -201,19 +209,24 @@ def from_nothing(at_revision: int | None = None, *, every_digest: bool = False) 
 def from_image(
     ledger: Ledger, image: Image, at_revision: int | None = None, *, every_digest: bool = False
 ) -> ReplayFold:
-    """Return a replay that starts after a snapshot; ReplayRefused, ReplayFailed if it belongs to another ledger."""
+    """Return a replay that starts after a snapshot.
+
+    Raises:
+        ReplayRefused: The ledger ends before the snapshot.
+        ReplayFailed: The snapshot belongs to another ledger.
+    """
     if image.index > ledger.applied_index:
         raise ReplayRefused(
             f"the snapshot is of entry {image.index}, the ledger ends at {ledger.applied_index}; use an older snapshot"
         )
     known = next(iter(ledger.read(image.index, limit=1)), None)
     if known is not None and known.index == image.index and known.digest != image.chain_digest:
-        raise ReplayFailed(image.index, "the snapshot's digest of the ledger is not that of this ledger")
+        raise ReplayFailed(image.index, "the snapshot belongs to another ledger: their digests differ")
     return ReplayFold(image.state, image.index, image.chain_digest, at_revision, every_digest=every_digest)
 
 
 def fold(ledger: Ledger, replaying: ReplayFold, last_index: int, progress: Progress | None = None) -> None:
-    """Fold up to an entry, or to the requested revision; the errors of `replay`."""
+    """Fold up to an entry, or to the requested revision. Exceptions as `replay`."""
     while replaying.last_index < last_index and not replaying.has_arrived:
         before = replaying.last_index
         for entry in ledger.read(before + 1, limit=min(READ_ENTRIES, last_index - before)):
@@ -230,7 +243,7 @@ def fold(ledger: Ledger, replaying: ReplayFold, last_index: int, progress: Progr
 
 
 def finish_replay(ledger: Ledger, replaying: ReplayFold) -> ReplayFold:
-    """Check the result of a replay at its end, and return it; the errors of `replay`."""
+    """Check the result of a replay at its end, and return it. Exceptions as `replay`."""
     with failing_at(replaying.last_index):
         state = replaying.state
         replaying.digests.finish()
@@ -250,7 +263,7 @@ def _compare(ledger: Ledger, replaying: ReplayFold) -> None:
     revision: Revision | int = ledger.applied_revision
     if revision != replaying.state.revision:
         raise ReplayFailed(
-            replaying.last_index, f"it ends at revision {replaying.state.revision}, the replica recorded {revision}"
+            replaying.last_index, f"it ends at revision {replaying.state.revision}, but the replica recorded {revision}"
         )
     if replaying.ledger_digest and ledger.applied_digest != replaying.ledger_digest:
-        raise LedgerBroken(replaying.last_index, "its digest is not the one that was recorded as applied")
+        raise LedgerBroken(replaying.last_index, "its digest differs from the one recorded as applied")

@@ -68,7 +68,7 @@ FAILURES: Final = (
 class StateFile(NamedTuple):
     """State kept by the replica in a file: of entry `index`, after `revision`."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
     revision: int
     path: Path
 
@@ -78,7 +78,11 @@ class _PartFailed(Exception):
 
 
 def states_beside(directory: Path) -> list[tuple[int, Path]]:
-    """Return the states kept beside a ledger's directory, with their entries; OSError."""
+    """Return the states kept beside a ledger's directory, with their entries.
+
+    Raises:
+        OSError: The directory cannot be read.
+    """
     home = directory.parent
     return snapshots_in(home / "index" / "states") + snapshots_in(home / "snapshots")
 
@@ -118,8 +122,10 @@ def replay_in_parts(
 ) -> ReplayFold:
     """Do the work of `replay` for the ledger in a directory with several processes; `start`: a snapshot's file.
 
-    `doubt` is called with the cause of a repeated fold in one process. Raises the errors of `replay`, and
-    SnapshotRefused.
+    `doubt` is called with the cause of a repeated fold in one process. Exceptions of `replay` also propagate.
+
+    Raises:
+        SnapshotRefused: The snapshot is not sound.
     """
     ledger = ledger.as_of_now()
     image = None if start is None else load_snapshot(start)
@@ -142,7 +148,11 @@ def _in_parts(
     at_revision: int | None,
     progress: Progress | None,
 ) -> ReplayFold:
-    """Fold the last part here and the others in processes; raises _PartFailed, and the errors of `replay`."""
+    """Fold the last part here and the others in processes. Exceptions of `replay` also propagate.
+
+    Raises:
+        _PartFailed: A part did not finish, or does not meet the next one.
+    """
     begins = [start, *(cut.path for cut in cuts[:-1])]
     with _started(directory, [(begin, cut.index) for begin, cut in zip(begins, cuts, strict=True)]) as parts:
         shown = None if progress is None else _Shown(progress, parts, cuts[-1].index)
@@ -152,7 +162,7 @@ def _in_parts(
         ends = [part.wait(shown) for part in parts]
         for cut, end, following in zip(cuts, ends, [*(end["begin"] for end in ends[1:]), own], strict=True):
             if end["end"] != following:
-                raise _PartFailed(f"the state in {cut.path} is not what the ledger comes to")
+                raise _PartFailed(f"the state in {cut.path} does not match the ledger")
         for end in ends:
             replaying.add(EntryCounts(**end["counts"]))
         return finish_replay(ledger, replaying)
@@ -181,7 +191,11 @@ class _Part:
                 self._said = said if "end" in said else None
 
     def wait(self, shown: "_Shown | None") -> dict[str, Any]:
-        """Return the part's result; _PartFailed."""
+        """Return the part's result.
+
+        Raises:
+            _PartFailed: The process ended without one.
+        """
         while self._reader.is_alive():
             self._reader.join(0.2)
             if shown is not None:
@@ -236,7 +250,10 @@ def _stand(replaying: ReplayFold) -> list[str | int]:
 def fold_part(ledger: Ledger, last: int, start: Path | None) -> Iterator[dict[str, Any]]:
     """Fold a ledger from the state in a file, or from its start, up to an entry; yield progress and the result.
 
-    Raises the errors of `replay`, and SnapshotRefused.
+    Exceptions of `replay` also propagate.
+
+    Raises:
+        SnapshotRefused: The state's file is not sound.
     """
     replaying = from_nothing() if start is None else from_image(ledger, load_snapshot(start))
     first, begin = replaying.last_index, _stand(replaying)

@@ -46,7 +46,7 @@ class Worker:
         self._marked = EMPTY
 
     def answer(self, question: Question) -> Answer:
-        """Execute a request. Raises the errors of an invalid ledger or image."""
+        """Execute a request. Exceptions about an invalid ledger or image propagate."""
         match question:
             case LoadState(slices):
                 self._deciding = Deciding(_state_of(slices))
@@ -77,7 +77,7 @@ class Worker:
                 try:
                     requests[place] = None if one is None else request_of(one)
                 except (LookupError, msgspec.MsgspecError) as error:
-                    unknown[place] = f"this release knows no such command: {error}"
+                    unknown[place] = f"this release does not know the command: {error}"
             outcomes = self._deciding.settle(batch, in_turn(requests))
             for place, fault in unknown.items():
                 outcomes[place] = CommandOutcome(fault=fault)

@@ -39,7 +39,7 @@ from wal import (
     SegmentName,
 )
 
-AGE_FORMS: Final = "so long before the end of the ledger (90m, 12h, 90d)"
+AGE_FORMS: Final = "an age counted back from the end of the ledger, such as 90m, 12h or 90d"
 
 TAKEN_S: Final = 30.0
 """Seconds within which a running replica must notice a request file: it checks every two."""
@@ -77,7 +77,7 @@ def _written(ledger: Ledger, home: Path, directory: Path, progress: Any) -> tupl
         if isinstance(error, PermissionError):
             raise
         sentence = f"{directory} cannot be written: {error.strerror or error}"
-        remedy = "make room or the directory that it is in, and repeat it: it goes on where it ended"
+        remedy = "free space or create its parent directory, and run the command again: it continues from there"
         raise Failure(ExitCode.REFUSED, sentence, remedy) from error
 
 
@@ -145,9 +145,9 @@ def verified_archive(
     with sentences(), progress_of("verifying the archive") as progress:
         held = Archive(options["archive"])
         if not held.segments:
-            raise SegmentBroken(held.directory, "it has no segment")
+            raise SegmentBroken(held.directory, "it contains no segments")
         if options["cluster"] is not None and held.cluster_id != options["cluster"]:
-            raise SegmentBroken(held.directory, f"it is of the cluster {held.cluster_id}, not of {options['cluster']}")
+            raise SegmentBroken(held.directory, f"it belongs to cluster {held.cluster_id}, not to {options['cluster']}")
         keys = _keys(options["keys"], held.cluster_id)
         ledger = None if environment is None else ArchivedLedger(environment, held)
         behind = () if ledger is None else ledger.read(held.last_index + 1, limit=ledger.applied_index)
@@ -156,7 +156,7 @@ def verified_archive(
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
             f"no checkpoint of {options['archive']} is signed by a majority of the keys of its origin in {keys.place}",
-            "name the keys of the time at which it was written; each incarnation of the cluster has its own",
+            "use the keys of the time at which it was written; each incarnation of the cluster has its own",
             place="--keys",
         )
     return verified, ledger
@@ -181,12 +181,12 @@ def archive_fields(verified: VerifiedArchive) -> dict[str, Any]:
 
 def archive_rows(verified: VerifiedArchive) -> list[tuple[str, str | int | None]]:
     """Return an archive's rows in the output of `audit verify`."""
-    later = f", {verified.later} of more entries than it has" if verified.later else ""
+    later = f", {verified.later} cover more entries than it has" if verified.later else ""
     return [
         ("Archive", f"{verified.segments} segments, entries 1 to {verified.last_index}, {size(verified.size_bytes)}"),
         ("ArchiveDigest", verified.digest.hex()),
-        ("ArchiveCheckpoints", f"{verified.roots} are what the entries come to, {verified.signed} believed{later}"),
-        ("ArchiveSigned", f"entries 1 to {verified.signed_size}" if verified.signed else "not checked: name --keys"),
+        ("ArchiveCheckpoints", f"{verified.roots} match the entries, {verified.signed} signed by a majority{later}"),
+        ("ArchiveSigned", f"entries 1 to {verified.signed_size}" if verified.signed else "not checked: add --keys"),
     ]
 
 
@@ -205,14 +205,14 @@ def _keys(path: Path | None, cluster_id: str) -> Keys | None:
     try:
         return read_keys(path, cluster_id)
     except (OSError, UnicodeDecodeError, NoteError) as error:
-        remedy = "write it by `forebay audit keys`"
+        remedy = "write it with `forebay audit keys`"
         raise bad_input(f"{path} does not have the replicas' keys: {error}", remedy, place="--keys") from error
 
 
 def prune_ledger(options: dict[str, Any]) -> None:
     """Remove entries from a replica that are old, verified and archived."""
     if (options["below"] is None) == (options["older_than"] is None):
-        raise bad_input("what is to go is not said", "give either --below INDEX or --older-than AGE")
+        raise bad_input("the entries to prune are not given", "give either --below INDEX or --older-than AGE")
     directory = directory_of(options)
     if not options["dry_run"]:
         confirm(f"Remove old entries from {directory}?", yes=options["yes"])
@@ -232,7 +232,7 @@ def prune_ledger(options: dict[str, Any]) -> None:
 def _below_of_age(ledger: Ledger, text: str) -> int:
     age_s = age_of(text)
     if age_s is None:
-        raise bad_input(f"{text[:40]!r} is no age", f"write {AGE_FORMS}", place="--older-than")
+        raise bad_input(f"{text[:40]!r} is not an age", f"write {AGE_FORMS}", place="--older-than")
     return below_of_age(ledger, Instant(end_of(ledger) - seconds(age_s)))
 
 
@@ -278,7 +278,9 @@ class _Opened:
                 if answer is None:
                     answer = answer_to_note(home)
                 if answer:
-                    raise Failure(ExitCode.REFUSED, f"the replica refuses it: {answer.strip()}", "try again later")
+                    raise Failure(
+                        ExitCode.REFUSED, f"the replica rejects the request: {answer.strip()}", "try again later"
+                    )
                 gap = next((gap for gap in Ledger(environment).gaps() if gap.first_index < last), None)
                 before, reached = reached, 0 if gap is None else gap.last_index
                 if reached > before:
@@ -287,8 +289,8 @@ class _Opened:
                 elif clock.monotonic_s() > until_s:
                     raise Failure(
                         ExitCode.UNREACHABLE,
-                        f"the replica has not removed anything for a while; it has come to entry {reached} of {last}",
-                        f"nothing is lost: what {home / 'prune'} says is done once it runs; see its log",
+                        f"the replica has not removed anything for a while; it stopped at entry {reached} of {last}",
+                        f"nothing is lost: it completes the request {home / 'prune'} once it runs; see its log",
                     )
                 Event().wait(LOOK_S)
 
@@ -312,11 +314,11 @@ def _show_pruned(plan: PrunePlan, done: str, *, as_json: bool) -> None:
     rows: list[tuple[str, str | int | None]] = [
         (
             "Pruned",
-            f"entries {plan.first_index} to {last}, {done}" if plan.entries else f"nothing below {last + 1} is left",
+            f"entries {plan.first_index} to {last}, {done}" if plan.entries else f"no entry below {last + 1} is left",
         ),
         ("LedgerDigest", f"{plan.digest.hex()} at entry {last}"),
         ("Checkpoint", f"of {plan.checkpoint_size} entries, signed by {plan.signers}"),
-        ("Snapshot", f"of entry {plan.snapshot_index}, bound to the ledger"),
+        ("Snapshot", f"of entry {plan.snapshot_index}, confirmed by the ledger"),
         ("Segments", f"{len(plan.pruned.segments)}, in each archive"),
     ]
     show(fields_table(rows))
@@ -328,7 +330,7 @@ def retain(options: dict[str, Any]) -> None:
     table_ = config.retention
     if table_ is None:
         remedy = "write [retention] with archives, keys, keep_days or keep; see docs/reference/configuration.md"
-        raise bad_input(f"{config.file} does not say what is kept", remedy, place="retention")
+        raise bad_input(f"{config.file} has no table [retention]", remedy, place="retention")
     directory = directory_of(options)
     home = directory.parent
     archived: dict[str, list[str]] = {}
@@ -349,8 +351,8 @@ def retain(options: dict[str, Any]) -> None:
             with progress_of("checking") as progress:
                 plan = prune_plan(environment, home, below, table_.archives, keys, progress=progress)
         elif _is_worth(ledger, wanted):
-            sentence = f"{last} has come up to entry {most - 1} only, so the entries below {wanted} cannot go yet"
-            raise Failure(ExitCode.REFUSED, sentence, "they are archived: type the command again in some minutes")
+            sentence = f"{last} ends at entry {most - 1}, so entries below {wanted} cannot be pruned yet"
+            raise Failure(ExitCode.REFUSED, sentence, "they are archived: run the command again in some minutes")
         opened = _Opened(directory, environment)
     done = opened.prune(plan) if plan is not None and plan.entries else ""
     _show_retained(archived, plan, done, as_json=options["as_json"])
@@ -398,7 +400,7 @@ def restore_ledger(options: dict[str, Any]) -> None:
         except RecoveryRefused as error:
             if error.condition is not Condition.HELD_BY_ANOTHER_PROCESS:
                 raise
-            raise Failure(ExitCode.REFUSED, f"{directory} is of a replica that runs", "stop it first") from error
+            raise Failure(ExitCode.REFUSED, f"{directory} belongs to a running replica", "stop it first") from error
     if options["as_json"]:
         show_json({"tree_size": found.tree_size, "below": found.below})
         return

@@ -49,10 +49,7 @@ class PruneRefused(Exception):
 
 
 class PrunePlan(NamedTuple):
-    """Entries to remove: `first_index` to `pruned.below` - 1, whose last digest is `digest`.
-
-    None if the range is empty.
-    """
+    """Entries to remove: `first_index` to `pruned.below` - 1, whose last digest is `digest`. The range may be empty."""
 
     pruned: PrunedRange
     first_index: int
@@ -76,9 +73,14 @@ def prune_plan(
     *,
     progress: Progress,
 ) -> PrunePlan:
-    """Return the removable entries before `below`, in whole tiles; PruneRefused if a precondition fails.
+    """Return the removable entries before `below`, in whole tiles.
 
-    `home` is the replica's directory, which is only read. SegmentBroken and LedgerBroken for damaged data.
+    `home` is the replica's directory, which is only read.
+
+    Raises:
+        PruneRefused: A precondition fails.
+        SegmentBroken: An archive is damaged, or differs from the ledger.
+        LedgerBroken: The ledger, its tree or a snapshot is damaged.
     """
     ledger = Ledger(env).as_of_now()
     asked, below = below, (below - 1) // TILE_WIDTH * TILE_WIDTH + 1
@@ -87,13 +89,13 @@ def prune_plan(
     first = KEPT_ENTRIES + 1 if front is None else front.last_index + 1
     if last < TILE_WIDTH:
         raise PruneRefused(
-            f"whole tiles of {TILE_WIDTH} entries are pruned, and there is none before entry {asked}",
-            f"name a later entry, --below {TILE_WIDTH + 1} at least",
+            f"only whole tiles of {TILE_WIDTH} entries are pruned, and there is none before entry {asked}",
+            f"use --below {TILE_WIDTH + 1} or more",
         )
     if asked > ledger.applied_index + 1:
         raise PruneRefused(
-            f"there is no entry {asked - 1}: the ledger ends with {ledger.applied_index}",
-            f"use --below {ledger.applied_index + 1} at most",
+            f"there is no entry {asked - 1}: the ledger ends with entry {ledger.applied_index}",
+            f"use --below {ledger.applied_index + 1} or less",
         )
     _check_consensus(env, below)
     size, signers = _check_checkpoint(ledger, home, last, keys)
@@ -103,7 +105,7 @@ def prune_plan(
     snapshot = _check_snapshot(ledger, home, last, progress)
     for archive in opened:
         if archive.row_at(last).digest != digest:
-            raise SegmentBroken(archive.directory, f"its entry {last} is not the one that the ledger has")
+            raise SegmentBroken(archive.directory, f"its entry {last} differs from the ledger's")
         verify_stretch(archive, first, last, progress)
     _check_tree(ledger, home, size, first, last, opened[0])
     segments = tuple(
@@ -118,8 +120,8 @@ def _check_consensus(env: Environment, below: int) -> None:
     most = prunable_below(env)
     if below > most:
         raise PruneRefused(
-            f"consensus still sees entry {most} and later ones: nothing behind its last compaction is pruned",
-            f"use --below {most}; `forebay cluster snapshot` lets it forget more",
+            f"consensus needs entry {most} and later ones: only entries before its last compaction are pruned",
+            f"use --below {most}, or compact more with `forebay cluster snapshot`",
         )
 
 
@@ -131,23 +133,25 @@ def _check_checkpoint(ledger: Ledger, home: Path, last: int, keys: Keys) -> tupl
         raise PruneRefused(str(error), error.remedy) from error
     if found.size < last:
         raise PruneRefused(
-            f"the last checkpoint is of {found.size} entries, and entry {last} is to go",
+            f"the last checkpoint covers {found.size} entries, but entries up to {last} would be pruned",
             f"use --below {found.size + 1}, or wait for the next one",
         )
     if found.size > ledger.applied_index:
         raise PruneRefused(
-            f"the checkpoint is of {found.size} entries, and {ledger.applied_index} are stored here",
+            f"the checkpoint covers {found.size} entries, but only {ledger.applied_index} are stored here",
             "try again in a moment",
         )
     try:
         signers = signers_of(note, keys)
     except NoteError as error:
-        raise PruneRefused(f"the last checkpoint is not believed: {error}", f"see {keys.place}") from error
+        sentence = f"the signatures of the last checkpoint cannot be verified: {error}"
+        raise PruneRefused(sentence, f"check the keys in {keys.place}") from error
     if signers < keys.majority(found.origin):
         raise PruneRefused(
-            f"{signers} of the {len(keys.of(found.origin))} replicas whose keys of {found.origin} {keys.place} has "
-            f"have signed the last checkpoint, and {keys.majority(found.origin)} are a majority",
-            "wait for one that more have signed; where one was replaced, write the keys anew (`forebay audit keys`)",
+            f"{keys.place} has {len(keys.of(found.origin))} keys of {found.origin}; {signers} of them signed the last "
+            f"checkpoint, and {keys.majority(found.origin)} are a majority",
+            "wait for a checkpoint that more have signed; after a replacement, write the keys again (`forebay audit "
+            "keys`)",
         )
     return found.size, signers
 
@@ -157,7 +161,7 @@ def _opened(archives: Sequence[Path], ledger: Ledger, below: int) -> list[Archiv
     places = {os.path.realpath(directory) for directory in archives}
     if len(places) < COPIES_MIN:
         raise PruneRefused(
-            f"{len(places)} archive is named, and what goes must be in {COPIES_MIN}",
+            f"{len(places)} archive is named, but entries to be pruned must be in {COPIES_MIN}",
             "name two directories with --archive, on file systems that do not fail together",
         )
     opened = [Archive(directory) for directory in archives]
@@ -167,14 +171,15 @@ def _opened(archives: Sequence[Path], ledger: Ledger, below: int) -> list[Archiv
             status = segment.path.stat()
             other = files.setdefault((status.st_dev, status.st_ino), segment.path)
             if other != segment.path:
-                raise PruneRefused(f"{segment.path} and {other} are one file", "make a copy of its own")
+                raise PruneRefused(f"{segment.path} and {other} are the same file", "make a separate copy")
         if archive.segments and archive.cluster_id != ledger.cluster_id:
             raise SegmentBroken(
-                archive.directory, f"it is of the cluster {archive.cluster_id}, and the ledger of {ledger.cluster_id}"
+                archive.directory, f"it belongs to cluster {archive.cluster_id}, but the ledger to {ledger.cluster_id}"
             )
         if archive.last_index < below - 1:
             raise PruneRefused(
-                f"{archive.directory} has the entries up to {archive.last_index}, and {below - 1} is to go",
+                f"{archive.directory} ends with entry {archive.last_index}, but entries up to {below - 1} would be "
+                "pruned",
                 f"use --below {archive.last_index + 1}, or run `forebay audit archive` for it first",
             )
     return opened
@@ -190,20 +195,20 @@ def _check_index(ledger: Ledger, home: Path, last: int) -> None:
         finally:
             stored.close()
     except (JobIndexBroken, OSError) as error:
-        raise PruneRefused(f"the index by job cannot be read ({error})", "start the replica: it makes it") from error
+        raise PruneRefused(f"the index by job cannot be read ({error})", "start the replica: it creates it") from error
     if position.index < last:
         raise PruneRefused(
-            f"the index by job has come to entry {position.index}, and {last} is to go",
-            f"use --below {position.index + 1}, or let the replica run until it has come further",
+            f"the index by job ends at entry {position.index}, but entries up to {last} would be pruned",
+            f"use --below {position.index + 1}, or let the replica run until the index covers more",
         )
     try:
         known = ledger.row_at(position.index).digest
     except LedgerBroken as error:
         raise PruneRefused(
-            f"the index by job cannot be compared: {error}", "start the replica: it makes it anew"
+            f"the index by job cannot be compared: {error}", "start the replica: it rebuilds it"
         ) from error
     if known != position.digest:
-        raise PruneRefused("the index by job is of another ledger", "start the replica: it makes it anew")
+        raise PruneRefused("the index by job belongs to another ledger", "start the replica: it rebuilds it")
 
 
 def _check_snapshot(ledger: Ledger, home: Path, last: int, progress: Progress) -> int:
@@ -216,8 +221,9 @@ def _check_snapshot(ledger: Ledger, home: Path, last: int, progress: Progress) -
     beyond = [(index, path) for index, path in found if last <= index <= ledger.applied_index]
     if not beyond:
         newest = found[0][0] if found else 0
+        sentence = f"the newest snapshot is of entry {newest}, but entries up to {last} would be pruned"
         raise PruneRefused(
-            f"the newest snapshot is of entry {newest}, and {last} is to go" if newest else "there is no snapshot",
+            sentence if newest else "there is no snapshot",
             f"run `forebay cluster snapshot` first{f', or use --below {newest + 1}' if newest else ''}",
         )
     why: Exception | None = None
@@ -227,7 +233,7 @@ def _check_snapshot(ledger: Ledger, home: Path, last: int, progress: Progress) -
             while replayed.last_index < ledger.applied_index and not replayed.digests.compared:
                 fold(ledger, replayed, min(replayed.last_index + TILE_WIDTH, ledger.applied_index), progress)
         except (StateDigestMismatch, ReplayFailed) as error:
-            raise LedgerBroken(index, f"the snapshot {path.name} is not what the ledger records: {error}") from error
+            raise LedgerBroken(index, f"the snapshot {path.name} contradicts the ledger: {error}") from error
         except (SnapshotRefused, ReplayRefused) as error:
             why = error
             continue
@@ -236,53 +242,54 @@ def _check_snapshot(ledger: Ledger, home: Path, last: int, progress: Progress) -
     raise PruneRefused(
         str(why)
         if why is not None
-        else f"the snapshot of entry {beyond[-1][0]} is not bound to the ledger yet: no "
-        "digest of a state is recorded behind it",
-        "wait: the leader records one about once a minute of change",
+        else f"the ledger does not confirm the snapshot of entry {beyond[-1][0]} yet: it records no state digest after "
+        "that entry",
+        "wait: the leader records one about once a minute while jobs change",
     )
 
 
 def _check_tree(ledger: Ledger, home: Path, size: int, first: int, last: int, archive: Archive) -> None:
-    """Compare the remaining leaves with the removed entries, and the whole tree with the checkpoint.
-
-    Sync the leaves.
-    """
+    """Compare the leaves, which stay, with the entries to remove, and the tree with the checkpoint; sync the leaves."""
     directory = home / LOG_DIRECTORY
     try:
         _, found = checkpoint_in(home, ledger)
         tree = LedgerTree(lambda: ledger, directory, readonly=True)
         if tree.size < last:
             raise PruneRefused(
-                f"the tree of the ledger has come to entry {tree.size}, and {last} is to go",
-                f"use --below {tree.size + 1}, or let the replica run until it has come further",
+                f"the tree of the ledger ends at entry {tree.size}, but entries up to {last} would be pruned",
+                f"use --below {tree.size + 1}, or let the replica run until the tree covers more",
             )
         while tree.size < size and tree.step():
             pass
         if tree.root(size) != found.root:
-            raise LedgerBroken(size, "the entries up to here are not those that a majority has signed")
+            raise LedgerBroken(size, "the entries up to here differ from those that a majority signed")
         for number in range((first - 1) // TILE_WIDTH, last // TILE_WIDTH):
             leaves = leaves_in(tree.tile(Tile(None, number)))
             begin = max(first, number * TILE_WIDTH + 1)
             entries = archive.read_some(begin, entries_max=(number + 1) * TILE_WIDTH - begin + 1, bytes_max=2**40)
             derived = [leaf_of_entry(tree.disclosure_key, entry).encode() for entry in entries]
             if leaves[-len(derived) :] != derived:
-                raise LedgerBroken(begin, "its leaf in the tree is not the one of the entry in the archive")
+                raise LedgerBroken(begin, "its leaf in the tree does not match the entry in the archive")
         sync_leaves(directory, first, last)
     except (NoDisclosureKey, NotInTree, OSError) as error:
         raise PruneRefused(
-            f"the tree of the ledger, which stays, is not whole: {error}", "let the replica run until it has made it"
+            f"the tree of the ledger, which must outlive the entries, is incomplete: {error}",
+            "let the replica run until the tree is complete",
         ) from error
     if tree.made_again:
         raise PruneRefused(
             f"{tree.made_again} files of the tree of the ledger are missing or damaged",
-            "let the replica run and ask it for a proof: it makes them again",
+            "let the replica run and request a proof: it rebuilds them",
         )
 
 
 def sync_leaves(directory: Path, first: int, last: int) -> None:
-    """Make the leaves of the entries `first` to `last`, the end of a tile, durable with their names; OSError.
+    """Make the leaves of the entries `first` to `last`, the end of a tile, durable with their names.
 
     A bundle is not synced when written: it can be derived again until its entries are pruned.
+
+    Raises:
+        OSError: A file cannot be synced.
     """
     folders = {directory}
     for number in range((first - 1) // TILE_WIDTH, last // TILE_WIDTH):

@@ -40,8 +40,12 @@ class RestoreResult(NamedTuple):
 def restore(env: Environment, home: Path, archive: Archive, *, progress: Progress) -> RestoreResult:
     """Restore the first entries and the tree from an archive to a stopped replica's directory; durable on return.
 
-    NotArchived if nothing is missing, or the archive ends too early. SegmentBroken, LedgerBroken, StorageFailed;
-    OSError.
+    Raises:
+        NotArchived: Nothing is missing, or the archive ends too early.
+        SegmentBroken: The archive is damaged, or of another history.
+        LedgerBroken: The ledger is damaged.
+        StorageFailed: The ledger cannot be written.
+        OSError: The tree cannot be written.
     """
     gap = _gap(Ledger(env), archive)
     verify_stretch(archive, 1, gap.last_index, progress)
@@ -53,7 +57,7 @@ def restore(env: Environment, home: Path, archive: Archive, *, progress: Progres
     try:
         tree = LedgerTree(ledger.as_stored, home / LOG_DIRECTORY)
     except NoDisclosureKey as error:
-        raise NotArchived(f"there is no tree to be derived: {error}", "nothing has to be brought") from error
+        raise NotArchived(f"the tree cannot be derived: {error}", "nothing needs to be restored") from error
     while tree.size < gap.last_index and tree.step():
         progress(tree.size, gap.last_index)
     sync_leaves(home / LOG_DIRECTORY, 1, gap.last_index)
@@ -71,16 +75,16 @@ def restore(env: Environment, home: Path, archive: Archive, *, progress: Progres
 def _gap(ledger: Ledger, archive: Archive) -> Gap:
     gaps = ledger.gaps()
     if not gaps:
-        raise NotArchived("the replica holds all of its ledger", "nothing has to be brought")
+        raise NotArchived("the replica has its complete ledger", "nothing needs to be restored")
     gap = gaps[0]
     if len(gaps) > 1 or gap.last_index % TILE_WIDTH:
         raise NotArchived(
-            f"the replica still lacks entries that others hold: {gap.first_index} to {gap.last_index} are missing",
-            "let it run until its log says that they were pruned by all, then stop it",
+            f"the replica still lacks entries that its peers have: {gap.first_index} to {gap.last_index}",
+            "let it run until its log reports that all peers pruned the missing ones, then stop it",
         )
     if archive.last_index < gap.last_index:
         raise NotArchived(
-            f"the archive ends with entry {archive.last_index}, and {gap.last_index} is the last one that is missing",
-            "name an archive that has it",
+            f"the archive ends with entry {archive.last_index}, but entries up to {gap.last_index} are missing",
+            "name an archive that has them",
         )
     return gap

@@ -24,9 +24,12 @@ from wal import (
 
 
 def below_of_age(ledger: Ledger, before: Instant) -> int:
-    """Return the entry below which all held entries were settled before an instant; LedgerBroken.
+    """Return the entry below which all held entries were settled before an instant.
 
-    By bisection: the replicated clock never goes back unless an operator sets it so; then more is kept.
+    Found by bisection, because the replicated clock never goes back. After an operator set it back, more is kept.
+
+    Raises:
+        LedgerBroken: An entry is damaged.
     """
     gaps = ledger.gaps()
     low = max((gap.revision_after for gap in gaps), default=0)
@@ -44,7 +47,11 @@ def below_of_age(ledger: Ledger, before: Instant) -> int:
 
 
 def below_of_size(ledger: Ledger, keep_bytes: int) -> int:
-    """Return the entry from which on the ledger has `keep_bytes` bytes of entries, or slightly more. LedgerBroken."""
+    """Return the entry from which on the ledger has `keep_bytes` bytes of entries, or slightly more.
+
+    Raises:
+        LedgerBroken: An entry is damaged.
+    """
     sizes: list[int] = []
     first = ledger.whole_from
     for entry in ledger.read(first, limit=ledger.applied_index - first + 1):
@@ -61,7 +68,10 @@ def below_of_size(ledger: Ledger, keep_bytes: int) -> int:
 def within(env: Environment, home: Path, archives: Sequence[Archive]) -> tuple[int, str]:
     """Return the entry below which a ledger may be pruned, and the data that limits it."""
     ledger = Ledger(env).as_of_now()
-    bounds = {"consensus": prunable_below(env), "an archive": min(one.last_index for one in archives) + 1}
+    bounds = {
+        "the compaction of the journal": prunable_below(env),
+        "an archive": min(one.last_index for one in archives) + 1,
+    }
     try:
         bounds["the last checkpoint"] = checkpoint_in(home, ledger)[1].size + 1
     except NotArchived:
@@ -84,7 +94,11 @@ def within(env: Environment, home: Path, archives: Sequence[Archive]) -> tuple[i
 
 
 def _last_digested(ledger: Ledger) -> int:
-    """Return the last entry whose state digest the ledger records; 0 if none. LedgerBroken."""
+    """Return the last entry whose state digest the ledger records; 0 if none.
+
+    Raises:
+        LedgerBroken: An entry is damaged.
+    """
     last = ledger.applied_index
     while last >= ledger.whole_from:
         first = max(ledger.whole_from, last - TILE_WIDTH + 1)

@@ -107,7 +107,11 @@ def read_keys(path: Path, cluster_id: str) -> Keys:
 
 
 def signers_of(note: str, keys: Keys) -> int:
-    """Return how many of its origin's keys signed a checkpoint; NoteError for a false signature."""
+    """Return how many of its origin's keys signed a checkpoint.
+
+    Raises:
+        NoteError: A signature is false.
+    """
     origin = parse_checkpoint(parse_note(note.encode())[0]).origin
     try:
         return len(verify_note(note.encode(), keys.of(origin))[1])
@@ -122,9 +126,12 @@ def verify_archive(
     following: Iterable[LedgerEntry] = (),
     progress: Progress | None = None,
 ) -> VerifiedArchive:
-    """Check a whole archive; SegmentBroken names the first fault.
+    """Check a whole archive.
 
     `following`: ledger entries that continue it, for checkpoints that cover more than the archive.
+
+    Raises:
+        SegmentBroken: The first fault found.
     """
     for segment in archive.segments:
         segment.check_bytes()
@@ -165,7 +172,11 @@ def verify_archive(
 
 
 def verify_stretch(archive: Archive, first: int, last: int, progress: Progress | None = None) -> None:
-    """Check the segments that contain the entries `first` to `last`, each as a whole; SegmentBroken."""
+    """Check the segments that contain the entries `first` to `last`, each as a whole.
+
+    Raises:
+        SegmentBroken: The first fault found.
+    """
     for segment in archive.segments:
         if segment.manifest.last_index < first or segment.manifest.first_index > last:
             continue
@@ -263,7 +274,7 @@ class _Notes:
             if root != note.found.root:
                 raise SegmentBroken(
                     note.path,
-                    f"its checkpoint is not of these entries: the root of the first {tree.size} is {root.hex()[:16]}",
+                    f"its checkpoint does not match its entries: the first {tree.size} have root {root.hex()[:16]}",
                 )
             self.roots += 1
             self._numbers.append((note, lineage.reached[-1].number))
@@ -276,7 +287,7 @@ class _Notes:
         try:
             return signers_of(note.text, keys) >= keys.majority(note.found.origin)
         except NoteError as error:
-            raise SegmentBroken(note.path, f"its checkpoint is not believed: {error}") from error
+            raise SegmentBroken(note.path, f"the signatures of its checkpoint cannot be verified: {error}") from error
 
     def check_origins(self, lineage: _Lineage) -> None:
         """Reject a checkpoint of an incarnation that the entries do not record, or that had ended by its last entry.
@@ -290,8 +301,8 @@ class _Notes:
             if mine.number < number or (mine.number <= last and mine not in lineage.reached):
                 raise SegmentBroken(
                     note.path,
-                    f"its checkpoint of {note.found.size} entries is of {note.found.origin}; the incarnations that the "
-                    f"entries record are {', '.join(map(str, lineage.reached))}",
+                    f"its checkpoint of {note.found.size} entries belongs to {note.found.origin}; the entries record "
+                    f"the incarnations {', '.join(map(str, lineage.reached))}",
                 )
 
 
@@ -312,12 +323,12 @@ def _checked(archive: Archive, segment: Segment, term: int, progress: Progress |
     found = (first_term, term, data_bytes, first_at, last_at)
     said = (manifest.first_term, manifest.last_term, manifest.data_bytes, manifest.first_at, manifest.last_at)
     if found != said:
-        raise SegmentBroken(segment.path, "its terms, its times or its size are not what its manifest says")
+        raise SegmentBroken(segment.path, "its terms, times or size differ from its manifest")
 
 
 def _check_entry(path: Path, entry: LedgerEntry, term: int) -> None:
     if entry.term < term:
-        raise SegmentBroken(path, f"entry {entry.index} is of term {entry.term}, after {term}")
+        raise SegmentBroken(path, f"entry {entry.index} has term {entry.term}, after term {term}")
     try:
         revision = counted_revision_after(entry.data, entry.base)
     except CodecError as error:

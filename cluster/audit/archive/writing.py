@@ -42,7 +42,7 @@ def checkpoint_in(home: Path, ledger: Ledger) -> tuple[str, Checkpoint]:
     is_earlier = origin is not None and origin[0] == ledger.cluster_id and origin[1].number < mine.number
     if not is_earlier and origin != (ledger.cluster_id, mine):
         raise NotArchived(
-            f"{path} is of {found.origin}, and the ledger of {origin_of(ledger.cluster_id, mine)}",
+            f"{path} belongs to {found.origin}, but the ledger to {origin_of(ledger.cluster_id, mine)}",
             "name another directory",
         )
     return note, found
@@ -53,13 +53,19 @@ def archive_ledger(
 ) -> tuple[list[SegmentManifest], Archive]:
     """Write the entries that an archive lacks, up to the last checkpoint; return the written ones, and the archive.
 
-    A missing directory is created, but not its parent. NotArchived, SegmentBroken, LedgerBroken; OSError.
+    A missing directory is created, but not its parent.
+
+    Raises:
+        NotArchived: The cluster has not published a checkpoint of this ledger that covers more.
+        SegmentBroken: The archive is broken or of another history.
+        LedgerBroken: The ledger is damaged.
+        OSError: The archive cannot be written.
     """
     seen = ledger.as_of_now()
     note, found = checkpoint_in(home, seen)
     if found.size > seen.applied_index:
         raise NotArchived(
-            f"the checkpoint is of {found.size} entries, and {seen.applied_index} are stored here",
+            f"the checkpoint covers {found.size} entries, but only {seen.applied_index} are stored here",
             "try again in a moment; a replica that is behind catches up",
         )
     if not directory.exists():

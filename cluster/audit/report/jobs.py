@@ -53,7 +53,7 @@ def read_jobs(
 ) -> list[JobRow]:
     """Return the jobs submitted before the end of a window and not finished before its start.
 
-    Ordered by ID. Arguments and errors as in `read_window`.
+    Ordered by ID. Arguments and exceptions as in `read_window`.
     """
     return watch(ledger, snapshots, _Jobs, from_us=from_us, to_us=to_us, progress=progress).rows()
 

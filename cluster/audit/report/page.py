@@ -229,7 +229,7 @@ def _reason_label(reason: str) -> str:
 
 
 def _axis_label(words: str) -> Iterable[str]:
-    """Yield what the vertical axis of the following chart counts."""
+    """Yield the label of the following chart's vertical axis."""
     yield f'<p class="small">{escape(words)}</p>'
 
 

@@ -84,8 +84,11 @@ def read_window(
 ) -> WindowReport:
     """Return the figures of a window; its start and end default to those of the ledger.
 
-    Starts from the newest of `snapshots` (entry, file) before the window, otherwise from the first entry. ReplayRefused
-    if the ledger has no entries there or lacks some; the other errors of `replay`.
+    Starts from the newest of `snapshots` (entry, file) before the window, otherwise from the first entry.
+    Exceptions of `replay` also propagate.
+
+    Raises:
+        ReplayRefused: The ledger has no entries in the window, or lacks some.
     """
     chosen = frozenset(jobs)
     walk = watch(
@@ -127,7 +130,7 @@ def _bounds(ledger: Ledger, from_us: int | None, to_us: int | None) -> tuple[int
     # The greatest, not the last: an operator may have set the clock back.
     to_us = max(found) if to_us is None else min(to_us, max(found))
     if from_us > to_us:
-        raise ReplayRefused("the ledger has nothing of this window: it begins behind its end")
+        raise ReplayRefused("the window begins after the end of the ledger")
     return from_us, to_us
 
 

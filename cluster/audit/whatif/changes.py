@@ -52,7 +52,11 @@ class PoolChange:
         self.name, self.sign, self.size = name, sign, size
 
     def quantity(self, known: int, unit: PoolUnit) -> int:
-        """Return the pool's new quantity instead of `known`, in its units; SizeError."""
+        """Return the pool's new quantity instead of `known`, in its units.
+
+        Raises:
+            SizeError: The text is not a size.
+        """
         amount = parse_amount(self.size, unit)
         return {"+": known + amount, "-": known - amount}.get(self.sign, amount)
 
@@ -69,7 +73,10 @@ class ScenarioChanges:
         """Parse the changes.
 
         `policy`: content of a burst_buffer.conf; `settings`: KEY=VALUE, Pool=NAME:SIZE, Nodes=+N; `read` converts
-        KEY=VALUE to settings, by default literally. BadChange for an invalid one; the cluster itself checks the keys.
+        KEY=VALUE to settings, by default literally. The cluster itself checks the keys.
+
+        Raises:
+            BadChange: A change is malformed, or given twice.
         """
         self._read_keys = read or _as_written
         self._policy = None if policy is None else tuple(policy)
@@ -84,7 +91,7 @@ class ScenarioChanges:
             self._read(key.strip(), value.strip())
         named = Counter(setting.key.lower() for setting in self._keys)
         if twice := next((key for key, count in named.items() if count > 1), None):
-            raise BadChange(f"{twice} is changed twice", "leave one of them")
+            raise BadChange(f"{twice} is changed twice", "keep only one of them")
 
     def _read(self, key: str, value: str) -> None:
         if key.lower() == POOL:
@@ -92,7 +99,7 @@ class ScenarioChanges:
             if found is None:
                 raise BadChange(f"Pool={value[:80]!r} has no size", "write Pool=NAME:SIZE, NAME:+SIZE or NAME:-SIZE")
             if found["name"] in self._pools:
-                raise BadChange(f"pool {found['name'][:80]!r} is changed twice", "leave one of them")
+                raise BadChange(f"pool {found['name'][:80]!r} is changed twice", "keep only one of them")
             self._pools[found["name"]] = PoolChange(found["name"], found["sign"], found["size"])
         elif key.lower() == NODES:
             count = _NODES.fullmatch(value)
@@ -115,7 +122,11 @@ class ScenarioChanges:
         )
 
     def commands(self, state: State) -> Iterator[tuple[Actor, Command]]:
-        """Yield the commands that change a state. ChangeRejected if a pool cannot have that size."""
+        """Yield the commands that change a state.
+
+        Raises:
+            ChangeRejected: A pool cannot have that size, or the CPU count of new nodes is unknown.
+        """
         if self._policy is not None:
             yield OPERATOR, c.ConfigureSite(self._policy)
         if self._keys:
@@ -134,7 +145,7 @@ class ScenarioChanges:
                 raise ChangeRejected(refusal) from error
             if quantity < 0:
                 sentence = f"pool {name} has only {format_amount(pool.quantity_bytes, pool.unit)}"
-                refusal = Refusal(RefusalCode.INVALID_FIELD, sentence, "take away less", f"Pool={name}")
+                refusal = Refusal(RefusalCode.INVALID_FIELD, sentence, "remove less", f"Pool={name}")
                 raise ChangeRejected(refusal)
             yield OPERATOR, c.ChangePool(name, quantity=quantity)
         yield from self._nodes_made(state)
@@ -147,7 +158,7 @@ class ScenarioChanges:
         if not cpus:
             sentence = "there are no nodes yet, so the CPU count of additional nodes is unknown"
             raise ChangeRejected(
-                Refusal(RefusalCode.UNKNOWN_NODE, sentence, "let the window begin later", f"Nodes=+{self._nodes}")
+                Refusal(RefusalCode.UNKNOWN_NODE, sentence, "start the window later", f"Nodes=+{self._nodes}")
             )
         usual = max(cpus.items(), key=lambda one: (one[1], one[0]))[0]
         made = number = 0

@@ -25,19 +25,19 @@ MOVED_MAX: Final = 20
 """Jobs listed with the largest gains, and with the largest losses, count."""
 
 ASSUMPTIONS: Final = (
-    "Users, operators and other schedulers would have done the same at the same moments, whatever else had happened. "
-    "The next request of a scheduler about an external job follows the phase it reacts to after the recorded delay.",
-    "What was refused is not asked for again: of that the ledger has no command.",
-    "A stage-in, run, stage-out or teardown takes as long as it was seen to take, and ends as it did, whatever else is "
-    "under way then; so do transfers that would share a link with others.",
-    "A run that was seen to go on, but not to end by itself, takes its time limit and is a timeout. One that was never "
-    "seen takes the median of its user's runs, else of all, at most its limit. For another operation the next one of "
-    "its job stands, else the median of its kind. None ends sooner than it was seen to last.",
-    "A script that is told to end takes as long to do so as it did, else a second.",
-    "A leader runs a pass of the scheduler at once where the ledger has none within a quarter of a second.",
-    f"Waits by reason are from {SAMPLES} samples of the window: a job waits for what it waited for at the last one.",
-    "What the window's own commands set is set all the same, but for keys and sizes of pools that are changed here: "
-    "those stay changed.",
+    "Users, operators and other schedulers do the same at the same times as recorded, whatever else happens. Only a "
+    "scheduler's next request about an external job moves: it follows the phase it reacts to after the recorded delay.",
+    "Rejected commands are not repeated: the ledger does not have them.",
+    "A stage-in, run, stage-out or teardown takes as long as recorded and ends as recorded, whatever else is under "
+    "way; so does a transfer that would share a link with others.",
+    "A run whose own end was not recorded takes its time limit and times out. A run that was never recorded takes the "
+    "median of its user's runs, otherwise of all runs, at most its limit. Another operation without a recorded end "
+    "takes as long as the next one of its job, otherwise the median of its kind. None ends before its recorded "
+    "duration.",
+    "A script that is asked to end takes the recorded time to do so, otherwise a second.",
+    "A scheduling cycle runs at once where the ledger has none within a quarter of a second.",
+    f"Waits by reason come from {SAMPLES} samples of the window: a job counts under its reason at the last sample.",
+    "Commands of the window change settings as recorded, except keys and pool sizes that are changed here.",
 )
 """Assumptions printed above each result."""
 
@@ -54,8 +54,13 @@ def what_if(
 ) -> WhatIf:
     """Return the simulated figures beside the recorded ones.
 
-    `progress` receives the position of the first reading, `again` that of the second one, with its worlds. Raises
-    WindowRefused, ChangeRejected and TooManyJobs, and the errors of `replay`.
+    `progress` receives the position of the first reading, `again` that of the second one, with its worlds. Exceptions
+    of `replay` also propagate.
+
+    Raises:
+        WindowRefused: The window does not exist.
+        ChangeRejected: A change is impossible at the start of the window.
+        TooManyJobs: The window has too many jobs.
     """
     ledger = ledger.as_of_now()
     to_us = end_of(ledger, last)

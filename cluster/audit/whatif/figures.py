@@ -81,11 +81,9 @@ class Calibration(msgspec.Struct, frozen=True):
     """Accuracy of a what-if of this window, measured by replays without changes."""
 
     in_place: Fit
-    """Of the replay beside the record: while nothing differs, reports keep their positions in the ledger."""
+    """Agreement of the replay in which reports keep their positions in the ledger while nothing differs."""
     by_times: Fit
-    """Of a replay in which no report keeps its position: all are timed by service times, like those that a change has
-    moved.
-    """
+    """Agreement of a replay in which no report keeps its position: all follow service times, as after a change."""
     decisions: int
     """Decisions of the ledger repeated in place."""
     same: int

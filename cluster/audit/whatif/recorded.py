@@ -53,11 +53,11 @@ LEFT_ALONE: Final = frozenset(
 PASS: Final = c.kind_of(c.RunSchedulingCycle())
 
 RECOVERY: Final = "recover_cluster"
-"""Decided without a leader, and never otherwise: a fact."""
+"""Commands that no leader decides: facts."""
 
 
 class WindowRefused(Exception):
-    """Window does not exist; `remedy` names the available range."""
+    """Window that does not exist; `remedy` names the available range."""
 
     def __init__(self, sentence: str, remedy: str) -> None:
         super().__init__(sentence)
@@ -290,8 +290,12 @@ def read_services(
 ) -> WindowReading:
     """Return the first reading of a window.
 
-    Starts from the newest of `snapshots` (entry, file) before the window, otherwise from the first entry. WindowRefused
-    if the window does not exist, ReplayRefused if it is not held here; the other errors of `replay`.
+    Starts from the newest of `snapshots` (entry, file) before the window, otherwise from the first entry.
+    Exceptions of `replay` also propagate.
+
+    Raises:
+        WindowRefused: The window does not exist.
+        ReplayRefused: The window is not held here.
     """
     _check(ledger, first, last)
     reading = WindowReading(_start(ledger, snapshots, first), first, last, observe)
@@ -324,7 +328,7 @@ def _check(ledger: Ledger, first: Edge, last: Edge) -> None:
         raise WindowRefused(f"revision {last.revision} is not settled", _what_there_is(ledger))
     pairs = ((first.revision, last.revision), (first.at_us, last.at_us))
     if any(begin is not None and end is not None and begin >= end for begin, end in pairs):
-        raise WindowRefused(f"the window ends at {last}, and begins at {first}", "let it end after its beginning")
+        raise WindowRefused(f"the window ends at {last}, but begins at {first}", "choose an end after the beginning")
 
 
 def _what_there_is(ledger: Ledger) -> str:
@@ -339,12 +343,18 @@ def _instants(ledger: Ledger) -> list[Instant]:
 
 
 def end_of(ledger: Ledger, last: Edge) -> int:
-    """Return the end of a window, µs since 1970; WindowRefused if it is not settled yet."""
+    """Return the end of a window, µs since 1970.
+
+    Raises:
+        WindowRefused: The end is not settled yet, or not held here.
+    """
     if last.at_us is not None:
         return last.at_us
     if last.revision is None or last.revision >= ledger.applied_revision:
         if not (at := _instants(ledger)):
-            raise WindowRefused("the ledger has no commands at its end", "`forebay audit verify` says what is held")
+            raise WindowRefused(
+                "the ledger has no commands at its end", "`forebay audit verify` lists the entries held here"
+            )
         return at[-1]
     try:
         index = ledger.index_of_revision(Revision(max(1, last.revision)))

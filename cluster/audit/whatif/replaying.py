@@ -65,7 +65,11 @@ FOREVER: Final = 1 << 62
 
 
 def apply_changes(state: State, at: Instant, changes: ScenarioChanges) -> SpeculativeState:
-    """Return a state with the changes applied, as an open batch; ChangeRejected if one is impossible."""
+    """Return a state with the changes applied, as an open batch.
+
+    Raises:
+        ChangeRejected: A change is impossible.
+    """
     growing = SpeculativeState(state, Instant(max(state.at, at)))
     for actor, command in changes.commands(state):
         facts = growing.facts if is_by_key(command) else growing.state()
@@ -116,9 +120,12 @@ class Replaying:
         *,
         by_times: bool = False,
     ) -> None:
-        """Start in `state`, at the start of the window. ChangeRejected if it cannot be changed so.
+        """Start in `state`, at the start of the window.
 
         `by_times`: no work that starts in the window is in place, even without a difference.
+
+        Raises:
+            ChangeRejected: A change is impossible in that state.
         """
         self.state = state
         self.decisions = self.same = 0

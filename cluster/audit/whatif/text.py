@@ -51,9 +51,9 @@ def _counts(worlds: Sequence[Figures]) -> Iterator[Row]:
     yield row("jobs started", lambda world: world.started)
     for result in sorted({result for world in worlds for result in world.ended}):
         yield (f"ended {result}", *(str(world.ended.get(result, 0)) for world in worlds))
-    yield row("not over at the end", lambda world: world.unfinished)
+    yield row("unfinished at the end", lambda world: world.unfinished)
     yield row("of these not started", lambda world: world.unstarted)
-    yield row("commands refused here only", lambda world: world.refused)
+    yield row("commands rejected only here", lambda world: world.refused)
 
 
 def _spans(name: str, waits: Sequence[Waits | None]) -> Iterator[Row]:
@@ -107,10 +107,10 @@ def calibration_words(found: WhatIf) -> str:
     place, times = one.in_place, one.by_times
     rough = " ROUGH: read differences with care." if one.is_rough else ""
     return (
-        f"{place.identical} of {place.starts} starts ({place.share:.1%}) are where they were, the median start is "
+        f"{place.identical} of {place.starts} starts ({place.share:.1%}) are at the recorded time, the median start is "
         f"{format_span(place.median_off_us)} off; {one.same} of {one.decisions} decisions are the same. By service "
-        f"times alone {times.identical} of {times.starts} ({times.share:.1%}), {format_span(times.median_off_us)} off."
-        f"{rough}"
+        f"times alone: {times.identical} of {times.starts} ({times.share:.1%}), {format_span(times.median_off_us)} "
+        f"off.{rough}"
     )
 
 
@@ -119,10 +119,10 @@ def left_out_words(found: WhatIf) -> list[str]:
     said = []
     if found.left_out:
         listed = ", ".join(f"{count} {kind}" for kind, count in found.left_out.items())
-        said.append(f"Left out, as it could not be made again from the ledger: {listed}.")
+        said.append(f"Left out, because the ledger does not suffice to rebuild them: {listed}.")
     if found.unproven:
         listed = ", ".join(f"{count} {kind}" for kind, count in found.unproven.items())
-        said.append(f"Made again without the proof of a digest: {listed}.")
+        said.append(f"Rebuilt without the proof of a digest: {listed}.")
     return said
 
 
@@ -156,7 +156,7 @@ def show_what_if(found: WhatIf) -> None:
     show(table(heads, rows_of(found), right=frozenset(heads[1:])))
     for word, count, moved in (("earlier", found.earlier, found.gaining), ("later", found.later, found.losing)):
         if moved:
-            click.echo(f"\n{count} jobs start {word}; those by most:")
+            click.echo(f"\n{count} jobs start {word}; the largest differences:")
             show(table(MOVED_HEADS, map(moved_row, moved), right=frozenset({"JOBID", "EARLIER-BY"})))
     click.echo("\nAssumed:")
     for sentence in (*found.assumptions, *left_out_words(found)):

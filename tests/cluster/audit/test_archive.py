@@ -121,7 +121,7 @@ def test_what_is_archived_and_pruned_is_still_verified_replayed_and_proven(
     incomplete = typed("audit", "verify", "--data", site.home, "--complete")
     assert incomplete.exit_code == ExitCode.VERIFICATION_FAILED
     assert f"entries 65 to {PRUNED - 1} are missing" in incomplete.stderr
-    assert f"those before {PRUNED} were pruned: name their archive with --archive" in incomplete.stderr
+    assert f"entries before {PRUNED} were pruned: name their archive with --archive" in incomplete.stderr
     refused = typed("audit", "replay", "--data", site.home)
     assert refused.exit_code == ExitCode.NOT_FOUND and "does not hold the entries 65 to 512" in refused.stderr
     # With either archive it is whole.
@@ -260,8 +260,8 @@ def test_entries_of_before_a_recovery_are_pruned_after_it(
 @pytest.mark.parametrize(
     ("origin", "why"),
     [
-        (f"forebay/{CLUSTER}", "the entries record are 1, 2-abababababababab"),
-        (f"forebay/{CLUSTER}/2-{'cd' * 8}", f"is of forebay/{CLUSTER}/2-{'cd' * 8}"),
+        (f"forebay/{CLUSTER}", "the entries record the incarnations 1, 2-abababababababab"),
+        (f"forebay/{CLUSTER}/2-{'cd' * 8}", f"belongs to forebay/{CLUSTER}/2-{'cd' * 8}"),
         (f"forebay/{'1' * 32}/2-{'ab' * 8}", "does not cover its entries"),
         ("forebay/", "does not cover its entries"),
     ],
@@ -293,8 +293,8 @@ def test_nothing_is_archived_under_a_checkpoint_of_another_incarnation(origin: s
     _, last = site.recover()
     site.write_note(last, site.tree(last).root(last), 0, 1, 2, origin=origin)
     refused = typed("audit", "archive", tmp_path / "a", "--data", site.home)
-    assert refused.exit_code == ExitCode.REFUSED and f"is of {origin}" in refused.stderr
-    assert f"the ledger of forebay/{CLUSTER}/2-{'ab' * 8}" in refused.stderr
+    assert refused.exit_code == ExitCode.REFUSED and f"belongs to {origin}" in refused.stderr
+    assert f"the ledger to forebay/{CLUSTER}/2-{'ab' * 8}" in refused.stderr
 
 
 def directories_made(directory: Path) -> Path:
@@ -388,20 +388,20 @@ def damaged_tree(site: Site, archives: tuple[Path, Path]) -> tuple[Path, ...]:
 
 
 REFUSED: dict[str, tuple[Spoil, int, str, str]] = {
-    "one copy only": (one_copy, BELOW, "1 archive is named, and what goes must be in 2", "name two directories"),
+    "one copy only": (one_copy, BELOW, "1 archive is named, but entries", "name two directories"),
     "one copy named twice": (one_copy_twice, BELOW, "1 archive is named", "name two directories"),
-    "two names of one file": (one_file, BELOW, "are one file", "make a copy of its own"),
-    "a copy that ends too early": (short, BELOW, "b has the entries up to 0, and 512 is to go", "use --below 1"),
+    "two names of one file": (one_file, BELOW, "are the same file", "make a separate copy"),
+    "a copy that ends too early": (short, BELOW, "b ends with entry 0, but entries up to 512", "use --below 1"),
     "no checkpoint": (no_checkpoint, BELOW, "has no checkpoint", "let the cluster publish one"),
-    "a checkpoint below it": (early_checkpoint, BELOW, "of 400 entries, and entry 512 is to go", "use --below 401"),
-    "a checkpoint of a minority": (minority, BELOW, "1 of the 3 replicas", "wait for one that more have signed"),
-    "a checkpoint of strangers": (stranger, BELOW, "0 of the 3 replicas", "`forebay audit keys`"),
+    "a checkpoint below it": (early_checkpoint, BELOW, "covers 400 entries, but entries up to 512", "use --below 401"),
+    "a checkpoint of a minority": (minority, BELOW, "; 1 of them signed", "wait for a checkpoint"),
+    "a checkpoint of strangers": (stranger, BELOW, "; 0 of them signed", "`forebay audit keys`"),
     "no snapshot": (no_snapshot, BELOW, "there is no snapshot", "run `forebay cluster snapshot` first"),
     "a snapshot below it": (early_snapshot, BELOW, "newest snapshot is of entry 500", "use --below 501"),
-    "a snapshot that nothing binds": (unbound_snapshot, BELOW, "is not bound to the ledger yet", "once a minute"),
+    "a snapshot that nothing binds": (unbound_snapshot, BELOW, "does not confirm the snapshot", "once a minute"),
     "no index by job": (no_index, BELOW, "the index by job cannot be read", "start the replica"),
-    "an index that is behind": (early_index, BELOW, "the index by job has come to entry", "use --below"),
-    "a tree that is behind": (early_tree, BELOW, "the tree of the ledger has come to entry 256", "use --below 257"),
+    "an index that is behind": (early_index, BELOW, "the index by job ends at entry", "use --below"),
+    "a tree that is behind": (early_tree, BELOW, "the tree of the ledger ends at entry 256", "use --below 257"),
     "a tree with a damaged file": (damaged_tree, BELOW, "1 files of the tree", "let the replica run"),
     "what consensus needs": (lambda site, archives: archives, 10_000, "there is no entry 9999", "use --below 825"),
     "no whole tile": (lambda site, archives: archives, 256, "there is none before entry 256", "--below 257"),
@@ -426,7 +426,7 @@ def test_consensus_keeps_what_it_sees(made: Site, archives: tuple[Path, Path], t
     site = Site(home, made.made)
     site.write_keys(3)
     result = prune(site, *archives)
-    assert result.exit_code == ExitCode.REFUSED and "consensus still sees entry 1" in result.stderr
+    assert result.exit_code == ExitCode.REFUSED and "consensus needs entry 1" in result.stderr
 
 
 def flip(path: Path, at: float) -> None:
@@ -469,8 +469,8 @@ def a_false_leaf(site: Site, archives: tuple[Path, Path]) -> None:
 DAMAGED: dict[str, tuple[Callable[[Site, tuple[Path, Path]], None], str]] = {
     "a flipped byte in the second copy": (a_flipped_byte, "SHA-256"),
     "a flipped byte in the first copy": (a_flipped_byte_that_is_unpacked, "SHA-256"),
-    "a snapshot that is not what the ledger records": (a_forged_snapshot, "is not what the ledger records"),
-    "a checkpoint that is not of the ledger": (a_false_root, "not those that a majority has signed"),
+    "a snapshot that is not what the ledger records": (a_forged_snapshot, "contradicts the ledger"),
+    "a checkpoint that is not of the ledger": (a_false_root, "differ from those that a majority signed"),
 }
 
 
@@ -488,7 +488,7 @@ def test_leaves_that_stay_are_held_against_the_entries_that_go(site: Site, copie
     a_false_leaf(site, copies)
     result = prune(site, *copies)
     assert result.exit_code == ExitCode.VERIFICATION_FAILED, result.output
-    assert "is not the one of the entry in the archive" in result.stderr
+    assert "does not match the entry in the archive" in result.stderr
 
 
 def test_an_archive_of_another_cluster_or_history_is_refused(
@@ -501,7 +501,7 @@ def test_an_archive_of_another_cluster_or_history_is_refused(
     assert typed("audit", "archive", tmp_path / "c", "--data", foreign.home).exit_code == 0
     result = prune(site, copies[0], tmp_path / "c")
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
-    assert "is not the one that the ledger has" in result.stderr
+    assert "differs from the ledger's" in result.stderr
     both = typed("audit", "verify", "--data", site.home, "--archive", tmp_path / "c")
     assert both.exit_code == ExitCode.VERIFICATION_FAILED and "their histories differ" in both.stderr
     named = typed("audit", "verify", "--archive", copies[0], "--cluster", "another")
@@ -513,7 +513,7 @@ def test_an_archive_whose_checkpoint_is_not_of_its_entries_is_refused(site: Site
     assert typed("audit", "archive", tmp_path / "a", "--data", site.home).exit_code == 0
     result = typed("audit", "verify", "--archive", tmp_path / "a")
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
-    assert "its checkpoint is not of these entries" in result.stderr
+    assert "its checkpoint does not match its entries" in result.stderr
 
 
 def test_an_archive_that_nobody_known_has_signed_is_said_to_be(site: Site, archives: tuple[Path, Path]) -> None:
@@ -543,7 +543,7 @@ def test_what_is_older_than_an_age_goes(site: Site, archives: tuple[Path, Path])
     assert answer(typed("audit", "verify", "--data", site.home, "--complete", "--json"))["pruned"] is None
     assert typed(*words, "2h", "--dry-run").exit_code == ExitCode.REFUSED
     wrong = typed(*words, "soon")
-    assert wrong.exit_code == ExitCode.BAD_INPUT and "is no age" in wrong.stderr
+    assert wrong.exit_code == ExitCode.BAD_INPUT and "is not an age" in wrong.stderr
     assert typed(*words, "30m", "--below", 3).exit_code == ExitCode.BAD_INPUT
 
 
@@ -660,7 +660,7 @@ def test_a_replica_that_joins_when_all_have_pruned_gets_its_tree_from_the_archiv
     assert typed("audit", "restore", "--data", home, "--archive", archives[0]).exit_code == 0
     assert site.tree().root(made.last) == made.tree().root(made.last)
     again = typed("audit", "restore", "--data", made.home, "--archive", archives[0])
-    assert again.exit_code == ExitCode.REFUSED and "holds all of its ledger" in again.stderr
+    assert again.exit_code == ExitCode.REFUSED and "has its complete ledger" in again.stderr
 
 
 def test_states_that_a_pruned_ledger_leads_to_are_those_of_the_whole_one(pruned: Site) -> None:
@@ -737,14 +737,14 @@ def test_retention_goes_no_further_than_what_must_outlive_it(site: Site, monkeyp
     # Something that only time or people mend is an error, not silence.
     site.write_index(224)
     late = retain(file)
-    assert late.exit_code == ExitCode.REFUSED and "the index by job has come up to entry 224 only" in late.stderr
+    assert late.exit_code == ExitCode.REFUSED and "the index by job ends at entry 224" in late.stderr
     site.write_index(470)
     assert answer(retain(file))["pruned_below"] == 257
     site.write_index(site.last)
     site.write_keys(5)
     site.write_note(site.last, site.tree().root(site.last), 0)
     refused = retain(file)
-    assert refused.exit_code == ExitCode.REFUSED and "have signed the last checkpoint" in refused.stderr
+    assert refused.exit_code == ExitCode.REFUSED and "signed the last checkpoint" in refused.stderr
 
 
 def test_retention_goes_by_the_newest_snapshot_that_is_bound_to_the_ledger(
@@ -761,7 +761,7 @@ def test_retention_goes_by_the_newest_snapshot_that_is_bound_to_the_ledger(
 
 def test_retention_is_off_unless_it_is_configured_and_its_keys_are_checked(site: Site) -> None:
     off = retain(configured(site))
-    assert off.exit_code == ExitCode.BAD_INPUT and "does not say what is kept" in off.stderr
+    assert off.exit_code == ExitCode.BAD_INPUT and "has no table [retention]" in off.stderr
     for wrong, said in (
         ({"archives": ["a"], "keys": "keys"}, "archives"),
         ({"archives": ["a", "a"], "keys": "keys"}, "a directory is listed twice"),

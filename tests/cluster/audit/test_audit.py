@@ -151,7 +151,7 @@ def test_a_history_that_was_written_anew_is_told_from_the_one_of_which_a_digest_
         )
     assert verified("--expect", f"{made.applied_digest}@{last + 1}")[0] == ExitCode.NOT_FOUND
     code, said = verified("--cluster", "another")
-    assert code == ExitCode.VERIFICATION_FAILED and f"of the cluster '{CLUSTER}'" in said
+    assert code == ExitCode.VERIFICATION_FAILED and f"belongs to cluster '{CLUSTER}'" in said
     for wrong in (
         "",
         "@4",
@@ -314,7 +314,7 @@ def test_each_snapshot_is_held_against_what_the_ledger_folds_to(made: Made, tmp_
     assert answer["state_digest"] == made.state_digest
     assert [(one["index"], one["proven"]) for one in answer["snapshots"]] == [(5, True), (last, True)]
     shown = typed("audit", "verify", "--data", directory, "--deep").stdout
-    assert shown.count("what the ledger folds to") == 2
+    assert shown.count("matches the ledger") == 2
     assert "snapshots" not in msgspec.json.decode(typed("audit", "verify", "--data", directory, "--json").stdout)
 
 
@@ -331,9 +331,9 @@ def _other_moment(image: Image) -> Image:
 @pytest.mark.parametrize(
     ("forged", "why"),
     [
-        (_doubled_pool, "is not what the ledger comes to: its state digest is"),
-        (_other_moment, "is not what the ledger comes to: its state digest is"),
-        (lambda image: msgspec.structs.replace(image, chain_digest=bytes(32)), "is of another ledger"),
+        (_doubled_pool, "does not match the ledger: its state digest is"),
+        (_other_moment, "does not match the ledger: its state digest is"),
+        (lambda image: msgspec.structs.replace(image, chain_digest=bytes(32)), "belongs to another ledger"),
     ],
 )
 def test_a_forged_snapshot_is_named_though_all_its_checksums_are_right(
@@ -352,7 +352,7 @@ def test_a_snapshot_of_an_entry_that_never_was_is_named(made: Made, tmp_path: Pa
     beyond = msgspec.structs.replace(made.image(last), index=last + 3)
     result = typed("audit", "verify", "--data", _with_snapshots(made, tmp_path, beyond), "--deep")
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
-    assert f"is of entry {last + 3}, and the ledger ends here" in result.stderr
+    assert f"is of entry {last + 3}, but the ledger ends here" in result.stderr
 
 
 def test_a_snapshot_of_another_history_is_refused(made: Made, tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_a_snapshot_of_another_history_is_refused(made: Made, tmp_path: Path) ->
     snapshot = write_snapshot(tmp_path, msgspec.structs.replace(image, chain_digest=bytes(32)))
     result = typed("audit", "replay", "--data", made.directory, "--from-snapshot", snapshot)
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
-    assert "not that of this ledger" in result.stderr
+    assert "belongs to another ledger" in result.stderr
 
 
 def test_a_snapshot_is_inspected_and_its_free_capacity_is_shown(made: Made, tmp_path: Path) -> None:
@@ -438,10 +438,10 @@ def test_an_index_by_job_that_says_what_the_ledger_does_not_is_a_failed_verifica
     index.close()
     result = deep()
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
-    assert "says of job 2 what the ledger does not" in result.stderr and "makes it anew" in result.stderr
+    assert "contradicts the ledger about job 2" in result.stderr and "rebuilds it" in result.stderr
     index.begin_anew()
     index.add({}, position._replace(digest=bytes(32)))
     index.close()
-    assert "is of another ledger" in deep().stderr
+    assert "belongs to another ledger" in deep().stderr
     (tmp_path / "index" / "data.mdb").write_bytes(b"nothing of the kind")
     assert deep().exit_code == ExitCode.VERIFICATION_FAILED

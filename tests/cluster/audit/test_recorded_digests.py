@@ -80,7 +80,7 @@ def test_a_replay_holds_its_states_against_the_digests_that_the_ledger_records(m
     assert (found.exit_code, found.stderr) == (0, "")
     answer = msgspec.json.decode(found.stdout)
     assert (answer["digests_recorded"], answer["digests_compared"]) == (MINUTES, MINUTES)
-    assert f"{MINUTES} of {MINUTES} that the ledger records compared" in typed(
+    assert f"compared {MINUTES} of {MINUTES} that the ledger records" in typed(
         "audit", "replay", "--data", made.directory
     ).stdout.replace("\n", " ")
     deep = typed("audit", "verify", "--data", made.directory, "--deep", "--json")

@@ -34,10 +34,10 @@ def _plan(*members: str) -> RecoveryPlan:
     ("members", "warning"),
     [
         (("r1.1",), ""),
-        (("r1.1", "r2.1"), " First make sure that r2.1 cannot start again: what it has beyond this is lost."),
+        (("r1.1", "r2.1"), " First make sure that r2.1 cannot start again: its additional entries are lost."),
         (
             ("r1.1", "r2.1", "r3.1"),
-            " First make sure that r2.1 and r3.1 cannot start again: what they have beyond this is lost.",
+            " First make sure that r2.1 and r3.1 cannot start again: their additional entries are lost.",
         ),
     ],
 )
@@ -49,7 +49,7 @@ def test_a_plan_warns_of_the_other_members_and_of_no_others(
     said = capsys.readouterr()
     assert (
         said.err.strip()
-        == f"Nothing was changed.{warning} To do it: forebay cluster recover --name r1 --confirm 5f0c2a91"
+        == f"Nothing was changed.{warning} To proceed: forebay cluster recover --name r1 --confirm 5f0c2a91"
     )
 
 

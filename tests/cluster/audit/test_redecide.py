@@ -148,7 +148,7 @@ def test_another_policy_is_named_by_the_first_decision_that_differs_and_breeds_n
     )
     assert f"entry {first[0]}, revision {first[0]}, " in result.stderr
     assert f"run_scheduling_cycle of controller:leader, job {first[1].job}: other allocation" in result.stderr
-    assert "this release decides as the ledger has it" in result.stdout
+    assert "this release decides as the ledger" in result.stdout
     answer = found("--data", made.directory, "--release", tree, code=ExitCode.VERIFICATION_FAILED)
     assert {one["command"] for one in answer["differences"]} == {"run_scheduling_cycle"}
     assert answer["differences_by_class"]["other allocation"] == answer["different"]
@@ -191,7 +191,7 @@ def test_a_fold_of_another_release_is_named_by_the_first_entry_after_which_its_s
         if any(isinstance(event, e.CancelRequested) for event in batch.entries[0].events)
     )
     assert f"entry {first}: " in result.stderr
-    assert "has jobs otherwise" in result.stderr
+    assert "differs in jobs" in result.stderr
 
 
 def test_a_tree_that_cannot_be_asked_gets_a_sentence(made: Made, tmp_path: Path) -> None:
@@ -201,9 +201,9 @@ def test_a_tree_that_cannot_be_asked_gets_a_sentence(made: Made, tmp_path: Path)
     broken = released(tmp_path / "broken")
     (broken / "replica/values/limits.py").write_text("raise RuntimeError('half unpacked')\n", encoding="utf-8")
     for tree, code, words in (
-        ("absent", ExitCode.BAD_INPUT, "is no directory"),
-        ("empty", ExitCode.BAD_INPUT, "holds no release of Forebay"),
-        ("old", ExitCode.BAD_INPUT, "cannot be asked: it has no cluster/audit/worker.py"),
+        ("absent", ExitCode.BAD_INPUT, "is not a directory"),
+        ("empty", ExitCode.BAD_INPUT, "has no release of Forebay"),
+        ("old", ExitCode.BAD_INPUT, "cannot be used: it has no cluster/audit/worker.py"),
         ("broken", ExitCode.REFUSED, "RuntimeError: half unpacked"),
     ):
         for command in ("redecide", "replay"):
@@ -223,10 +223,10 @@ def test_what_only_the_other_release_knows_is_a_difference_and_what_it_does_not_
     answer = found("--data", later.directory, "--release", tree, code=ExitCode.VERIFICATION_FAILED)
     (one,) = answer["differences"]
     assert (one["command"], one["class"]) == ("cancel_job", "other refusal")
-    assert "it leads to what this release does not know" in one["decided"]["fault"]
+    assert "this release does not know its events" in one["decided"]["fault"]
     result = typed("audit", "redecide", "--data", made.directory, "--release", released(tmp_path / "lost", LOST_EVENT))
     assert result.exit_code == ExitCode.REFUSED
-    assert "cannot go on: " in result.stderr
+    assert "cannot continue: " in result.stderr
 
 
 def test_a_release_takes_a_state_over_from_a_snapshot(made: Made, tmp_path: Path) -> None:

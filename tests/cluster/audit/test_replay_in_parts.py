@@ -129,7 +129,7 @@ def test_no_state_is_believed_that_the_ledger_does_not_lead_to(tmp_path: Path) -
         path = write_snapshot(made.directory / "index" / "states", replace(image, state=another_user(image.state)))
         found, doubts = in_parts(made, 2)
         assert what(found) == whole
-        assert [f"the state in {path} is not what the ledger comes to"] == doubts or "they differ first" in doubts[0]
+        assert [f"the state in {path} does not match the ledger"] == doubts or "they differ first" in doubts[0]
 
 
 @pytest.mark.usefixtures("here")
@@ -162,7 +162,7 @@ def test_a_state_that_cannot_be_read_costs_time_and_is_said(made: Made) -> None:
     first.write_bytes(first.read_bytes()[:-40])
     one, cut = (typed("audit", "replay", "--data", made.directory, "--processes", count, "--json") for count in (1, 3))
     assert (cut.exit_code, cut.stdout) == (0, one.stdout)
-    assert "all is folded again by one process" in " ".join(cut.stderr.split())
+    assert "one process folds everything again" in " ".join(cut.stderr.split())
 
 
 def test_a_ledger_that_was_rewritten_ends_with_7_by_several_processes_too(tmp_path: Path) -> None:

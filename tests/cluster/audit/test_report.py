@@ -393,7 +393,7 @@ def test_a_job_that_is_tried_again_for_ever_does_not_grow_the_page() -> None:
         (["--json", "-o", "x.html"], ExitCode.BAD_INPUT, "give either -o FILE or --json"),
         (["--json", "--from", "yesterday"], ExitCode.BAD_INPUT, "'yesterday' is not a time"),
         (["--json", "--to", "2999-01-01"], ExitCode.BAD_INPUT, "'2999-01-01' is in the future"),
-        (["--json", "--from", "2025-01-01"], ExitCode.NOT_FOUND, "the ledger has nothing of this window"),
+        (["--json", "--from", "2025-01-01"], ExitCode.NOT_FOUND, "the window begins after the end of the ledger"),
         (["--json", "--job", "123456"], ExitCode.NOT_FOUND, "nothing happened to job 123456 in this window"),
         (["-o", "none/x.html"], ExitCode.BAD_INPUT, "none/x.html cannot be written: No such file"),
     ],

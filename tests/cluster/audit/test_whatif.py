@@ -476,7 +476,7 @@ def test_a_change_that_there_cannot_be_is_refused_with_what_there_is(golden: Pat
     wrong.write_text("StageInTimeout=60\nStageInTimeuot=60\n", encoding="utf-8")
     for words, sentences in (
         (("--set", "Pool=fasst:+1GiB"), ("pool 'fasst' does not exist", "use one of: fast, wide")),
-        (("--set", "Pool=fast:-2PiB"), ("pool fast has only 100GiB", "take away less")),
+        (("--set", "Pool=fast:-2PiB"), ("pool fast has only 100GiB", "remove less")),
         (("--set", "Pool=fast"), ("has no size", "NAME:+SIZE")),
         (("--set", "Pool=fast:+many"), ("does not start with a number",)),
         (("--set", "Pool=fast:1GiB", "--set", "Pool=fast:2GiB"), ("pool 'fast' is changed twice",)),
@@ -502,7 +502,7 @@ def test_a_window_that_there_is_not_is_refused_with_what_there_is(golden: Path) 
         (("--from", 900, "--to", 900), ExitCode.NOT_FOUND, "the window ends at revision 900"),
         (("--from", "2024-01-01T00:00:00Z"), ExitCode.NOT_FOUND, "nothing was settled from 2024-01-01"),
         (("--to", "2020-01-01T00:00:00Z"), ExitCode.NOT_FOUND, "nothing was settled between"),
-        (("--from", "yesteryear"), ExitCode.BAD_INPUT, "is no moment that has come"),
+        (("--from", "yesteryear"), ExitCode.BAD_INPUT, "is not a past time"),
     ):
         done = typed("audit", "whatif", "--data", golden, *words)
         assert done.exit_code == code, (words, done.output)
@@ -529,7 +529,7 @@ def test_a_policy_is_applied_as_the_file_says_and_nothing_is_written_but_the_pag
 def test_the_table_says_what_is_assumed_and_how_well_it_fits(golden: Path) -> None:
     done = real("audit", "whatif", "--data", golden, "--to", 400, "--set", "Pool=fast:+1TiB")
     assert done.returncode == 0, done.stderr
-    assert re.search(r"Calibration +\d+ of \d+ starts \(100.0%\) are where they were", done.stdout)
+    assert re.search(r"Calibration +\d+ of \d+ starts \(100.0%\) are at the recorded time", done.stdout)
     assert "RECORDED" in done.stdout and "UNCHANGED" in done.stdout and "CHANGED" in done.stdout
     assert "pool fast: held, peak" in done.stdout
     assert "Assumed:\n- Users, operators" in done.stdout
