@@ -59,7 +59,7 @@ class Hole(NamedTuple):
 class IndexPosition(NamedTuple):
     """Position of an index: its last entry, and the ledger's revision and digest after it."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
     revision: int
     digest: bytes
     holes: tuple[Hole, ...] = ()

@@ -141,7 +141,7 @@ _SEGMENT_NAME = re.compile(r"segment-([0-9]{20})-([0-9]{20})\.fbl")
 class LedgerEntry(NamedTuple):
     """Committed entry with the ledger's digest after it, and the revisions before and after it."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
     term: int
     data: bytes
     digest: bytes

@@ -73,7 +73,7 @@ class DamagedValue(Exception):
 class Entry(NamedTuple):
     """Entry of the Raft log."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
     term: int
     data: bytes
     seal: bytes = b""

@@ -54,8 +54,8 @@ class AccessTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ):
             for text in listed:
                 if not is_name(text.removeprefix(sign) if sign else text):
-                    what = "account, or group as %group" if sign else f"gateway, or {MUNGE!r}"
-                    raise InvalidValue(f"found {text!r:.60}", f"write the name of an {what}: {NAME_RULE}", key)
+                    what = "an account, or of a group as %group" if sign else f"a gateway, or {MUNGE!r}"
+                    raise InvalidValue(f"found {text!r:.60}", f"write the name of {what}: {NAME_RULE}", key)
 
 
 NO_ACCESS: Final = AccessTable()

@@ -224,7 +224,7 @@ class TimingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if heartbeat * HEARTBEATS_PER_ELECTION >= least:
             bound = (least - 1) // HEARTBEATS_PER_ELECTION
             sentence = f"found {heartbeat}, too close to election_min_ms {least}"
-            remedy = f"write at most {bound}: one lost heartbeat must not cost an election"
+            remedy = f"write at most {bound}: one lost heartbeat must not cause an election"
             raise InvalidValue(sentence, remedy, "heartbeat_ms")
         force_setattr(self, "election_max_ms", most)
         force_setattr(self, "heartbeat_ms", heartbeat)

@@ -141,7 +141,11 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
     """Account with the operator role on this machine if replicas run here; empty for none."""
 
     def check(self) -> None:
-        """Raise FoundingRefused for impossible options."""
+        """Check the options.
+
+        Raises:
+            FoundingRefused: They are impossible.
+        """
         replicas = len(self.named) if self.named else self.replicas
         if replicas not in REPLICA_COUNTS:
             raise FoundingRefused(f"{replicas} replicas are not possible; choose 1, 3 or 5")

@@ -279,7 +279,7 @@ class _Form:
         return _Form(self.kind.item_type) if isinstance(self.kind, inspect.VarTupleType) and name is None else None
 
     def remedy(self, path: KeyPath) -> str:
-        """Return what to write at `path`."""
+        """Return the remedy for a value at `path`."""
         kind, key = self.kind, path[-1]
         match kind:
             case inspect.StructType() | inspect.DictType():

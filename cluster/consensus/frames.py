@@ -41,7 +41,7 @@ LEDGER_DIGEST_BYTES: Final = 32
 
 _LENGTH: Final = struct.Struct(">I")
 
-# Terms, indices and sequences stay far below 2^63, so that add_steps to one never overflows a signed word.
+# Terms, indices and sequences stay far below 2^63, so that adding to one never overflows a signed word.
 Number = Annotated[int, Meta(ge=0, le=1 << 62)]
 Name = Annotated[str, Meta(min_length=1, max_length=96)]
 """ID of a cluster or member: a name of at most 64 characters, '#' and a number."""

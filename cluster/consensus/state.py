@@ -326,12 +326,20 @@ class RaftState:
         return peer in self.connected and known.acked_seq > 0 and silent_s < self.timing.election_min_s
 
     def require_running(self) -> None:
-        """Raise RuntimeError once the replica has stopped."""
+        """Check that the replica has not stopped.
+
+        Raises:
+            RuntimeError: It has.
+        """
         if self.stopped:
             raise RuntimeError("this engine has stopped; create a new one on the journal")
 
     def require_ready(self) -> None:
-        """Raise NotLeader unless this replica leads, has begun, and is not transferring its leadership."""
+        """Check that this replica leads, has applied its own first entry, and is not transferring its leadership.
+
+        Raises:
+            NotLeader: One of these does not hold.
+        """
         self.require_running()
         if not self.leads:
             raise NotLeader(self.leader)

@@ -23,7 +23,7 @@ from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 if TYPE_CHECKING:
     import asyncio
 
-    # Imported where a certificate is looked into: a command that is typed mostly looks at what is plain (`glance`).
+    # Imported only where a certificate is parsed; most commands need just the quick check (`quick_check`).
     from cryptography import x509
 
 MAX_PEM_BYTES: Final = 256 * 1024

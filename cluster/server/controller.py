@@ -168,7 +168,7 @@ class Controller:
         self._appliers: list[tuple[int, asyncio.Future[None]]] = []
         self._snapshot_index = self._newest_snapshot_index()
         self._attempted_index = self._snapshot_index
-        """Index of the last snapshot attempt: after a failure, as many further entries pass before the next one."""
+        """Index of the last snapshot attempt: after a failure, a whole snapshot period passes before the next one."""
         self._saving: Future[Path] | None = None
         self._leading_term = 0
         self.entries_applied = 0

@@ -1,4 +1,4 @@
-"""Duties of a leader: work without a request, each behind one protocol."""
+"""Duties of a leader: work that no request causes, all called in the same way."""
 
 from __future__ import annotations
 
