@@ -1,8 +1,8 @@
 """Reading of snapshots with every byte checked.
 
-One bounded pass: a frame's checksum is compared before its records are decoded, order and number of records as they
-arrive, the file's SHA-256 before anything is returned, and then the derived free capacity (law 8) and the invariants of
-the state.
+The file is read in one pass, in bounded memory. A frame's checksum is compared before its records are decoded, and
+order and number of records as they arrive. At the end the file's SHA-256, the derived free capacity (law 8) and the
+invariants of the state are checked.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The entry is its kind (0x02), one byte for the format, then canonical MessagePack; it is chained like any other entry.
 A member is known by its ID, which is never used again: founders have their bare name, and a member added by version 6
-of the configuration has `name#6`. A replica that lost its disk and was added again is therefore a different member to
-replicas that still count votes by an older configuration, and promises of its earlier incarnation do not bind it.
+of the configuration has `name#6`. A replica that lost its disk and was added again is therefore a different member,
+also to replicas that still count votes by an older configuration. Promises of its earlier incarnation do not bind it.
 """
 
 from __future__ import annotations

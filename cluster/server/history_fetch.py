@@ -1,8 +1,8 @@
 """Fetching of missing history: ranges replaced by a snapshot, or damaged in storage.
 
-In the background, from any peer that holds it, newest first, a megabyte at a time, so that this replica can answer
-queries of old jobs again and every member can prove the whole history. Peers are not trusted: each entry is proven by
-the digest after it (`wal.ledger`), and the entry itself determines the revisions it settled.
+Runs in the background, from any peer that has the entries, newest first, a megabyte at a time. Afterwards this replica
+can answer queries of old jobs again, and every member can prove the whole history. Peers are not trusted: each entry is
+proven by the digest after it (`wal.ledger`), and the entry itself determines the revisions it settled.
 
 The whole ledger is read and checked continuously and slowly, so that damage is found while a peer still has the
 original. A start checks the newest entries only.

@@ -1,9 +1,9 @@
 """Unreplicated knowledge of agents: contacts, progress, and polls waiting for orders.
 
 Any replica answers polls from its own state, once that is proven to be current; agents' reports travel to the leader
-with the request that proves it. All of this is soft state: a new leader starts without it. Silence therefore counts
-from the leader's own start, from its last period of activity (a leader stopped for a minute must not believe that all
-others were), and from the moment at which the follower that relayed a node's reports disappeared.
+with the request that proves it. All of this is soft state: a new leader starts without it. A node's
+silence therefore counts from the latest of these: its last report, the leader's own start, the end of the leader's last
+inactivity (it must not blame the nodes for its own pause), and the loss of the follower that relayed the reports.
 """
 
 from __future__ import annotations
