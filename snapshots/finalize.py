@@ -94,7 +94,7 @@ class SnapshotDisk:
         os.lseek(file, size_bytes, os.SEEK_SET)
 
     def write(self, file: int, data: bytes) -> None:
-        """Write all of `data`; ENOSPC also if that would leave too little space for the journal."""
+        """Write all of `data`. Fails with ENOSPC also if too little space would be left for the journal."""
         room = os.fstatvfs(file)
         reserve_bytes = min(RESERVE_BYTES, room.f_blocks * room.f_frsize // RESERVE_SHARE)
         if room.f_bavail * room.f_frsize < len(data) + reserve_bytes:

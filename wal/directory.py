@@ -90,8 +90,8 @@ def ends_early(environment: lmdb.Environment, path: Path) -> int:
 def lengthen(environment: lmdb.Environment, path: Path) -> None:
     """Extend a data file to the length LMDB counts, after a transaction.
 
-    A reader in another process cannot tell a file that lawfully ends early from one that was cut, and would be killed
-    by SIGBUS for the latter. Only for the process that writes.
+    A reader in another process cannot tell a file that lawfully ends early from one that was cut, which would kill it
+    by SIGBUS. Only for the process that writes.
 
     Raises:
         OSError: The file cannot be extended.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PRUNE_ENTRIES: Final = 256
 PRUNE_BYTES: Final = 1 << 20
-"""Limits of one transaction, entries and bytes before the last one: some milliseconds of the replica's loop."""
+"""Limits of one transaction: entries, and their bytes without the last entry's; some milliseconds of the loop."""
 
 
 def prunable_below(env: Environment) -> int:

@@ -36,7 +36,9 @@ SEGMENT_BYTES: Final = 256 << 20
 
 BLOCK_ENTRIES: Final = 1024
 BLOCK_BYTES: Final = 512 * 1024
-"""Limits of a block, entries and bytes before the last one: unpacked to read one entry, in some milliseconds."""
+"""Limits of a block: entries, and their bytes without the last entry's. Reading an entry unpacks its block, in some
+milliseconds.
+"""
 
 COMPRESSION_LEVEL: Final = 6
 """zlib's default balance: the next level takes twice the time to save a twentieth of the space."""

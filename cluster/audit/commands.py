@@ -100,7 +100,7 @@ class CheckedSnapshotView(SnapshotView, frozen=True, kw_only=True):
 
     cluster_id: str
     state_digest: str
-    """Same as `GET /v1/state-digest?at=` of a replica for its revision."""
+    """Equal to a replica's response to `GET /v1/state-digest?at=` for the snapshot's revision."""
 
 
 def verify(options: dict[str, Any]) -> None:

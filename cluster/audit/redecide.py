@@ -122,7 +122,7 @@ class DecisionDifference(msgspec.Struct, frozen=True):
 
 
 class RedecidingReplay(ReplayFold):
-    """Replay that decides commands again from a moment on."""
+    """Replay that decides commands again from a given batch on."""
 
     def __init__(self, start: ReplayFold, is_due: Callable[[Batch], bool], release: Release | None = None) -> None:
         """Continue `start`; decisions are compared from the first batch for which `is_due` holds."""
@@ -263,4 +263,4 @@ def lacking(kinds: Iterable[str]) -> dict[str, str]:
 
 
 UNPROVEN: Final = "a digest that proves it"
-"""Missing data of commands whose events contain all their fields."""
+"""Data that the ledger lacks for commands whose events contain all their fields."""

@@ -44,7 +44,11 @@ class ClusterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: Annotated[Text, Meta(examples=["32 hexadecimal digits made by forebay cluster init"])]
 
     def __post_init__(self) -> None:
-        """Reject a malformed ID with InvalidValue."""
+        """Check the ID.
+
+        Raises:
+            InvalidValue: The ID is malformed.
+        """
         if len(self.id) != CLUSTER_ID_DIGITS or not set(self.id) <= set("0123456789abcdef"):
             remedy = f"write the {CLUSTER_ID_DIGITS} hexadecimal digits that `forebay cluster init` made"
             raise InvalidValue(f"found {self.id!r:.60}", remedy, "id")

@@ -46,7 +46,11 @@ class AccessTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Socket of munged; None for libmunge's default."""
 
     def __post_init__(self) -> None:
-        """Reject names that cannot be accounts, groups or gateways with InvalidValue."""
+        """Check that the names can be accounts, groups or gateways.
+
+        Raises:
+            InvalidValue: A name cannot.
+        """
         for key, listed, sign in (
             ("users", self.users, GROUP_SIGN),
             ("operators", self.operators, GROUP_SIGN),

@@ -122,14 +122,18 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limited by quotas where available.
     """
     copy_rate_bytes_s: Bytes = field(default=Size(0), name="copy_rate")
-    """Copy rate of one operation, bytes per second; 0, which cannot be written, means unlimited."""
+    """Copy rate of one operation, bytes per second; 0, only the default, means unlimited."""
     kill_wait_s: Annotated[int, Meta(ge=0, le=KILL_WAIT_S_MAX)] = 30
     """Seconds between SIGTERM and SIGKILL of a script that is cancelled or exceeds its time limit (Slurm's
     KillWait).
     """
 
     def __post_init__(self) -> None:
-        """Set the default directory, and reject an invalid `cgroup` with InvalidValue."""
+        """Set the default directory, and check `cgroup`.
+
+        Raises:
+            InvalidValue: `cgroup` is invalid.
+        """
         if self.directory is _BY_NAME:
             force_setattr(self, "directory", Path(self.name))
         if self.cgroup not in CGROUP_WORDS and not self.cgroup.startswith("/"):
@@ -151,7 +155,11 @@ class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     snapshots_kept: Annotated[int, Meta(ge=1, le=1_000)] = 2
 
     def __post_init__(self) -> None:
-        """Reject a map too small for a journal or too large for an address space with InvalidValue."""
+        """Check the map's size.
+
+        Raises:
+            InvalidValue: The map is too small for a journal, or too large for an address space.
+        """
         if not MAP_SIZE_BYTES_MIN <= self.map_size_bytes <= MAP_SIZE_BYTES_MAX:
             sentence = f"found {self.map_size_bytes} bytes"
             raise InvalidValue(sentence, "write a size from 16MiB to 16TiB", "map_size")
@@ -170,10 +178,14 @@ class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep_days: Annotated[int, Meta(ge=0, le=KEEP_DAYS_MAX)] = 0
     """Prune entries older than this, days of the replicated clock; 0 for no limit."""
     keep_bytes: Bytes = field(default=Size(0), name="keep")
-    """Prune entries beyond this total size, bytes; 0, which cannot be written, for no limit."""
+    """Prune entries beyond this total size, bytes; 0, only the default, means no limit."""
 
     def __post_init__(self) -> None:
-        """Reject duplicate archive directories and a tiny `keep` with InvalidValue."""
+        """Check the archive directories and `keep`.
+
+        Raises:
+            InvalidValue: A directory is listed twice, or `keep` is too small.
+        """
         if len(set(self.archives)) < len(self.archives):
             raise InvalidValue("a directory is listed twice", "use a different directory for each copy", "archives")
         if 0 < self.keep_bytes < KEEP_BYTES_MIN:
@@ -187,7 +199,11 @@ class TracesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Address of the collector; empty for none. Without a path, /v1/traces is used, as in OTLP."""
 
     def __post_init__(self) -> None:
-        """Reject a malformed address, or one with credentials, with InvalidValue."""
+        """Check the address.
+
+        Raises:
+            InvalidValue: The address is malformed or contains credentials.
+        """
         if self.endpoint and not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", self.endpoint):
             remedy = 'write its address without a name, such as "http://127.0.0.1:4318"'
             raise InvalidValue(f"found {self.endpoint!r:.60}", remedy, "endpoint")
@@ -203,7 +219,7 @@ NO_TRACES = TracesConfig()
 
 
 class TimingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Timeouts between replicas, milliseconds; 0, which cannot be written, derives them from `election_min_ms`."""
+    """Timeouts between replicas, milliseconds; 0, only the default, derives them from `election_min_ms`."""
 
     election_min_ms: Annotated[int, Meta(ge=20, le=TIMING_MS_MAX)] = 300
     election_max_ms: Annotated[int, Meta(ge=20, le=2 * TIMING_MS_MAX)] = 0
@@ -212,7 +228,11 @@ class TimingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds without contact after which the leader marks an agent's node down."""
 
     def __post_init__(self) -> None:
-        """Fill in defaults, and reject inconsistent times with InvalidValue."""
+        """Fill in defaults, and check the times.
+
+        Raises:
+            InvalidValue: The times are inconsistent.
+        """
         least = self.election_min_ms
         most = self.election_max_ms or 2 * least
         # Close to the maximum permitted by HEARTBEATS_PER_ELECTION: heartbeats are the cost of an idle cluster.

@@ -109,7 +109,11 @@ class DrillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Query, as in an alerting rule: any result ends the drill."""
 
     def __post_init__(self) -> None:
-        """Reject invalid programs, addresses, scenarios and periods with InvalidValue."""
+        """Check programs, addresses, scenarios and periods.
+
+        Raises:
+            InvalidValue: One of them is invalid.
+        """
         if self.start and not self.start[0].startswith("/"):
             raise InvalidValue(f"found {self.start[0]!r:.60}", "write the absolute path of a program", "start", 0)
         if self.prometheus and not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", self.prometheus):

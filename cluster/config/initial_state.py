@@ -30,7 +30,11 @@ class PoolTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     filesystem: Written[Name] | None = None
 
     def __post_init__(self) -> None:
-        """Reject a pool smaller than one grain with InvalidValue."""
+        """Check the pool's size.
+
+        Raises:
+            InvalidValue: The pool is smaller than its granularity.
+        """
         if self.granularity > self.quantity:
             sentence = f"found {self.granularity} bytes, more than the pool's quantity of {self.quantity}"
             raise InvalidValue(sentence, "write a smaller one", "granularity")
@@ -50,7 +54,11 @@ class StagingTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     destinations: _Roots = ()
 
     def __post_init__(self) -> None:
-        """Reject ambiguous roots with InvalidValue."""
+        """Check the roots.
+
+        Raises:
+            InvalidValue: A root is ambiguous.
+        """
         for key in self.__struct_fields__:
             for number, root in enumerate(getattr(self, key)):
                 if "%" in root.replace("%u", ""):

@@ -31,7 +31,11 @@ class JobProcessTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     capabilities: tuple[Text, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject an invalid umask, size or capability with InvalidValue."""
+        """Check the values.
+
+        Raises:
+            InvalidValue: The umask, a size or a capability is invalid.
+        """
         self.settings()
 
     def settings(self) -> JobProcess:

@@ -31,7 +31,11 @@ class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Total size of the scripts of these jobs, which every replica keeps in memory."""
 
     def __post_init__(self) -> None:
-        """Reject limits below one request or one script with InvalidValue."""
+        """Check the limits.
+
+        Raises:
+            InvalidValue: A limit is below the size of one request or one script.
+        """
         if self.bytes_per_minute < COMMAND_BYTES_MIN:
             remedy = f"write at least {COMMAND_BYTES_MIN // 1024**2}MiB, the maximum size of one request"
             raise InvalidValue(f"found {self.bytes_per_minute} bytes", remedy, "command_bytes_per_minute")

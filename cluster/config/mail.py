@@ -28,7 +28,11 @@ class MailConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Domain added to recipients without one (MailDomain); empty for none."""
 
     def __post_init__(self) -> None:
-        """Reject unusable settings with InvalidValue."""
+        """Check the settings.
+
+        Raises:
+            InvalidValue: A setting is unusable.
+        """
         program, smtp, domain = self.program, self.smtp, self.domain
         if program and (not program.startswith("/") or ".." in program.split("/") or not program.isprintable()):
             remedy = "write the absolute path of a program, without .."

@@ -132,7 +132,7 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
     destination_roots: tuple[Path, ...] = ()
     allow_root: bool = False
     data: Path | None = None
-    """Absolute directory for the data of replicas and agents; None for beside forebay.toml."""
+    """Absolute directory for the data of replicas and agents; None: beside forebay.toml."""
     owner: FileOwner | None = None
     """Owner of the replicas' keys and directories; None for the current account."""
     account: str = ""

@@ -34,7 +34,11 @@ class ProviderTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lua_version: Literal["5.1", "5.2", "5.3", "5.4"] = "5.4"
 
     def __post_init__(self) -> None:
-        """Reject invalid programs and variables with InvalidValue."""
+        """Check programs and variables.
+
+        Raises:
+            InvalidValue: One of them is invalid.
+        """
         for number, path in enumerate(self.allowed_programs):
             fault = program_fault(path)
             if fault is not None:

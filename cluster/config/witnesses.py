@@ -37,7 +37,11 @@ class WitnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Issuer of its certificate; None for the system's authorities."""
 
     def __post_init__(self) -> None:
-        """Reject an invalid key or address with InvalidValue."""
+        """Check key and address.
+
+        Raises:
+            InvalidValue: One of them is invalid.
+        """
         try:
             if parse_key(self.key).kind != COSIGNATURE_KEY:
                 raise NoteError("it is the key of a log")

@@ -54,7 +54,9 @@ def append(raft: RaftState, entries: Sequence[Entry]) -> None:
 
 
 def append_own(raft: RaftState, data: bytes, votes: Mapping[str, bytes] | None = None) -> int:
-    """Append a sealed entry that this leader accepts; return its index. `votes`: its election, for the first one."""
+    """Append a sealed entry that this leader accepts; return its index. `votes`: those that elected it, for the first
+    entry.
+    """
     entry = Entry(raft.journal.last_index + 1, raft.term, data)
     if raft.seals is not None:
         entry = raft.seals.sealed(entry, raft.journal.last_term, votes or {})

@@ -149,9 +149,9 @@ class RaftState:
     # ---- persistent (figure 2): as in the journal, and in every message sent ----
 
     term: int = 0
-    """Never decreases."""
+    """Current term; never decreases."""
     voted_for: str | None = None
-    """Changes from None to a member once in a term, and never otherwise."""
+    """Vote in this term; changes from None to a member once in a term, and never otherwise."""
 
     # ---- volatile, in every role ----
 

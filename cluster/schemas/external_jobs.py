@@ -24,7 +24,7 @@ class ExternalJobCommand(Command, frozen=True, kw_only=True):
     """Base of all commands about external jobs."""
 
     cluster: Name
-    """Same value as at the registration."""
+    """Value of `cluster` at the registration."""
     epoch: Number = 0
     """Epoch the command refers to, as returned in a response; late commands then have no effect. 0: the last epoch."""
 
@@ -83,7 +83,7 @@ class ExternalJobView(View, frozen=True, kw_only=True):
     message: str = ""
     """Failure of its setup or of its last operation."""
     path: str | None = None
-    """Its directory on the pool's shared filesystem; null if none exists."""
+    """Directory of its buffer on the pool's shared filesystem; null if none exists."""
     persistent: dict[str, str] = {}
     """Directory of each persistent buffer it uses, by name."""
     mover: str | None = None
@@ -145,7 +145,7 @@ class PersistentView(View, frozen=True, kw_only=True):
     size: int = 0
     """Space it holds, in units of the pool."""
     path: str | None = None
-    """Its directory; null if none exists."""
+    """Directory of the buffer; null if none exists."""
     number: int = 0
     """ID of the job that creates or removes it."""
     create_time: str | None = None

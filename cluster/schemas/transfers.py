@@ -103,7 +103,7 @@ class ReceiptView(View, frozen=True, kw_only=True):
     start_time: str | None
     end_time: str | None
     revision: int | None = None
-    """Its revision in the ledger; null if read from the state."""
+    """Revision that recorded it in the ledger; null if read from the state."""
 
 
 class ReceiptsAnswer(Answer, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ POLL_PERIOD_S = 1.0
 
 
 class Duty(Protocol):
-    """Duty of a leader: nodes, mail, pools of a provider, levels, restarts, membership."""
+    """Duty of a leader: for nodes, mail, pools of a provider, feature levels, restarts or membership."""
 
     def poll(self) -> None:
         """Do due work, and return at once. Called once a second while this replica leads."""

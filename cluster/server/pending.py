@@ -301,7 +301,7 @@ CANCELS = Level(0.85, "commands of users")
 OPERATORS = Level(0.90, "commands of operators")
 AGENTS = Level(0.95, "reports of agents")
 OWN = Level(0.98, "commands of the leader itself")
-"""The rest is for elections and members, which an operator needs to make space."""
+"""The rest is for elections and membership changes, which an operator may need to make space."""
 
 STORED_BYTES_PER_BYTE = 2
 """Maximum size of an entry in LMDB as a multiple of its size: rows of digest and revision, pages half full."""

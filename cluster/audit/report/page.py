@@ -158,7 +158,7 @@ def _jobs(report: WindowReport, frame: ChartFrame) -> Iterable[str]:
 
 
 def drawn_jobs(jobs: Sequence[JobBars]) -> list[JobBars]:
-    """Return the jobs to draw by their start: those that waited longest, and of an array only one."""
+    """Return the jobs to draw, ordered by start: those that waited longest, at most one of each array."""
     found: dict[str, JobBars] = {}
     for job in sorted(jobs, key=lambda job: (-job.waited_us, job.job)):
         found.setdefault(job.called.partition("_")[0], job)

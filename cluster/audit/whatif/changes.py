@@ -18,7 +18,7 @@ from replica.values import Refusal, RefusalCode, SizeError
 
 POOL: Final = "pool"
 NODES: Final = "nodes"
-"""Name in `--set` beside the keys of the configuration."""
+"""Name that `--set` accepts in addition to the keys of the configuration."""
 
 NODES_MADE_MAX: Final = 1_000
 """Maximum number of added nodes."""

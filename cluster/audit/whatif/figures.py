@@ -46,11 +46,11 @@ class Figures(msgspec.Struct, frozen=True):
     started: int
     """Jobs that started for the first time in the window."""
     ended: dict[str, int]
-    """Result -> jobs that finished for the first time, torn down."""
+    """Result -> jobs that finished for the first time, including their teardown."""
     unfinished: int
     """Jobs that had not finished at the end of the window."""
     unstarted: int
-    """Of these, jobs that had not started."""
+    """Unfinished jobs that had not started."""
     refused: int
     """Commands that the ledger executed and that are rejected here."""
     wait: Waits
@@ -71,7 +71,7 @@ class Fit(msgspec.Struct, frozen=True):
     starts: int
     """Starts in the ledger, the replay, or both."""
     identical: int
-    """Of them, those at exactly the same time."""
+    """Starts at exactly the same time in both."""
     share: float
     median_off_us: int
     """Median deviation from the recorded start, for starts in both."""
@@ -87,7 +87,7 @@ class Calibration(msgspec.Struct, frozen=True):
     decisions: int
     """Decisions of the ledger repeated in place."""
     same: int
-    """Of them, those with the same events."""
+    """Decisions repeated in place with the same events."""
     is_rough: bool
     """True if the share of identical starts is below ROUGH_SHARE in either replay."""
 

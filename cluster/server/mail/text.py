@@ -54,7 +54,7 @@ class Letter(NamedTuple):
     subject: str
     body: str
     message_id: str
-    """The same for every attempt, by any replica."""
+    """Message-ID; the same for every attempt by any replica."""
     variables: Mapping[str, str] = {}
     """Additional environment variables for a mail program."""
 

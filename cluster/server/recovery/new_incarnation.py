@@ -49,7 +49,7 @@ MARK_BYTES: Final = 8
 
 READ_ENTRIES: Final = 512
 READ_BYTES: Final = 4 << 20
-"""Limits of one read of the tail, entries and bytes before the last one."""
+"""Limits of one read of the tail: entries, and their bytes without the last entry's."""
 
 PLAN_DIGITS: Final = 8
 """Hexadecimal digits of a plan's ID: short enough to type, and different whenever the kept data would differ."""
@@ -285,7 +285,7 @@ def _refuse(
     answers: dict[str, StatusView],
     leave_behind: Sequence[str],
 ) -> None:
-    """Check that there is no better way.
+    """Check that no better way exists than this recovery.
 
     Raises:
         RecoveryNotPossible: There is one; the message names it.

@@ -1,7 +1,7 @@
 """Cosignatures of witnesses: the leader requests missing ones, within bounds, and never waits.
 
 A witness answers 409 with the size it has cosigned if the request continues from another one. If that is larger than
-this ledger, the cluster was set back; if that size, or a proof from it, leads to another root, the earlier history
+this ledger, the cluster was rolled back; if that size, or a proof from it, leads to another root, the earlier history
 differs from the one the witness saw. Both are reported with the witness's name, because the replicas cannot detect
 them: all of them may have been altered alike. An unsigned answer only counts against the cluster, never for it.
 """

@@ -46,7 +46,7 @@ LOG_DIRECTORY = "tlog"
 
 STEP_ENTRIES = 128
 STEP_BYTES = 64 * 1024
-"""Limits of one step, entries and bytes before the last one: two or three milliseconds of processor."""
+"""Limits of one step: entries, and their bytes without the last entry's; two or three milliseconds of processor."""
 
 FOUNDED_WITHIN = 64
 """Entries searched for the first command, which draws the key; only few entries of consensus precede it."""
@@ -144,7 +144,7 @@ class LedgerTree:
         self._checked_tile = 0
         """Number of the full tile compared with the ledger next."""
         self._checked: list[bytes] = []
-        """Its leaves derived so far."""
+        """Leaves of that tile derived so far."""
         self.altered: list[int] = []
         """First entries of intact tiles that differed from the ledger."""
         self.size = 0
@@ -238,7 +238,7 @@ class LedgerTree:
 
     @property
     def disclosure_key(self) -> bytes:
-        """Key that salts its leaves."""
+        """Key that salts the tree's leaves."""
         return self._key
 
     def tile(self, tile: Tile) -> bytes:
