@@ -403,8 +403,8 @@ class Publisher(Background):
         own = await self._root(size)
         if own.hex() != root:
             LOGGER.error(
-                "the leader's tree of the first %d entries has the root %s, and that of %s %s; one of the ledgers was "
-                "altered",
+                "the leader's tree of the first %d entries has the root %s, but the tree of %s has the root %s; one of "
+                "the ledgers was altered",
                 size,
                 root[:16],
                 self._name,
