@@ -49,7 +49,7 @@ TRACES_PACKAGE: Final = "opentelemetry-exporter-otlp-proto-http"
 """Package of `forebay[otel]` that sends traces."""
 
 TIME_ERROR: Final = 5
-"""Result of adjtimex(2) if no time service keeps the clock."""
+"""Result of adjtimex(2) if no time service synchronises the clock."""
 
 
 class CheckResult(StrEnum):
@@ -251,7 +251,7 @@ def _ports(config: Config, replica: ReplicaConfig) -> Iterator[_Found]:
 
 
 def _why_other(config: Config, replica: ReplicaConfig) -> str:
-    """Return why the process at the replica's API address is not the replica; empty: it shows its certificate."""
+    """Return why the process at the replica's API address is another one; empty if it has the replica's certificate."""
     host, port = replica.api.host, replica.api.port
     try:
         context = client_context(config.tls_files(replica.name))
@@ -324,7 +324,7 @@ def _traces(config: TracesConfig) -> _Found:
 
 
 def _clock() -> _Found:
-    """Ask the kernel whether a time service keeps the clock (adjtimex(2)); no more is known before a start."""
+    """Check with adjtimex(2) whether a time service synchronises the clock."""
     state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
     if state == TIME_ERROR:
         return (

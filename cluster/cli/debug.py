@@ -43,7 +43,7 @@ ANSWER_S: Final = 5.0
 """Time limit of each request, seconds: a cluster that needs diagnostics may not answer at all."""
 
 PART_BYTES_MAX: Final = 4 << 20
-"""Largest part, bytes: of a larger one the end is kept."""
+"""Largest part, bytes; only the end of a larger one is kept."""
 
 LOGS_MAX: Final = 64
 """Largest number of --log options, count."""

@@ -210,5 +210,5 @@ def session() -> Session:
     """Return the session of the running command."""
     found = click.get_current_context().find_object(Session)
     if found is None:
-        raise RuntimeError("a command runs outside the group `forebay`, which makes the session")
+        raise RuntimeError("a command runs outside the group `forebay`, which creates the session")
     return found

@@ -49,14 +49,14 @@ DEFERRED: Final[dict[str, dict[str, Any]]] = {
     "msgspec.toml": {},
     "msgspec.yaml": {},
     "ntpath": {},
-    "platform": {"system": _system},  # for uuid, which click has a type for
+    "platform": {"system": _system},  # used by uuid, which click imports
     "selectors": {},
-    "string": {"ascii_letters": _LETTERS, "digits": _DIGITS, "hexdigits": f"{_DIGITS}abcdefABCDEF"},  # for tomllib
+    "string": {"ascii_letters": _LETTERS, "digits": _DIGITS, "hexdigits": f"{_DIGITS}abcdefABCDEF"},  # used by tomllib
     "textwrap": {},
-    # From Python 3.11 on they are those of typing; msgspec prefers these.
+    # From Python 3.11 on, typing has them as well; msgspec prefers typing_extensions.
     "typing_extensions": {name: getattr(typing, name) for name in ("NotRequired", "Required", "get_type_hints")},
 }
-"""Name of a module -> what its stand-in has of it."""
+"""Name of a module -> attributes that its placeholder defines."""
 
 _lock: Final = threading.Lock()
 
@@ -65,7 +65,7 @@ class _LazyModule(ModuleType):
     """Placeholder that loads its module on access to an attribute that it does not have."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what the machinery of imports looks for
+        if name.startswith("__"):  # attributes that the import system looks up
             raise AttributeError(name)
         return getattr(_load(self.__name__), name)
 

@@ -207,7 +207,7 @@ TREE: Final[Mapping[str, Mapping[str, Leaf | Branch]]] = MappingProxyType(
                     "retain": "audit.offline:retain",
                     "restore": "audit.offline:restore_ledger",
                     "witness": Branch(
-                        "Make a witness's key, and show what it has cosigned.",
+                        "Create a witness's key, and list the ledgers it has cosigned.",
                         {"key": "audit.witness:create_key", "list": "audit.witness:list_logs"},
                     ),
                 },
@@ -226,7 +226,7 @@ TREE: Final[Mapping[str, Mapping[str, Leaf | Branch]]] = MappingProxyType(
                 },
             ),
             "slurm": Branch(
-                "Connect a Slurm, and show what Slurm's commands show.",
+                "Connect a Slurm cluster, and show its buffers and jobs.",
                 {
                     "install": "commands.slurm:install",
                     "jobs": "commands.slurm:jobs",

@@ -390,7 +390,7 @@ async def _others(ask: Asker, revision: int, chance: random.Random) -> dict[str,
     found: dict[str, list[float]] = {}
     for what, path in (
         ("`history --pool`", "/v1/history?of=pool&name=fast"),
-        ("`history --kind refused`", "/v1/history?kind=refused"),
+        ("`history --kind rejected`", "/v1/history?kind=rejected"),
         ("`audit leaders`", "/v1/history/leaders"),
     ):
         found[what] = await ask([path] * ASKED)

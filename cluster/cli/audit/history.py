@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 PROGRESS_S = 2.0
 """Seconds without a match before the search progress is printed, and between two such lines."""
 
-_MOMENTS = "1207, 10:03, 2026-01-31T10:03:00"
+_MOMENTS = "a revision or time, such as 1207, 10:03 or 2026-01-31T10:03:00"
 
 _OF = (
-    click.option("--job", type=click.IntRange(min=1), metavar="JOB", help="Only of this job."),
+    click.option("--job", type=click.IntRange(min=1), metavar="JOB", help="Only events of this job."),
     click.option("--pool", metavar="NAME", help="Only changes of this pool, as --of pool=NAME."),
     click.option("--node", metavar="NAME", help="Only changes of this node."),
     click.option(
@@ -70,8 +70,10 @@ def _subject(pool: str | None, node: str | None, of: str | None) -> dict[str, st
 @_subject_options
 @click.option("--user", metavar="NAME", help="Only this user's jobs and commands.")
 @click.option("--account", metavar="NAME", help="Only jobs of this account.")
-@click.option("--actor", metavar="NAME", help="Only commands of this caller: admin, or 'operator admin'.")
-@click.option("--kind", metavar="EVENT[,EVENT...]", help="Only these events; `rejected` for rejected commands.")
+@click.option("--actor", metavar="NAME", help="Only commands of this caller, such as admin or 'operator admin'.")
+@click.option(
+    "--kind", metavar="EVENT[,EVENT...]", help="Only events of these kinds; `rejected` selects rejected commands."
+)
 @click.option("--follow", is_flag=True, help="Wait for further events, until Ctrl-C.")
 @JSON_OPTION
 def history(
@@ -90,7 +92,7 @@ def history(
 ) -> None:
     """Show events and rejected commands, optionally filtered.
 
-    Queries for one job, or with --of, --pool, --node or --kind refused, use an index; others scan the ledger from
+    Queries for one job, or with --of, --pool, --node or --kind rejected, use an index; others scan the ledger from
     --from on. With --follow and --json each event is a JSON object on its own line.
     """
     if follow and until is not None:

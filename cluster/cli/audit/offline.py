@@ -31,7 +31,7 @@ _DATA = click.option(
     type=click.Path(path_type=Path),
     help="Read this replica's directory (./r1) or its wal directory; the replica may be running.",
 )
-_NAME = click.option("--name", help="Read the directory of this replica of the configuration.")
+_NAME = click.option("--name", help="Read the directory of this configured replica.")
 _RELEASE = click.option(
     "--release",
     type=click.Path(path_type=Path),
@@ -80,7 +80,7 @@ def decode_options(text: str) -> dict[str, Any]:
 @click.option(
     "--expect",
     metavar="DIGEST@INDEX",
-    help="Fail unless the ledger up to this entry has this digest (or first digits).",
+    help="Fail unless the digest of the ledger up to this entry begins with these digits.",
 )
 @click.option("--complete", is_flag=True, help="Fail if any entry is missing.")
 @click.option("--deep", is_flag=True, help="Also replay the ledger and compare all derived data.")
@@ -91,15 +91,15 @@ def verify(**options: Any) -> None:
     """Verify the hash chain of a replica's ledger.
 
     Checks every checksum, digest, index, term and revision from the first entry present to the last one applied. Only
-    --expect, with a digest from another replica or a kept note, can show that the whole ledger was not rewritten.
+    --expect, with a digest noted elsewhere, can show that the ledger was not rewritten as a whole.
 
     With --deep the ledger is replayed once. Each snapshot and recorded state digest is compared with the replayed
     state; the index by job and the Merkle tree are rebuilt and compared with the replica's. After a gap the replay
     continues from the next snapshot, and a note says so.
 
-    With --archive all segments are read: their SHA-256, the chain, revisions, and the root of each checkpoint, with
-    --keys also its signatures. Together with --data the archive must lead to the ledger's digests, and entries in the
-    archive do not count as missing.
+    With --archive, the SHA-256 of each segment, the hash chain, the revisions and the root of each checkpoint are
+    verified; with --keys also the checkpoints' signatures. Together with --data, the archive must match the digests of
+    the ledger, and entries in the archive do not count as missing.
     """
     start_audit("verify", options)
 
@@ -140,7 +140,7 @@ def replay(**options: Any) -> None:
 @_DATA
 @_NAME
 @_RELEASE
-@click.option("--since", metavar="WHEN", help=f"Only decisions since then: {SINCE_FORMS}.")
+@click.option("--since", metavar="WHEN", help=f"Decide again from this point on: {SINCE_FORMS}.")
 @click.option("--from-snapshot", type=click.Path(path_type=Path), help="Start from this snapshot.")
 @_ARCHIVE
 @JSON_OPTION
@@ -173,7 +173,9 @@ def dump(**options: Any) -> None:
 @click.command("prove")
 @_DATA
 @_NAME
-@click.option("--job", metavar="JOB", required=True, help="Prove this job; with --data it may be purged.")
+@click.option(
+    "--job", metavar="JOB", required=True, help="Prove the history of this job; with --data, also of a purged one."
+)
 @click.option(
     "-o",
     "--output",
@@ -187,9 +189,9 @@ def prove(**options: Any) -> None:
     """Write a proof of a job's history for a third party.
 
     The stand-alone program verify_proof.py checks the proof with the keys that `forebay audit keys` prints. The proof
-    contains every command about the job; a scheduling cycle in it also names other jobs. It shows that there are no
-    further commands up to a minute or two before the checkpoint. Without --data, --name or --archive the command gets
-    the proof from the cluster.
+    contains every command about the job; a scheduling cycle in it also names other jobs. The proof also shows that no
+    command is missing, except from the last minute or two before the checkpoint. Without --data, --name or --archive
+    the command gets the proof from the cluster.
     """
     if options["data"] is None and options["name"] is None and options["archive"] is None:
         job = options["job"]
@@ -218,7 +220,9 @@ def archive(**options: Any) -> None:
 @_DATA
 @_NAME
 @click.option("--below", type=click.IntRange(1, REVISION_MAX), metavar="INDEX", help="Remove entries before this one.")
-@click.option("--older-than", metavar="AGE", help="Remove entries older than this before the end: 90m, 12h, 90d.")
+@click.option(
+    "--older-than", metavar="AGE", help="Remove entries at least this much older than the last one: 90m, 12h, 90d."
+)
 @click.option(
     "--archive",
     "archives",
@@ -226,7 +230,7 @@ def archive(**options: Any) -> None:
     multiple=True,
     required=True,
     metavar="DIR",
-    help="Verify that this archive has the entries; give at least two.",
+    help="Verify that this archive has the entries; give at least two archives.",
 )
 @click.option("--keys", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE", help=_KEYS)
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
@@ -341,7 +345,7 @@ def recover(**options: Any) -> None:
     --confirm, --yes or a confirmation on the terminal. The result is a cluster of one replica and a new incarnation:
     add the other replicas again, with empty directories. Every entry that this replica acknowledged is kept.
 
-    Rejected if a replica that answers has a leader or more entries. Certificates, agents and clients keep working.
+    Rejected if another replica answers and has a leader or more entries. Certificates, agents and clients keep working.
     """
     start_audit("recover", options)
 
@@ -349,7 +353,7 @@ def recover(**options: Any) -> None:
 @click.command("whatif")
 @_DATA
 @_NAME
-@click.option("--from", "first", metavar="WHEN", help=f"First moment: {WINDOW_FORMS}.  [default: of the ledger]")
+@click.option("--from", "first", metavar="WHEN", help=f"Period start: {WINDOW_FORMS}.  [default: of the ledger]")
 @click.option("--to", "last", metavar="WHEN", help="End of the period, in the same forms.  [default: of the ledger]")
 @click.option(
     "--set",

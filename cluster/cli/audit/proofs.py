@@ -59,7 +59,7 @@ class CheckpointOutput(msgspec.Struct, frozen=True, kw_only=True):
     witnessed_by: tuple[CosignatureOutput, ...]
     witnesses_needed: int
     witnessed: bool
-    """Whether enough witnesses have cosigned it; false if the cluster needs none."""
+    """Whether enough witnesses have cosigned the checkpoint; false if the cluster needs none."""
 
 
 @click.command("checkpoint")
@@ -102,7 +102,8 @@ def show_checkpoint(as_json: bool) -> None:
     if not shown.witnesses_needed:
         note("UNWITNESSED: no witness is configured, so only the replicas confirm that the ledger was not altered.")
     elif not shown.witnessed:
-        note(f"UNWITNESSED: {len(shown.witnessed_by)} of {shown.witnesses_needed} required witnesses cosigned it.")
+        count = f"{len(shown.witnessed_by)} of {shown.witnesses_needed} required witnesses"
+        note(f"UNWITNESSED: {count} cosigned the checkpoint.")
 
 
 @click.command("keys")
@@ -110,8 +111,8 @@ def show_checkpoint(as_json: bool) -> None:
 def show_keys(as_json: bool) -> None:
     """Print the keys that sign checkpoints.
 
-    verify_proof.py and witnesses need them. Send them to auditors by another way than the proofs. The keys of witnesses
-    follow; compare them with the keys that the witnesses' operators publish.
+    verify_proof.py and witnesses need them. Send them to auditors through another channel than the proofs. The keys of
+    witnesses follow; compare them with the keys that the witnesses' operators publish.
     """
 
     async def ask(client: Client) -> LogKeysAnswer:
@@ -199,12 +200,12 @@ def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None
                 place="--from",
             )
         if before.size > after.size:
-            lost = f"; the cluster was recovered since, as {after.origin}, and lost the entries after those it kept"
+            lost = f"; the cluster was recovered since, as {after.origin}, and lost its last entries"
             raise Failure(
                 ExitCode.VERIFICATION_FAILED,
-                f"the kept checkpoint covers {before.size} entries, and the cluster's last one {after.size}"
+                f"the kept checkpoint covers {before.size} entries, but the cluster's last one only {after.size}"
                 f"{lost if recovered else ''}",
-                "try again in a minute; if it stays so, the ledger was set back",
+                "try again in a minute; if the error persists, the ledger was set back to an earlier state",
             )
         tiles: dict[Tile, bytes] = {}
         while True:

@@ -69,7 +69,7 @@ _ACCOUNTS = click.option(
     "--accounts",
     callback=parse_names,
     metavar="NAME,…",
-    help="Set the accounts whose jobs may use it.",
+    help="Set the accounts whose jobs are allowed.",
 )
 
 
@@ -162,7 +162,7 @@ qos_group = record_group(
     "--users",
     callback=parse_names,
     metavar="NAME,…",
-    help="Set the users who may use it; empty for all.",
+    help="Set the allowed users; empty for all.",
 )
 @_ACCOUNTS
 @click.option(
@@ -240,7 +240,7 @@ reservation_group = record_group(
 @NAME
 @click.option("--start", metavar="TIME", help="Set the start, for example 2026-01-31T12:00:00Z.  [default: now]")
 @click.option("--end", metavar="TIME", help="Set the end, in the same form.")
-@click.option("--users", callback=parse_names, metavar="NAME,…", help="Set the users who may use it.")
+@click.option("--users", callback=parse_names, metavar="NAME,…", help="Set the allowed users.")
 @_ACCOUNTS
 @click.option(
     "--burst-buffer",
@@ -260,7 +260,7 @@ def set_reservation(name: str, as_json: bool, **fields: Any) -> None:
     )
 
 
-# The rules, and estimates --------------------------------------------------------------------------------------------
+# Scheduling and usage ------------------------------------------------------------------------------------------------
 
 
 @click.command("scheduling")
@@ -307,7 +307,7 @@ def list_usage(account: str | None, qos: str | None, as_json: bool) -> None:
 def reset_usage(account: str | None, qos: str | None, yes: bool, as_json: bool) -> None:
     """Reset the usage of an account or a QOS (operators)."""
     if (account is None) == (qos is None):
-        raise bad_input("the account or QOS is missing", "use either --account or --qos", place="--account")
+        raise bad_input("no account or QOS is given", "use either --account or --qos", place="--account")
     confirm(f"Reset the usage of {account or qos} to zero?", yes=yes)
     _print_usage(session().write(ops.RESET_USAGE, account=account, qos=qos), as_json)
 

@@ -42,16 +42,16 @@ def export(job_ids: tuple[str, ...], partial: bool, as_json: bool) -> None:
 @click.command("clear")
 @click.argument("job_ids", metavar="[JOB…]", type=JOB_ID, nargs=-1)
 @click.option("--name", metavar="NAME", help="Clear the persistent buffer of this name.")
-@click.option("--discard", is_flag=True, help="Clear it even if that LOSES the only copy of data.")
+@click.option("--discard", is_flag=True, help="Clear the buffer even if this LOSES the only copy of its data.")
 @YES_OPTION
 @JSON_OPTION
 def clear(job_ids: tuple[str, ...], name: str | None, discard: bool, yes: bool, as_json: bool) -> None:
-    """Forget buffers that cannot be removed, and free their space.
+    """Forget buffers that cannot be removed (operators).
 
-    For operators. It deletes no files: remove those left on the storage by hand.
+    Their space becomes free, but no files are deleted: remove by hand those that are left on the storage.
     """
     if bool(job_ids) == (name is not None):
-        raise bad_input("the buffer is missing", "give jobs, or a persistent buffer with --name")
+        raise bad_input("no buffer is given", "give jobs, or a persistent buffer with --name")
     what = ", ".join(job_ids) if name is None else f"persistent buffer {name}"
     subject = f"the buffer of {what}" if name is None else what
     confirm(f"Clear {subject}, and {'LOSE its unexported data' if discard else 'free its space'}?", yes=yes)

@@ -195,7 +195,7 @@ def issue_certificate(
         ),
     )
     if into is not None and wanted in (Role.USER, Role.OPERATOR, Role.SCHEDULER):
-        note(f"Next: give {into} to its owner (chown -R), with a copy of {config.file.name} whose [tls] names it.")
+        note(f"Next: give {into} to the user (chown -R), with a copy of {config.file.name} whose [tls] names it.")
 
 
 @click.command("renew-authority")

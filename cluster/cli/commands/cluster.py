@@ -199,7 +199,7 @@ def list_sessions(as_json: bool) -> None:
 def close_session(number: int, as_json: bool) -> None:
     """Close a session.
 
-    Its program can then no longer retrieve outstanding answers.
+    The session's program can then no longer retrieve outstanding replies.
     """
     answer = session().write(ops.CLOSE_SESSION, session=number)
     present(answer, as_json, lambda: f"Closed session {number}.")

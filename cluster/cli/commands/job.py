@@ -244,7 +244,7 @@ def show_job(job_id: str, at: str | None, as_json: bool) -> None:
     job = current.read(ops.SHOW_JOB, id=job_id, at=at)
 
     def block() -> str:
-        # The answer about a past job does not have its time, which the run time is computed from.
+        # An answer about a past job does not contain the past time, which the run time is computed from.
         then = None if at is None else current.read(ops.EXPLAIN_JOB, id=job_id, at=at)
         return text.job_block(job, answer_time(then, current.clock.now()))
 

@@ -221,7 +221,7 @@ async def _watch(running: Running, width: int, stop: asyncio.Event, say: Print) 
 
 async def _show(running: Running, width: int, say: Print) -> None:
     stream = running.process.stdout
-    assert stream is not None  # it was asked for
+    assert stream is not None  # the process was started with a pipe
     while line := await _line(stream):
         text = plain(line.decode("utf-8", "replace").rstrip())
         say(text if is_logged(text) else f"{running.child.name:<{width}} | {text}")

@@ -97,7 +97,7 @@ def compare(answers: Iterable[ReplicaStatus]) -> Comparison:
         return Comparison(agreement=Agreement.SAME, sentence=f"{names} hold the same state {where}")
     return Comparison(
         agreement=Agreement.UNKNOWN,
-        sentence="no two replicas have a digest of the same state; try again, or when there are fewer commands",
+        sentence="no two replicas have a digest of the same state; try again, if need be at a quieter time",
     )
 
 
@@ -259,8 +259,8 @@ def _address(option: str, text: str) -> Address:
 def probe(name: str | None, digest: bool, as_json: bool) -> None:
     """Ask each replica directly for its status.
 
-    With --digest the states are compared as well, where two replicas gave a digest of the same revision, or keep one of
-    the same entry, and their ledgers. States or ledgers that differ end with exit code 7.
+    With --digest, the digests of the replicas' ledgers and states are compared as well. States can be compared if two
+    replicas have a digest of the same revision or entry. The exit code is 7 if ledgers or states differ.
     """
     current = session()
     config = current.config()
@@ -303,15 +303,15 @@ def probe(name: str | None, digest: bool, as_json: bool) -> None:
             if answer.error is not None:
                 note(f"{answer.name} did not answer: {answer.error}")
             if answer.checkpoints is not None and answer.checkpoints.verdict != "agrees":
-                note(f"{answer.name} compared itself with its peers last: {answer.checkpoints.verdict}")
+                note(f"last comparison of {answer.name} with its peers: {answer.checkpoints.verdict}")
         if comparison is not None and comparison.agreement is not Agreement.DIFFERENT:
             note(comparison.sentence)
     if comparison is not None and comparison.agreement is Agreement.DIFFERENT:
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
             comparison.sentence,
-            "keep the directory of the one that differs from the majority for an examination, and bring the replica "
-            "back with `forebay cluster replace`",
+            "keep the directory of the replica that differs from the majority for an examination, and bring that "
+            "replica back with `forebay cluster replace`",
         )
     if not any(answer.reachable for answer in answers):
         start = ", ".join(f"`{start_command('replica', answer.name)}`" for answer in answers)
@@ -326,7 +326,7 @@ def _show_witnesses(name: str, status: StatusView) -> None:
     for witness, sentence in status.witness_errors.items():
         note(f"{name} has no cosignature of the witness {plain(witness)}: {plain(sentence)}")
     if status.unwitnessed_s is not None and status.unwitnessed_s > UNWITNESSED_NOTICE_S:
-        note(f"{name}: checkpoints lack the cosignatures that are needed since {status.unwitnessed_s:.0f} s")
+        note(f"{name}: checkpoints have lacked the required cosignatures for {status.unwitnessed_s:.0f} s")
 
 
 async def _ask(client: Client, replica: ReplicaConfig, digest: bool) -> ReplicaStatus:

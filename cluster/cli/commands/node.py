@@ -62,9 +62,9 @@ partition_group = record_group(
 @click.option("--max-time", metavar="TIME", help="Set the longest time limit, for example 2-12, or UNLIMITED.")
 @click.option("--min-nodes", type=click.IntRange(0, NODES_MAX), help="Set the minimum number of nodes of a job.")
 @click.option("--max-nodes", metavar="N", help="Set the maximum number of nodes of a job, or UNLIMITED.")
-@click.option("--users", callback=parse_names, metavar="NAME,…", help="Set the users who may use it; empty for all.")
+@click.option("--users", callback=parse_names, metavar="NAME,…", help="Set the allowed users; empty for all.")
 @click.option(
-    "--accounts", callback=parse_names, metavar="NAME,…", help="Set the accounts whose jobs may use it; empty for all."
+    "--accounts", callback=parse_names, metavar="NAME,…", help="Set the accounts whose jobs are allowed; empty for all."
 )
 @JSON_OPTION
 def set_partition(

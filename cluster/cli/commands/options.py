@@ -111,7 +111,7 @@ NAME = click.argument("name")
 
 
 CHANGE_TRIES: Final = 10
-"""Times a record is read and changed before a change gives way to those of other operators, count."""
+"""Attempts to change a record that other operators are changing too, count."""
 
 NO_LIMIT: Final = "-1"
 """Value that removes a limit, as in sacctmgr."""

@@ -87,7 +87,7 @@ def remarks(pool: PoolView) -> list[str]:
     found: list[str] = []
     if pool.overcommitted_bytes:
         over = format_amount(pool.overcommitted_bytes, unit)
-        found.append(f"{over} more is in use than in service: nothing is free until jobs give that back")
+        found.append(f"{over} more is in use than in service: no space is free until jobs have released that much")
     rest = pool.quantity_bytes % pool.granularity_bytes
     if rest:
         found.append(
@@ -157,7 +157,7 @@ def create_pool(
 @click.option(
     "--filesystem",
     metavar="NAME",
-    help='Keep buffers on this shared filesystem, or with "" on nodes; the pool must be unused.',
+    help='Keep buffers on this shared filesystem, "" for on nodes; the pool must be unused.',
 )
 @JSON_OPTION
 def set_pool(
@@ -242,7 +242,7 @@ class MarkedFilesystem(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     identity: str
-    """Identity that machines recognise it by."""
+    """Identity by which machines recognise the filesystem."""
 
 
 @click.command("list")
@@ -287,9 +287,11 @@ def mark_filesystem(path: Path, as_json: bool) -> None:
     try:
         marked = MarkedFilesystem(path=str(path), identity=filesystems.mark(str(path)))
     except FilesystemRefused as error:
-        raise Failure(ExitCode.REFUSED, str(error), "correct that, then mark it again") from error
+        raise Failure(ExitCode.REFUSED, str(error), "correct the fault, then mark the filesystem again") from error
     except OSError as error:
-        raise Failure(ExitCode.REFUSED, f"{path} cannot be marked: {error.strerror}", "mark it as its owner") from error
+        raise Failure(
+            ExitCode.REFUSED, f"{path} cannot be marked: {error.strerror}", "run this as its owner"
+        ) from error
     present(marked, as_json, lambda: f"{plain(marked.path)} is shared filesystem {marked.identity}")
 
 

@@ -67,7 +67,7 @@ class InstallAnswer(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--run", type=_DIRECTORY, default=RUN, show_default=True, help="Keep the bridge's files and socket here.")
 @click.option(
     "--setup-wait", "setup_wait_s", type=click.IntRange(0), default=DEFAULT_SITE.external_job_setup_wait_s,
-    show_default=True, metavar="SECONDS", help="Set this if the site's configuration changes ExternalJobSetupWait.",
+    show_default=True, metavar="SECONDS", help="Assume this ExternalJobSetupWait in the site's configuration.",
 )  # fmt: skip
 @JSON_OPTION
 def install(

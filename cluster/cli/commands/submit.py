@@ -125,7 +125,7 @@ class _SubmitCommand(click.Command):
 @click.option("--parsable", is_flag=True, help="Print only the job's ID.")
 @click.option("--export", metavar="NAME=VALUE", multiple=True, help="Pass a variable to the job; NAME alone copies it.")
 @click.option("--uid", "owner", metavar="USER", help="Submit on behalf of this user (operators).")
-@click.option("--command-id", metavar="ID", help="Repeat a submit whose outcome is unknown; it happens once.")
+@click.option("--command-id", metavar="ID", help="Repeat the submit with this ID, which takes effect at most once.")
 @JSON_OPTION
 def submit(
     scripts: tuple[str, ...], owner: str | None, command_id: str | None, as_json: bool, export: tuple[str, ...],
@@ -139,8 +139,9 @@ def submit(
     a rejected request it prints every place and cause, and last `Burst Buffer request invalid`.
 
     The script - is standard input: a script, which begins with #!, or a list of scripts, one for each line. Several
-    scripts become one job each, with the same options. Nothing is submitted if one of them is not readable or no batch
-    script. The controller's rejection of one script does not stop the others; the exit code is that of the first one.
+    scripts become one job each, with the same options. Nothing is submitted if one of them cannot be read or is not a
+    batch script. If the controller rejects a script, the others are still submitted; the exit code is that of the first
+    rejection.
     """
     if command_id is not None:
         _check_command_id(command_id)

@@ -117,7 +117,7 @@ def _check_watch(as_json: bool) -> None:
 
 
 async def _draw(ask: Callable[[], Awaitable[Iterable[TransferView]]]) -> None:
-    """Draw active transfers until none is left; finally failed ones do not count, since they need an operator."""
+    """Draw transfers until none is active; those that failed for good wait for an operator and do not count."""
     import asyncio
 
     from rich.live import Live

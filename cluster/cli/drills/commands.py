@@ -43,7 +43,7 @@ _TARGET = click.option(
 _HOLD = click.option(
     "--hold-s", type=click.IntRange(1, HOLD_S_MAX), help=f"Hold the fault for this long.  [default: {HOLD_S}]"
 )
-_SPARE = click.option("--spare-jobs", is_flag=True, help="Run only while nothing is staged out.")
+_SPARE = click.option("--spare-jobs", is_flag=True, help="Run only while no job is staging out.")
 _FORCE = click.option("--force", "forced", multiple=True, metavar="NAME", help="Skip this precondition.")
 _PATH: Final = click.Path(path_type=Path)
 _RELEASE = click.option(
@@ -53,7 +53,7 @@ _BACKUP = click.option(
     "--backup", type=_PATH, metavar="FILE", help="Use this backup for a drill on a copy.  [default: a new one]"
 )
 _SCRATCH = click.option(
-    "--scratch", type=_PATH, metavar="DIR", help="Make the copy in this directory.  [default: for temporary files]"
+    "--scratch", type=_PATH, metavar="DIR", help="Make the copy in this directory.  [default: $TMPDIR or /tmp]"
 )
 _DRILL = click.argument("number", metavar="DRILL", type=click.IntRange(min=1))
 

@@ -437,7 +437,7 @@ def _certificates(found: ClusterFacts) -> Precondition:
             f"{name} for {left_s / 86_400:.1f} days" for name, left_s in sorted(soon.items())
         )
     else:
-        figure = f"valid for at least {min(known.values()) / 86_400:.0f} days" if known else "no replica showed one"
+        figure = f"valid for at least {min(known.values()) / 86_400:.0f} days" if known else "no replica presented one"
     return Precondition(
         name="certificates",
         holds=bool(known) and not soon,

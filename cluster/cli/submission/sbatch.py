@@ -33,7 +33,7 @@ WARNINGS_MAX: Final = 16
 """Warnings about the lines of one script, count."""
 
 ADDED: Final = ("mail_types",)
-"""Fields of which sbatch appends a second value to the first."""
+"""Fields for which sbatch appends a second value to the first."""
 
 _COMPONENTS: Final = ("hetjob", "packjob")
 """Words that separate the components of a heterogeneous job."""

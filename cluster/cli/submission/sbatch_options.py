@@ -161,15 +161,13 @@ def _options() -> Iterator[Option]:
         _CONTAINER, _CONTAINER_REMEDY, "container=", "container-id=", "container-type=", "volume="
     )
     yield from _rejected_options(
-        "variables from a file may say where the job writes", "name them with --export, or read the file in the script",
+        "variables from a file may set where the job writes", "name them with --export, or read the file in the script",
         "export-file=",
     )  # fmt: skip
     yield from _rejected_options(
-        "it decides who owns what the job writes", "leave it out, and give --uid to forebay submit", "uid="
+        "it changes the owner of the job's files", "leave it out, and give --uid to forebay submit", "uid="
     )
-    yield from _rejected_options(
-        "it decides which group owns what the job writes", "use newgrp or sg in the script", "gid="
-    )
+    yield from _rejected_options("it changes the group of the job's files", "use newgrp or sg in the script", "gid=")
     yield from _rejected_options("the security context is that of the node's agent", _LEAVE_OUT, "context=")
     yield from _rejected_options("the script would not run", _LEAVE_OUT, "test-only", "external")
     yield from _rejected_options("a script cannot replace itself", "remove it, or use `forebay submit --wrap`", "wrap=")

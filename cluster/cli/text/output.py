@@ -171,7 +171,7 @@ class Listing:
     """Table in the style of squeue, one line for each row if it fits.
 
     If it does not fit, long texts are shortened, and further columns continue on a line below; figures are never cut.
-    Rich draws tables without a header and cells with several styles, but takes 0.5 ms a row and long to import.
+    Only tables without a header and cells with several styles are left to rich, which takes 0.5 ms a row.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class Listing:
     def text(self, *, styled: bool = False, room: int = 0) -> str:
         """Return all lines, with escape sequences for styles if `styled`.
 
-        With `room`, lines have at most so many characters, as far as shortening long texts allows.
+        With `room`, lines are limited to that many characters, as far as shortening long texts allows.
         """
         if room and (used := self._without_empty_columns()) is not self:
             return used.text(styled=styled, room=room if used.width > room else 0)

@@ -28,7 +28,7 @@ LEFT_OUT_SHOWN: Final = 4
 """Skipped files named in a short receipt, count: the full receipt names more."""
 
 _LONGEST_S: Final = 1_000 * DAY_S
-"""Time left from which on no figure is shown, seconds."""
+"""Time left above which no figure is shown, seconds."""
 
 
 def transfers_table(transfers: Iterable[TransferView]) -> Listing:

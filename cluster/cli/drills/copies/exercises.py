@@ -257,8 +257,9 @@ class Exercise:
         faults = await self._check_kept(copy, probes, again, lost)
         sentence = (
             f"{left} led alone {self.figures['write_stop_us'] / 1e6:.1f} s after the others were lost; the recovery "
-            f"plan announced that changes after revision {plan['lost_after_revision']} may be lost: {len(lost.said)} "
-            f"of {self.figures['writes_acknowledged']} acknowledged writes are, and no earlier one"
+            f"plan announced that changes after revision {plan['lost_after_revision']} may be lost, and "
+            f"{len(lost.said)} of {self.figures['writes_acknowledged']} acknowledged writes are lost, all after that "
+            "revision"
         )
         return Outcome(faults=faults, figures=self.figures, sentence=sentence)
 

@@ -128,7 +128,7 @@ UNMET: dict[str, tuple[ClusterFacts, str | None, str]] = {
         "r2",
         "certificates: valid: r1 for 1.0 days",
     ),
-    "no certificate": (replace(WELL, certificates_s={}), "r2", "certificates: no replica showed one"),
+    "no certificate": (replace(WELL, certificates_s={}), "r2", "certificates: no replica presented one"),
     "an old snapshot": (
         status("r3", applied_index=30_000, snapshot_index=9_999),
         "r2",

@@ -267,7 +267,7 @@ async def test_a_history_forged_on_all_replicas_is_found_by_the_witness_and_with
             assert 'forebay_witness_disputes{witness="w2"} 0.0' in metrics
             assert "forebay_checkpoint_witnesses 0.0" in metrics and not them.stopped
             await signed_by_all(them)  # the cluster goes on all the same
-            assert "UNWITNESSED: 0 of 1 required witnesses cosigned it." in await typed(
+            assert "UNWITNESSED: 0 of 1 required witnesses cosigned the checkpoint." in await typed(
                 site.config, "audit", "checkpoint"
             )
     seen = CheckpointStore(tmp_path / "w1.db", str(site.keys[0]))
