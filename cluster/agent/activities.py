@@ -387,8 +387,7 @@ class Activities:
         """Return whether leftovers of a transfer will be neither resumed nor removed by an order.
 
         A job that is held, or waits for its next attempt, has no order, but its buffer exists until teardown. ORPHAN_S
-        is long
-        compared with a retry and short compared with a hold.
+        is long compared with a retry and short compared with a hold.
         """
         if any(order.job == job for order in self._orders or ()) or job in self._by_job:
             self._orphans.pop(job, None)
@@ -422,8 +421,7 @@ def _is_found_again(order: Order, result: OperationDone | OperationFailed | Scri
     """Return whether a result lost in a power failure can be recovered or repeated without harm.
 
     The end of a script is in its durable record. Post-run leaves only a synced buffer, but a provider's post-run
-    operation
-    may run only once.
+    operation may run only once.
     """
     return isinstance(result, ScriptEnded) or (order.stage == "post_run" and order.provision is None)
 

@@ -18,8 +18,7 @@ WORKERS_MAX: Final = 32
 
 PROVIDER_WORKERS_MAX: Final = 256
 """Concurrent provider operations on a node, count: they mostly wait for other systems. The leader allows 128 per stage
-in
-the cluster, as Slurm does; only an agent that serves all nodes comes near this limit.
+in the cluster, as Slurm does; only an agent that serves all nodes comes near this limit.
 """
 
 RESULT_BYTES_MAX: Final = 64 * 1024
@@ -27,20 +26,17 @@ RESULT_BYTES_MAX: Final = 64 * 1024
 
 DESCRIPTORS: Final = 4_096
 """Open files of a worker, count, if the machine permits: two for each of 512 destinations, and a chain of directories
-for
-each thread of its helpers.
+for each thread of its helpers.
 """
 
 FILE_BYTES_MAX: Final = 2 * 1024 * 1024
 """Size of an agent's own file (order, status, report), bytes: an order has a script (256 KiB) and an environment (64
-KiB),
-escaped.
+KiB), escaped.
 """
 
 WORKER_GRACE_S: Final = 0.4
 """Seconds between SIGTERM and SIGKILL of a worker: it only removes its temporary files, and a cancellation should take
-at
-most a second.
+at most a second.
 """
 
 PROVIDER_GRACE_S: Final = 5.0
@@ -51,8 +47,7 @@ KILL_WAIT_S: Final = 0.4
 
 ORDER_AGE_S_MAX: Final = 20.0
 """Seconds for which an order is current after the agent requested it: less than the 30 s of silence after which the
-node's
-work may go to another one. While data moves, the agent polls twice a second.
+node's work may go to another one. While data moves, the agent polls twice a second.
 """
 
 ORDER_AGE_S_MIN: Final = 2.0
@@ -66,8 +61,7 @@ POLLS_PER_STALL: Final = 8
 
 LOCK_WAIT_S: Final = 20.0
 """Seconds an operation waits for a lock held by an earlier one of its job before it fails and is ordered again. A
-killed
-process ends sooner; one that hangs in the kernel may never end.
+killed process ends sooner; one that hangs in the kernel may never end.
 """
 
 CHECKPOINT_S: Final = 60.0
@@ -76,8 +70,7 @@ CHECKPOINT_BYTES: Final = 64 * 1024**3
 
 ORPHAN_S: Final = 3_600.0
 """Seconds without an order after which leftovers of a transfer are removed although the job's buffer exists: longer
-than
-any pause between two attempts. The transfer then starts over.
+than any pause between two attempts. The transfer then starts over.
 """
 
 CHECKPOINT_POLL_S: Final = 1.0
@@ -94,8 +87,7 @@ CGROUP_BYTES_MAX: Final = 1024 * 1024
 
 FREEZE_WAIT_S: Final = 0.4
 """Seconds a cgroup may take to freeze before its processes are killed regardless: only for kernels without cgroup.kill.
-A
-process that hangs in the kernel never freezes.
+A process that hangs in the kernel never freezes.
 """
 
 BUFFER_DEPTH_MAX: Final = 500
@@ -109,8 +101,7 @@ BUFFER_NICE: Final = 10
 WATCH_S: Final = 1.0
 WATCH_REST_TIMES: Final = 20
 """Minimum seconds between two counts of a buffer, and pause as a multiple of the last count's duration, so that
-counting
-uses a small part of a processor (`capacity_watch.rest_s`).
+counting uses a small part of a processor (`capacity_watch.rest_s`).
 """
 
 WATCH_TIMEOUT_S: Final = 300.0
@@ -149,8 +140,7 @@ polled replica hangs.
 
 POLL_WAIT_S_MAX: Final = 20.0
 """Upper limit if the replica requests longer polls because it serves many agents; it restarts the silence timeout if
-that
-replica hangs.
+that replica hangs.
 """
 
 POLL_WHILE_MOVING_S: Final = 0.5
@@ -162,8 +152,7 @@ FILESYSTEMS_LOOK_S: Final = 5.0
 GATHER_FROM: Final = 4
 GATHER_S: Final = 0.01
 """Number of activities from which reports and polls wait for more of their kind, and seconds they wait: each request
-costs
-agent and leader milliseconds of processor time. A single job never waits.
+costs agent and leader milliseconds of processor time. A single job never waits.
 """
 
 START_GATHER_S: Final = 0.05
@@ -188,8 +177,7 @@ escaped, and its numbers.
 
 RESERVE_FILES: Final = 64
 """Reserve files for results and locks, count: enough for 32 operations and their scripts. Acknowledged files are
-reused, so
-a disk may stay full for any time.
+reused, so a disk may stay full for any time.
 """
 
 DISK_FULL_RETRY_S: Final = 0.2

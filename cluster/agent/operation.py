@@ -90,8 +90,7 @@ class WorkerOperation:
         """Prepare without starting; `governor` distributes the transfer rate.
 
         `on_changed` is called for each persistent buffer created or removed and stores that fact. If it raises OSError,
-        it is
-        called again.
+        it is called again.
         """
         self._home = home
         self._order = order

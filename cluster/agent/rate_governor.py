@@ -3,8 +3,7 @@
 The leader sets limits per transfer, per user and for the node (`Order.shares`). The agent redistributes them several
 times a second, so that unused shares go to others. Distribution is max-min fair: first among users, then among each
 user's transfers. A transfer that its rate does not limit gets twice what it moves, so it can grow. Once it waits for
-its
-rate, it counts as wanting all it can get.
+its rate, it counts as wanting all it can get.
 """
 
 from __future__ import annotations
@@ -132,8 +131,7 @@ class RateGovernor:
         counters: SharedCounters,
     ) -> None:
         """Limit the transfer of a job from now on; its first rate is set on return. `own_bytes_s` is this machine's
-        limit for each
-        transfer; 0 for none.
+        limit for each transfer; 0 for none.
         """
         ward = _Ward(user, own_bytes_s, control, counters)
         ward.shares = shares or RateShares()

@@ -1,8 +1,7 @@
 """Comparison of orders with activities: a pure function that returns the steps to take.
 
 Orders are level-triggered (law 7): comparing all orders with all activities gives the same steps, whatever was missed
-in
-between. A job has at most one activity, so an older attempt has ended and been cleaned up before a newer one starts.
+in between. A job has at most one activity, so an older attempt has ended and been cleaned up before a newer one starts.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ class KnownActivity(NamedTuple):
     attempt: int
     stage: str
     finished: bool
-    """Result is in the outbox or acknowledged. Kept until the order disappears, since otherwise it would be
-    repeated.
+    """Result is in the outbox or acknowledged. Kept until the order disappears, since otherwise it would be repeated.
     """
     suspended: bool | None = False
     """Last suspend state sent to the script; None if unknown."""

@@ -76,8 +76,7 @@ class ScriptRun:
         self._ending = asyncio.Event()
         self._suspended: bool | None = None
         self._changed = asyncio.Event()
-        """Set when the script is to be suspended, resumed or ended at once; the supervisor is signalled once it
-        runs.
+        """Set when the script is to be suspended, resumed or ended at once; the supervisor is signalled once it runs.
         """
         self._overrun = ""
         self._overrun_told = False

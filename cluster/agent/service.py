@@ -173,9 +173,7 @@ class Agent:
             await self._activities.stop()
 
     def _keeps_polling(self) -> bool:
-        """Return whether the agent still polls, whatever the answers: unreachable replicas are not the agent's
-        fault.
-        """
+        """Return whether the agent still polls, with or without answers: silent replicas are not the agent's fault."""
         before, self._seen_asked = self._seen_asked, self._asked
         return self._asked > before
 

@@ -23,8 +23,7 @@ _PRIVATE: Final = 0o700
 
 NAMES_BYTES: Final = 8 * 1024**2
 """Allowance for metadata in a subvolume: btrfs counts names and attributes, about 800 bytes for each of the 10,000
-files any
-buffer may hold.
+files any buffer may hold.
 """
 
 

@@ -2,8 +2,7 @@
 
 The disk may be full when a file has to be written. `reserve` allocates blocks beside its name in advance; they are
 overwritten in place, so no other file can take them meanwhile. Reserve files are created in advance, too, so that a
-full
-disk still takes results and locks.
+full disk still takes results and locks.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ def write_durably(directory: int, name: str, data: bytes, *, lasting: bool = Tru
     """Write `name` in the open directory so that a crash leaves the old or the new file; durable on return.
 
     A file that is not `lasting` survives this process, but may be damaged or missing after a power failure. On a full
-    disk,
-    space reserved for `name` is used; the file then ends in spaces.
+    disk, space reserved for `name` is used; the file then ends in spaces.
 
     Raises:
         OSError: The disk is full or fails.

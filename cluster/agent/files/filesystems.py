@@ -74,7 +74,9 @@ def mark(path: str) -> str:
 def _identity(directory: int, path: str) -> str:
     status = os.fstat(directory)
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & _SHARED_BITS:
-        raise FilesystemRefused(f"{path} can be changed by others than its agents; give it to them, with mode 0711")
+        raise FilesystemRefused(
+            f"{path} can be changed by accounts other than the agents'; make that account its owner, with mode 0711"
+        )
     data = read_bounded(directory, MARK)
     if data is None:
         raise FilesystemRefused(
@@ -83,7 +85,7 @@ def _identity(directory: int, path: str) -> str:
         )
     text = data.decode("ascii", "replace").strip()
     if _MARKED.fullmatch(text) is None:
-        raise FilesystemRefused(f"{path}/{MARK} does not hold 32 hexadecimal digits; put the right file back")
+        raise FilesystemRefused(f"{path}/{MARK} does not contain 32 hexadecimal digits; restore the original file")
     return text
 
 
@@ -192,7 +194,7 @@ def open_records(filesystem: OrderFilesystem, attempt: int) -> int:
         if str(attempt) not in names:
             # Complete or not at all: the next attempt begins with these alone.
             begun = f"{attempt}.copying"
-            remove_tree(directory, begun, shown="a copy of the records of an earlier attempt")
+            remove_tree(directory, begun, shown="a partial copy of an earlier attempt's records")
             os.mkdir(begun, _PRIVATE, dir_fd=directory)
             with closing(open_directory(begun, dir_fd=directory)) as copy:
                 if earlier:
@@ -202,7 +204,7 @@ def open_records(filesystem: OrderFilesystem, attempt: int) -> int:
             os.rename(begun, str(attempt), src_dir_fd=directory, dst_dir_fd=directory)
             os.fsync(directory)
         for former in earlier[:-1]:
-            remove_tree(directory, str(former), shown="what is known of an earlier attempt")
+            remove_tree(directory, str(former), shown="the records of an earlier attempt")
         return open_directory(str(attempt), dir_fd=directory)
 
 
@@ -284,4 +286,4 @@ def forget_records(filesystem: OrderFilesystem) -> None:
         for part in (RECORDS, cluster):
             directory = open_directory(part, dir_fd=directory)
             opened.callback(os.close, directory)
-        remove_tree(directory, name, shown="what is known of the transfers of a buffer")
+        remove_tree(directory, name, shown="the transfer records of a buffer")

@@ -3,8 +3,8 @@
 The filesystem is ext4, because xfs needs at least 300 MiB. All blocks of the file are allocated in advance: otherwise
 writes into promised space would fail with EIO on a full disk and damage the filesystem. The kernel releases a loop
 device when it is neither mounted nor open (LO_FLAGS_AUTOCLEAR), so none is left over when a process dies. If an image
-and a directory of its name exist, the image is mounted on the directory, at the latest on the next access.
-Sources: mount(2), umount(2), loop(4), <linux/loop.h>, mke2fs(8).
+and a directory of its name exist, the image is mounted on the directory, at the latest on the next access. Sources:
+mount(2), umount(2), loop(4), <linux/loop.h>, mke2fs(8).
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ _LOOP_CONFIGURE: Final = 0x4C0A
 _LOOP_STATUS: Final = 0x4C05
 _LOOP_INFORMATION: Final = struct.Struct("=QQQQQIIII64s64s32s16s")
 """struct loop_info64: device, inode, device of the device, offset, size limit; number, two encryption fields, flags;
-names,
-key.
+names, key.
 """
 
 _LOOP_CONFIGURATION: Final = struct.Struct(f"=II{_LOOP_INFORMATION.size}s64s")

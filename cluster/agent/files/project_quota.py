@@ -29,8 +29,7 @@ _ENFORCED: Final = 1 << 5
 _STATE_BYTES: Final = 1024
 _LIMITS: Final = struct.Struct("=bbHIQQQQQQ56x")
 """struct fs_disk_quota: version, flags, mask, ID; block limits hard and soft, inode limits hard and soft, blocks and
-inodes
-in use, ...
+inodes in use, ...
 """
 
 _VERSION: Final = 1

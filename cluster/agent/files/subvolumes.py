@@ -1,9 +1,8 @@
 """Btrfs subvolumes: directories whose size the filesystem limits through quota groups.
 
 Any user may create subvolumes in an own directory, and read-only snapshots. These have quota groups of their own
-without
-limits, and their own device numbers in stat(2). Creating a limited one requires CAP_SYS_ADMIN and quotas enabled by an
-operator. Sources: <linux/btrfs.h>, <linux/btrfs_tree.h>, btrfs-quota(8), btrfs-subvolume(8).
+without limits, and their own device numbers in stat(2). Creating a limited one requires CAP_SYS_ADMIN and quotas
+enabled by an operator. Sources: <linux/btrfs.h>, <linux/btrfs_tree.h>, btrfs-quota(8), btrfs-subvolume(8).
 """
 
 from __future__ import annotations

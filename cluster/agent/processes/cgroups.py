@@ -5,8 +5,7 @@ a whole cgroup at once. Completeness therefore does not depend on how fast proce
 Documentation/admin-guide/cgroup-v2.rst; for delegation, systemd's CGROUP_DELEGATION.
 
 The agent has a subtree `forebay-<storage id>` with `job-JOB-ATTEMPT` for each script and `operation-JOB-ATTEMPT` for
-each
-worker. Users choose no name in it.
+each worker. Users choose no name in it.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ AUTO: Final = "auto"
 OWN: Final = "own"
 NONE: Final = "none"
 """Values of an agent's `cgroup` setting besides a directory: use the agent's own cgroup if it is delegated, require
-that,
-or use none.
+that, or use none.
 """
 
 _CGROUP2: Final = 0x63677270

@@ -1,8 +1,7 @@
 """Setup of a job's script: account, environment, working directory and output files.
 
 In mode `own` everything runs as the agent's account. In mode `switch`, which needs root, code that touches a job's
-files
-runs as the job's user.
+files runs as the job's user.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ run.
 
 Requests and their descriptors go over a channel, which also returns the reply. The first descriptor is one end of a
 socket pair: the child reports its process ID there and begins only when the agent confirms. A child unknown to the
-agent
-therefore never does anything, whichever process is killed; and when the other end is closed, no child is left.
+agent therefore never does anything, whichever process is killed; and when the other end is closed, no child is left.
 
 `multiprocessing.forkserver` is unsuitable: it uses pickle, its processes are its own children, so that their exit
 statuses are lost with it, and it supports neither sessions nor process groups.
@@ -172,8 +171,7 @@ class ForkServer:
         """Run `main` of a module in a new process, forked if a fork server is ready and started otherwise.
 
         The process is in `cgroup` from the start. If it is started as an interpreter, it gets an additional argument,
-        the number
-        of a descriptor with which it must `join` the cgroup before doing anything else.
+        the number of a descriptor with which it must `join` the cgroup before doing anything else.
 
         Raises:
             OSError: The process cannot be started.

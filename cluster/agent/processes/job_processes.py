@@ -149,8 +149,7 @@ def kill_job(
     """Kill every process of a job until none is left; return the IDs of those that cannot be killed.
 
     Kills the whole cgroup, if there is one, then every process with the marker and, while the script's own process
-    lives,
-    its session. Without a cgroup, processes that fork and exit faster than they are listed may be missed.
+    lives, its session. Without a cgroup, processes that fork and exit faster than they are listed may be missed.
     """
     held = Cgroup.find(cgroup)
     if held is not None:

@@ -88,9 +88,7 @@ class BufferSyncs:
         self._following: set[asyncio.Task[None]] = set()
 
     def take(self, job: int, sync: BufferSync) -> None:
-        """Keep the messages of an ended script's supervisor until post-run needs them, and reap it in the
-        background.
-        """
+        """Keep the messages of an ended script's supervisor until post-run; reap the supervisor in the background."""
         self.forget(job)
         self._by_job[job] = sync
         task = asyncio.get_running_loop().create_task(sync.follow(), name=f"sync {job}")

@@ -1,17 +1,13 @@
 """State directory of an agent: its content, its lock and its report outbox.
 
-lock          held by the running agent
-storage-id    created once; a different ID means that the data belongs to another disk
-buffers/JOB/  striped and private: the directories the job sees
-buffers/.images/JOB.ext4  image mounted on the buffer, if buffers are images; likewise for persistent ones
-operations/JOB  held by the worker of the job's operation while it runs
-steps/JOB/    one run of one script (cluster.agent.script_run)
-outbox/       results that the controller has not acknowledged
-spare/        reserve files for results and locks on a full disk (cluster.agent.files.durable)
-leftovers/JOB  where a killed transfer may leave files (cluster.agent.worker.orphans)
-transfers/JOB.STAGE.*  progress of a transfer, for its next attempt (cluster.agent.transfer.workspace)
-receipts/JOB.ATTEMPT.STAGE  one line for each file that was moved
-cgroup        location of this agent's cgroups, for the next agent
+lock held by the running agent storage-id created once; a different ID means that the data belongs to another disk
+buffers/JOB/ striped and private: the directories the job sees buffers/.images/JOB.ext4 image mounted on the buffer, if
+buffers are images; likewise for persistent ones operations/JOB held by the worker of the job's operation while it runs
+steps/JOB/ one run of one script (cluster.agent.script_run) outbox/ results that the controller has not acknowledged
+spare/ reserve files for results and locks on a full disk (cluster.agent.files.durable) leftovers/JOB where a killed
+transfer may leave files (cluster.agent.worker.orphans) transfers/JOB.STAGE.* progress of a transfer, for its next
+attempt (cluster.agent.transfer.workspace) receipts/JOB.ATTEMPT.STAGE one line for each file that was moved cgroup
+location of this agent's cgroups, for the next agent
 
 Results are durable in the outbox before they are sent, and are resent until acknowledged. A report is idempotent by
 (job, attempt): the controller rejects a duplicate as stale, which acknowledges it too. While the disk is full, reports

@@ -113,8 +113,7 @@ async def supervise(
     """Wait for a worker; end it with its process group when it is late or `ending` is set.
 
     `signs` returns a value that changes with progress. `stop` asks the worker to stop before it is signalled. The
-    worker
-    must lead its own process group.
+    worker must lead its own process group.
 
     Raises:
         OSError: The worker cannot be watched, and was killed.
@@ -251,8 +250,8 @@ class Handle:
             signal.pidfd_send_signal(self._descriptor, number)
 
     def awaits(self, *numbers: signal.Signals) -> bool:
-        """Return whether any of these signals is still pending. The kernel delivers pending signals by number, not
-        in order.
+        """Return whether any of these signals is still pending. The kernel delivers pending signals by number, not in
+        order.
         """
         with contextlib.suppress(OSError):
             with open(f"/proc/{self._pid}/status", "rb") as file:

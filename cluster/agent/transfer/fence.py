@@ -3,11 +3,10 @@
 In a destination directory, a transfer creates its temporary files in its own staging directory
 `.forebay-FAMILY/ATTEMPT.OWNER/` and renames them when they are complete. A newer attempt first creates its staging
 directory, then removes those of older attempts. From then on an older attempt can neither create a file in the
-directory
-it has open nor find the file it wants to rename: both fail with ENOENT, however late it is and on whichever machine it
-runs. An older attempt that creates its directory afterwards finds the newer one beside it. If two agents have the same
-attempt, the second gives way; if they arrive simultaneously both may, but at least one does. If both do, an existing
-older attempt continues until a newer one arrives.
+directory it has open nor find the file it wants to rename: both fail with ENOENT, however late it is and on whichever
+machine it runs. An older attempt that creates its directory afterwards finds the newer one beside it. If two agents
+have the same attempt, the second gives way; if they arrive simultaneously both may, but at least one does. If both do,
+an existing older attempt continues until a newer one arrives.
 
 An attempt takes over partial files of the same owner's previous attempt and resumes them. Batch directories hold small
 files that are never resumed: they are removed, after first losing the name under which they could be put in place.
@@ -18,8 +17,7 @@ directories of such names that belong to the user alone; others are ignored.
 
 All helpers of a transfer share one staging directory, and a directory handles one rename at a time. Each group of small
 files is therefore written to its own batch directory, used by one helper. If it holds all files of a directory that
-this
-transfer created and that is still empty, it replaces that directory by a single rename.
+this transfer created and that is still empty, it replaces that directory by a single rename.
 """
 
 from __future__ import annotations
@@ -45,8 +43,7 @@ _GONE_SUFFIX: Final = ".gone"
 
 REMOVALS_MAX: Final = 1000
 """Attempts to empty an older attempt's directory, count: its owner may still create files, but loses as soon as it is
-found
-empty once.
+found empty once.
 """
 
 CLAIMS_MAX: Final = 100
@@ -164,9 +161,7 @@ def _is_shared(directory: int) -> bool:
 
 
 def _make(directory: int, home: int, name: str, shown: str, claimant: Claimant) -> bool:
-    """Create the staging directory, taking over an older attempt's files; return False if `home` was removed
-    meanwhile.
-    """
+    """Create the staging directory with an older attempt's files; return False if `home` was removed meanwhile."""
     present = _present(directory, shown, claimant)
     _give_way(present, claimant, shown)
     own = sorted(place for place in present if place.owner == claimant.owner)
@@ -196,9 +191,7 @@ def _take_over(former: int, place: str, home: int, own: str) -> None:
 
 
 def _defend(directory: int, home: int, name: str, shown: str, claimant: Claimant) -> int:
-    """Check for attempts that arrived meanwhile (each sees at least one of two), then remove those of older
-    attempts.
-    """
+    """Check for attempts that arrived meanwhile (of two, at least one sees the other), then remove older ones."""
     present = _present(directory, shown, claimant)
     try:
         _give_way(present, claimant, shown)
@@ -326,8 +319,7 @@ def _give_way(present: list[_Place], claimant: Claimant, shown: str) -> None:
     """Raise WriterFenced for a newer attempt, or for another owner with the same attempt.
 
     Names cannot decide between two owners of the same attempt: one may have made its last check before the other
-    created
-    its directory, and be writing.
+    created its directory, and be writing.
     """
     for attempt, owner, _ in present:
         if attempt > claimant.attempt:
@@ -469,8 +461,7 @@ class BatchDirectory:
         """Replace the empty directory open as `replaced` in one rename.
 
         Returns False if that is impossible or would change more than the directory's content; the files are then
-        renamed
-        individually.
+        renamed individually.
         """
         if _likeness(self.descriptor()) != _likeness(replaced):
             return False

@@ -189,9 +189,13 @@ class Helpers:
     def wait(self) -> list[MovedAmounts]:
         """Wait at most POLL_S and return the amounts moved.
 
-        An error in a helper is raised here: TransferFailed, WriterFenced, OSError (the agent's own records),
-        TransferStopped or
-        TransferPaused.
+        An error in a helper is raised here.
+
+        Raises:
+            TransferFailed: A file cannot be copied; the message names it.
+            WriterFenced: A newer attempt owns the destination.
+            TransferStopped, TransferPaused: The transfer has to stop.
+            OSError: The agent's own records cannot be written.
         """
         found: list[MovedAmounts] = []
         for descriptor, _ in self._poll.poll(POLL_S * 1000):

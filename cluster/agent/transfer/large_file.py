@@ -1,9 +1,9 @@
 """Copy of one large file in chunks, resumable from the marks of an earlier attempt.
 
 Threads move the chunks: each stream handles one at a time and computes its digest. Python releases its lock during
-reads, writes and long digests, so threads suffice. Writes bypass the page cache where the filesystem permits.
-Measured, this is as fast as cached writes at best and several times faster when memory is short; it leaves the node's
-memory to its jobs, and a sync has nothing left to write.
+reads, writes and long digests, so threads suffice. Writes bypass the page cache where the filesystem permits. Measured,
+this is as fast as cached writes at best and several times faster when memory is short; it leaves the node's memory to
+its jobs, and a sync has nothing left to write.
 """
 
 from __future__ import annotations

@@ -24,8 +24,7 @@ VALUE_BYTES: Final = 64
 
 ATTRIBUTES_MAX: Final = 64
 """Attributes stored for a file, count; beyond that, their number and one digest. With names of 255 bytes that is 20
-KiB,
-which fits into a frame.
+KiB, which fits into a frame.
 """
 
 SEGMENTS_MAX: Final = 256
@@ -182,8 +181,7 @@ class ManifestRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Attributes and segments of a large file, if any."""
     target: bytes = b""
     """Text of a link at its destination, or of a link that is left out; for a file or directory, the text of the link
-    that was
-    followed to it.
+    that was followed to it.
     """
     reason: str = ""
     """Reason for leaving it out, if its kind does not explain it."""
@@ -229,7 +227,7 @@ class Totals(NamedTuple):
 
 
 class ManifestWriter:
-    """Writes records sequentially; raises OSError if the disk is full or fails."""
+    """Writes records sequentially. Every method may raise OSError."""
 
     def __init__(self, descriptor: int) -> None:
         """Begin an empty manifest in the open file."""
@@ -293,7 +291,7 @@ _RECORDS: Final = msgspec.msgpack.Decoder(list[ManifestRecord])
 
 
 class TransferManifest:
-    """Complete manifest, which several processes may read concurrently; raises OSError if it cannot be read."""
+    """Complete manifest, which several processes may read concurrently. Every method may raise OSError."""
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
         """Use the open file and its length."""

@@ -69,8 +69,7 @@ class TransferOptions(msgspec.Struct, frozen=True, kw_only=True):
     outgoing: bool = False
     """Results are staged out, which users can no longer correct. A link that cannot be treated as `TransferItem.links`
     requires is left out with a receipt line, as devices, pipes and sockets always are. A missing source fails the
-    transfer
-    only after everything else is at its destination.
+    transfer only after everything else is at its destination.
     """
     partial: bool = False
     """With `outgoing`: also leave out missing sources, and links that should fail, with a receipt line."""
@@ -109,9 +108,8 @@ class ItemKind(Enum):
 
 Links = Literal["keep", "keep_all", "asis", "follow", "skip", "fail"]
 """Treatment of symbolic links in a tree. `keep` recreates links that stay inside it; `keep_all` also recreates the
-others
-unchanged; `asis` recreates all unchanged. `follow` replaces a link by its target below the item's anchor, `skip` leaves
-it out with a receipt line, and `fail` fails the transfer.
+others unchanged; `asis` recreates all unchanged. `follow` replaces a link by its target below the item's anchor, `skip`
+leaves it out with a receipt line, and `fail` fails the transfer.
 """
 
 

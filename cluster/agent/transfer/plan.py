@@ -128,8 +128,8 @@ class Walk:
             yield from self._inside(item, directory, b"", item.source.path, 1)
 
     def _absent(self, error: PathRefused | TransferFailed) -> ManifestRecord:
-        """Return the record of an item with a missing source; raise the error if the transfer must not continue
-        without it.
+        """Return the record of an item with a missing source; raise the error if the transfer must not continue without
+        it.
         """
         if not self._options.outgoing or not is_absence(error):
             raise error

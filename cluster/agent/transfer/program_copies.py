@@ -1,5 +1,5 @@
-"""Transfers by external programs, in batches: run the program, verify its output, rerun it for the rest, put files
-in place.
+"""Transfers by external programs, in batches: run the program, verify its output, rerun it for the rest, put files in
+place.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ Theory of operation
 ===================
 
 A program copies files into a *scratch directory* inside the attempt's staging directory, so that it is fenced, swept
-and
-on the destination's filesystem like every temporary file. The program's own report is not trusted. Its output is
+and on the destination's filesystem like every temporary file. The program's own report is not trusted. Its output is
 compared with the manifest and the source (sizes, and digests of both sides at levels with digests), gets its metadata,
 is made durable and is renamed like a file copied natively. Receipts, checkpoints and the state of destinations after an
 interruption (absent, old or complete) therefore do not depend on the backend.
@@ -16,9 +15,8 @@ Programs
 rsync and rclone copy between two local directories: no remote is configured and no configuration file is read.
 
 A site's own program (`template`) is a command line with {source} and {destination} for paths; no shell is involved. For
-a
-directory, both paths end in `/`, and the content of the source goes into the destination, which exists (empty, or with
-the output of an interrupted attempt). For a single file, both are file paths. Examples are `rsync -a {source}
+a directory, both paths end in `/`, and the content of the source goes into the destination, which exists (empty, or
+with the output of an interrupted attempt). For a single file, both are file paths. Examples are `rsync -a {source}
 {destination}` and `cp -aT {source} {destination}`; {kind} is `file` or `directory`.
 
 The kernel counts the program's progress (`IoWatch`): bytes read and written by its processes. A program that hangs
@@ -304,8 +302,7 @@ def end_descendants() -> list[int]:
 
 POLL_S: Final = 0.1
 """Seconds between two progress checks of a program: a program ahead of its rate is stopped this soon, and checking
-costs a
-hundredth of a processor.
+costs a hundredth of a processor.
 """
 
 _IO_BYTES_MAX: Final = 4096

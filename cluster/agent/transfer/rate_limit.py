@@ -1,9 +1,8 @@
 """Rate limit and stop control of a transfer, effective in all its processes at any time.
 
 The agent sets the rate (cluster.agent.rate_governor distributes the limits of node, user and cluster) in a page that
-the
-transfer can only read. The transfer keeps a token bucket in its own memory (`SharedCounters.tokens`): processes take
-bytes from it and wait while it is empty. A new rate takes effect at the next check, at most POLL_S later.
+the transfer can only read. The transfer keeps a token bucket in its own memory (`SharedCounters.tokens`): processes
+take bytes from it and wait while it is empty. A new rate takes effect at the next check, at most POLL_S later.
 """
 
 from __future__ import annotations
@@ -108,9 +107,7 @@ class Pace:
         self._never = threading.Event()
 
     def check(self) -> None:
-        """Raise TransferStopped or TransferPaused if the transfer has to stop; cheap enough for every chunk and
-        entry.
-        """
+        """Raise TransferStopped or TransferPaused if the transfer has to stop. Call it for every chunk and entry."""
         if self._words is not None and self._words[_STOP] != _GO:
             raise TransferPaused if self._words[_STOP] == _PAUSE else TransferStopped
         if self._ended is not None:
@@ -120,14 +117,15 @@ class Pace:
         """Make `check` raise this exception in this process, unless the agent's page requires another.
 
         For signal handlers, which may run between any two steps: raising directly could undo half a step, for example
-        leave a
-        closed descriptor registered. Waiting threads check every POLL_S.
+        leave a closed descriptor registered. Waiting threads check every POLL_S.
         """
         self._ended = error
 
     def await_order(self) -> None:
-        """Block until the order is confirmed to be current. Raises TransferStopped or TransferPaused if the transfer
-        has to stop.
+        """Block until the order is confirmed to be current.
+
+        Raises:
+            TransferStopped, TransferPaused: The transfer has to stop.
         """
         self.check()
         while self._words is not None and self._words[_STANDS] < self._clock.monotonic_s() * _NS:
@@ -143,8 +141,10 @@ class Pace:
         return min(most, max(STEP_BYTES_MIN, rate_bytes_s // 10))
 
     def take(self, size_bytes: int) -> None:
-        """Wait until `size_bytes` may be moved. Raises TransferStopped or TransferPaused at once if the transfer has
-        to stop.
+        """Wait until `size_bytes` may be moved.
+
+        Raises:
+            TransferStopped, TransferPaused: The transfer has to stop; raised at once.
         """
         self.check()
         wait_s = self._try(size_bytes)

@@ -215,8 +215,7 @@ class RecordPaths:
         """Return the open directory and the name of the record's temporary file; otherwise as `destination`.
 
         The name is derived from the item and the whole path, so it is unique in a shared directory even if two items
-        have the
-        same destination.
+        have the same destination.
         """
         item = self._items[record.item]
         whole = self._wholes.get(record.item)
@@ -282,8 +281,7 @@ PRIVATE_MODE: Final = 0o700
 
 UNRECORDED_MODE: Final = 0o1700
 """Initial mode if the creator cannot be recorded. An own directory normally never has it (sticky and private), so a
-later
-attempt recognizes it as unfinished.
+later attempt recognizes it as unfinished.
 """
 
 
@@ -328,8 +326,7 @@ def part_name(tag: str, target: bytes) -> bytes:
     """Return the temporary name for the whole path `target`, the same in every attempt.
 
     It is short regardless of the path. The digest is collision-resistant: if two files had the same temporary name, a
-    user
-    could put one in place of the other.
+    user could put one in place of the other.
     """
     return os.fsencode(tag) + hashlib.blake2b(target, digest_size=16).hexdigest().encode() + PART_SUFFIX
 

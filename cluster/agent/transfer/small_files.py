@@ -102,8 +102,7 @@ class SmallFiles:
         """True if files of the batch were synced individually, so that their directories need a sync too."""
         self._volumes: dict[int, int] = {}
         """Filesystems synced as a whole: device -> descriptor opened before anything was written, so that it reports
-        all lost
-        writes; -1 if files are synced individually.
+        all lost writes; -1 if files are synced individually.
         """
         # Only the pages actually used take memory.
         self._buffer = memoryview(mmap.mmap(-1, READ_BYTES))
@@ -112,8 +111,7 @@ class SmallFiles:
         """Move files; they are in place on return, and durable after the next call or `finish`.
 
         `leaves` are directories (item and path) that a batch directory may replace: all of their files are in
-        `records`, and no
-        other process copies into them. Also raises the exceptions of the pace.
+        `records`, and no other process copies into them. Also raises the exceptions of the pace.
 
         Raises:
             RecordFailed: A file cannot be moved.

@@ -303,8 +303,7 @@ def _make_directories(transfer: TransferState, directories: Sequence[int], mode:
     """Create all directories before copying.
 
     Which of them belong to this transfer, and get their source's metadata, is durable before the first is created, or
-    is
-    shown by their mode if it cannot be recorded.
+    is shown by their mode if it cannot be recorded.
     """
     with contextlib.closing(transfer.paths()) as paths:
         absent: ManifestRecord | None = None

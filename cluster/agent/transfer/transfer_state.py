@@ -95,24 +95,22 @@ class TransferContext(NamedTuple):
     """Receives the current file."""
     claim: Callable[[TransferItem], int] = _beside
     """Returns an item's staging directory (TransferItem.staging), once for each item before the first temporary file.
-    Called
-    only when the sources are known to exist, because it creates directories at the destination.
+    Called only when the sources are known to exist, because it creates directories at the destination.
     """
     planned: Callable[[Sequence[tuple[int, int]]], None] = no_op
     """Receives files and bytes of each item before copying; an exception ends the transfer."""
     release: Callable[[], None] = no_op
     """Called when the staging directories are no longer needed, before the times of top directories are set."""
     before_removal: Callable[[], None] = no_op
-    """Called before each source is removed; blocks while another process may have begun the transfer, or raises to
-    end it.
+    """Called before each source is removed; blocks while another process may have begun the transfer, or raises to end
+    it.
     """
 
 
 SMALL_BATCH_FILES: Final = 4096
 SMALL_BATCH_FILES_MIN: Final = 256
 """Files of one batch, count: the unit of a sync, and the most a crash may repeat. Batches of small transfers are
-smaller,
-so that every helper gets some.
+smaller, so that every helper gets some.
 """
 
 SMALL_BATCHES: Final = 32

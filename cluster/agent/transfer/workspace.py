@@ -2,9 +2,8 @@
 
 `transfers/JOB.STAGE.{control,manifest,chunks}.{0,1}` are two generations: a new attempt writes one while reading the
 other, so that a crash always leaves one intact; a first attempt has one. `JOB.STAGE.made` lists top directories of
-trees
-before the transfer creates them. `receipts/JOB.ATTEMPT.STAGE` has a line for every file. They belong to the agent: the
-worker, running as the job's user, can neither open nor change them by name.
+trees before the transfer creates them. `receipts/JOB.ATTEMPT.STAGE` has a line for every file. They belong to the
+agent: the worker, running as the job's user, can neither open nor change them by name.
 
 If the agent's disk is full, the records are kept in memory: the transfer is equally safe but cannot be resumed.
 """
@@ -93,9 +92,7 @@ class Workspace:
         return cls((first, second), _memory("receipts"), _memory("made"), in_memory=True)
 
     def note_made(self, path: bytes) -> bool:
-        """Record that a directory is about to be created; return False if that is not durable because the disk is
-        full.
-        """
+        """Record that a directory is about to be created; return False if the disk is too full to make that durable."""
         key = _key(path)
         self._known.add(key)
         try:

@@ -26,8 +26,7 @@ def remove_as_user(work: WorkerTask, parent: int, name: str, *, user: str | None
     """Remove the buffer `name` in the open directory `parent`; return paths and owners of what its user may not remove.
 
     Kept content lies in a directory owned by the agent. A buffer that an earlier attempt took over is given back to
-    `user`
-    for the pass; with None it is removed only if it is empty. A missing buffer is not an error.
+    `user` for the pass; with None it is removed only if it is empty. A missing buffer is not an error.
 
     Raises:
         RemovalFailed: Something could not be removed for another reason; the message names it.

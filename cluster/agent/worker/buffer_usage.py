@@ -1,8 +1,7 @@
 """Usage of a buffer, counted until a limit is exceeded, for the watch over jobs.
 
 Removed files that a process of the job still holds open or mapped count as well. Files held only in a socket's queue,
-or
-by processes outside the job's cgroup, are missed.
+or by processes outside the job's cgroup, are missed.
 """
 
 from __future__ import annotations
@@ -25,15 +24,13 @@ MIB: Final = 1024**2
 INODES_LEAST: Final = 10_000
 INODE_BYTES: Final = 512
 """Inode limit of a buffer: one per INODE_BYTES of its capacity, but at least INODES_LEAST. Filesystems usually provide
-one
-per 16 KiB, but most buffers are large and hold few files.
+one per 16 KiB, but most buffers are large and hold few files.
 """
 
 PREALLOCATED_TIMES: Final = 2
 PREALLOCATED_BYTES: Final = 64 * MIB
 """Space that may be reserved beyond the ends of files, as a multiple of the capacity plus bytes. Filesystems
-preallocate it
-for growing files and release it later.
+preallocate it for growing files and release it later.
 """
 
 

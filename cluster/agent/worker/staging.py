@@ -133,8 +133,7 @@ class Claims:
         """Return the item with the staging directory of its destination, creating the destination if necessary.
 
         Checks the source first, so that a missing source creates no directory. With `outgoing`, the transfer itself
-        reports a
-        missing source.
+        reports a missing source.
 
         Raises:
             TransferFailed: The source cannot be read.
