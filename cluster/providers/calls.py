@@ -246,8 +246,7 @@ def foreign_bytes(before: State, after: State, reports: tuple[PoolReport, ...]) 
     """Return the minimum usage of each pool by others, derived from the free capacity the provider reports.
 
     All capacity of this cluster's jobs is held in the state, from before setup until after teardown. What both states
-    around
-    the request hold, plus capacity out of service, accounts for that much of the used capacity.
+    around the request hold, plus capacity out of service, accounts for that much of the used capacity.
     """
     found = {}
     for report in reports:
@@ -265,8 +264,7 @@ def changes(state: State, reports: tuple[PoolReport, ...]) -> Iterator[Command]:
     """Yield the commands that make the cluster's pools match the provider's report; none if they already do.
 
     A pool reported earlier, to any leader, and missing now gets quantity 0: jobs keep their capacity, and no new
-    capacity is
-    granted.
+    capacity is granted.
     """
     site = state.site
     first_is_default = provider_facts(site.provider).first_pool_is_default and not (

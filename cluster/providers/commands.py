@@ -33,8 +33,8 @@ class CommandRunner:
     """Runs commands with the site's environment."""
 
     def __init__(self, local: Local, clock: Clock) -> None:
-        """Take permitted programs and additional variables from `local`; PATH, LANG, LC_ALL and TMPDIR come from
-        this process.
+        """Take permitted programs and additional variables from `local`; PATH, LANG, LC_ALL and TMPDIR come from this
+        process.
         """
         self._local = local
         self._environment = environment_for(local.environment)

@@ -1,10 +1,8 @@
 """Execution of a call in a process of its own that can always be killed.
 
 The calling process is single-threaded and adopts orphans of the call (`become_subreaper`), so it can reach every
-process
-of a call, even one that ignores SIGTERM, forks, spins or starts its own session. Processes that remain after a call
-ends
-by itself are left alone: a site's data-in may copy in the background and be polled later.
+process of a call, even one that ignores SIGTERM, forks, spins or starts its own session. Processes that remain after a
+call ends by itself are left alone: a site's data-in may copy in the background and be polled later.
 """
 
 from __future__ import annotations
@@ -98,8 +96,7 @@ def run(
 
     `call` receives a descriptor for its result. Its standard streams are an empty input and pipes, and it inherits the
     descriptors in `keep`. `poll` receives the child's process ID every `poll_s` seconds. An exception meanwhile, such
-    as
-    from SIGTERM, kills the call too.
+    as from SIGTERM, kills the call too.
 
     Raises:
         OSError: No process can be created.
@@ -206,9 +203,7 @@ def _collect_result(child: int, pipes: Sequence[_Pipe], before: Tree, timed_out:
 
 
 def _end(child: int, before: Tree) -> tuple[int, tuple[int, ...]]:
-    """Kill a call with all processes it started: SIGTERM to its group, a short wait, then SIGKILL until none is
-    left.
-    """
+    """Kill a call with all its processes: SIGTERM to its group, a short wait, then SIGKILL until none is left."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGTERM)
     pause(TERM_GRACE_S)

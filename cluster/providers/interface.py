@@ -114,13 +114,12 @@ class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
     is_bytes: bool = True
     free: int | None = None
     """Free grains, if reported. Free capacity is always derived from grants, never from this older value, which only
-    shows
-    usage by others.
+    shows usage by others.
     """
 
 
 class Provider:
-    """Base class of external providers; every operation raises OperationError on failure.
+    """Base class of external providers. Every operation may raise OperationError.
 
     A provider's class is `PROVIDER` in the module of its name (`provider_for`). Operations it does not override succeed
     without a result, except those on persistent buffers, which are rejected.

@@ -2,8 +2,7 @@
 
 Slurm passes the table to functions of the lua plugin since 23.02; `_lua_job_info_field` in its source lists the fields.
 Properties known to Forebay have Slurm's names. All others have Slurm's values for a batch job that did not request
-them:
-nil for strings; 0, NO_VAL or another default for numbers.
+them: nil for strings; 0, NO_VAL or another default for numbers.
 """
 
 from __future__ import annotations

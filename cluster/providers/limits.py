@@ -11,8 +11,7 @@ SCRIPT_BYTES_MAX: Final = 1024 * 1024
 
 OUTPUT_BYTES_MAX: Final = 256 * 1024
 """Output kept of one call, bytes: four times the size of a cluster's 256 pools. The rest is read and dropped, so that
-it
-neither fills memory nor blocks the call.
+it neither fills memory nor blocks the call.
 """
 
 RETURNED_BYTES_MAX: Final = 256 * 1024

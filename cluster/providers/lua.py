@@ -4,8 +4,7 @@ SLURM-OBSERVED.md, section 5, lists functions, arguments and return values. Argu
 passed too; a script that does not declare them ignores them.
 
 Each call runs in a process created by `guard` and loads the script anew, as Slurm does. The interpreter has no access
-to
-Python; its table `slurm` has the entries that Slurm provides to a burst-buffer script. Printed output is captured.
+to Python; its table `slurm` has the entries that Slurm provides to a burst-buffer script. Printed output is captured.
 """
 
 from __future__ import annotations
@@ -102,9 +101,8 @@ end
 return job_info, function(called, ...) return count_and_values(called(...)) end
 """
 """Prelude of every script: the table `slurm`, whose `log_*` functions write to standard error and so to the caller's
-log.
-Returns two functions: one creates a job table; the other calls a function and returns the number of its results, the
-first as a number, and the second.
+log. Returns two functions: one creates a job table; the other calls a function and returns the number of its results,
+the first as a number, and the second.
 """
 
 POSIX: Final = b"""
@@ -157,8 +155,7 @@ function io.close(file)
 end
 """
 """Functions that Slurm's interpreter has and this one lacks: io.popen, and exit codes from os.execute. C's exit would
-run
-the parent's exit handlers in the fork, so os.exit ends the process directly. `open_pipe`, `wait` and `leave` are
+run the parent's exit handlers in the fork, so os.exit ends the process directly. `open_pipe`, `wait` and `leave` are
 functions of this module. Lua 5.1 reports less about how a command ended.
 """
 
@@ -279,8 +276,8 @@ def _lua_value(value: Value, runtime: Any = None) -> Any:
 
 
 def _read_result(count: int, code: Any, second: Any, function: str) -> LuaResult:
-    """Interpret return values as Slurm does: none means success, a number or numeric string is the code, a string
-    may follow.
+    """Interpret return values as Slurm does: none means success, a number or numeric string is the code, a string may
+    follow.
     """
     text: str | None = None
     if count > 1:

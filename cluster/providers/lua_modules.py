@@ -1,8 +1,7 @@
 """Lua modules of a site's script: search paths like those of the distribution's Lua, and checks of module files.
 
 C modules are built for one Lua release, so the machine's configuration selects the release. A module file is loaded
-only
-if it is as trustworthy as the script.
+only if it is as trustworthy as the script.
 """
 
 from __future__ import annotations

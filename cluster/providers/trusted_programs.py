@@ -25,10 +25,8 @@ def open_trusted(path: str, local: Local, *, executable: bool = False) -> int:
     """Return a descriptor for reading the regular file at `path`, after checking that it can be trusted.
 
     The machine's configuration `local` must name it. After resolving links, the file and all its parent directories
-    must
-    belong to root or this process's account and be writable by no other; a sticky directory such as /tmp may be
-    writable by
-    all. No parent may be a `closed` directory.
+    must belong to root or this process's account and be writable by no other; a sticky directory such as /tmp may be
+    writable by all. No parent may be a `closed` directory.
 
     Raises:
         ProgramRefused: The file cannot be trusted.

@@ -1,10 +1,8 @@
 """Worker process for a replica's provider calls: validation, pools and status.
 
 `cluster.providers.calls` runs it as `python -m cluster.providers.worker PARENT_PID`. It reads requests and writes
-answers
-one at a time, each as a length (four bytes, big-endian) and JSON. It ends when its input closes or the parent dies.
-Each
-call runs in a child process that can be killed (`guard`) and has a temporary directory.
+answers one at a time, each as a length (four bytes, big-endian) and JSON. It ends when its input closes or the parent
+dies. Each call runs in a child process that can be killed (`guard`) and has a temporary directory.
 """
 
 from __future__ import annotations
