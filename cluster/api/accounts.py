@@ -68,7 +68,7 @@ async def set_account(call: ApiCall[v.AccountRequest]) -> Reply[v.AccountsAnswer
     body = call.body
     strange = sorted(set(body.user_limits) - set(body.users))
     if strange:
-        raise bad_request(f"{strange[0]!r} is not among the users", "list the user in users, too", "user_limits")
+        raise bad_request(f"{strange[0]!r} has limits but is not in users", "add this user to users", "user_limits")
     members = tuple(
         AccountUser(user, _limits(body.user_limits.get(user, {}), f"user_limits.{user}")) for user in body.users
     )
@@ -210,10 +210,10 @@ async def estimate_job(call: ApiCall[None]) -> Reply[v.EstimateView]:
     job_id = call.job_in(state)
     job = state.jobs.get(job_id)
     if job is None:
-        raise unknown_job(f"there is no job {job_id} in the state")
+        raise unknown_job(f"job {job_id} does not exist")
     check_may_see(call, state, job_id)
     if job.external_job is not None:
-        sentence = f"{job.external_job.name} is a job of another scheduler, which alone says when it starts"
+        sentence = f"{job.external_job.name} is a job of another scheduler, which alone can estimate its start"
         raise Problem(409, "wrong_state", sentence, f"ask that scheduler for its job {job.external_job.job}", "job id")
     at = Instant(max(state.at, call.service.clock.now())) if job.state is JobState.PENDING else state.at
     found = await call.service.verdicts.estimate(state, job_id, at, call.work)
@@ -270,7 +270,7 @@ def _nodes(text: str) -> tuple[str, ...]:
 def _max_time_s(max_time_s: int | None) -> int:
     if max_time_s is not None and max_time_s <= 0:
         raise bad_request(
-            f"the longest time limit is {max_time_s} s", "use at least 1 s, or null for any", "max_time_s"
+            f"the longest time limit is {max_time_s} s", "use at least 1 s, or null for no limit", "max_time_s"
         )
     return max_time_s or 0
 
@@ -313,7 +313,7 @@ async def list_usage(call: ApiCall[None]) -> Reply[v.UsageAnswer]:
 async def reset_usage(call: ApiCall[v.UsageResetRequest]) -> Reply[v.UsageAnswer]:
     body = call.body
     if (body.account is None) == (body.qos is None):
-        raise bad_request("it is not said whose usage", "name an account, or a QOS", "account")
+        raise bad_request("no account or QOS is given", "give either account or qos", "account")
     command = c.ResetUsage("q", body.qos) if body.qos is not None else c.ResetUsage("a", body.account or "")
     return await _usage(call, (await call.service.settle(call, command)).state)
 

@@ -90,7 +90,7 @@ async def show_burst(call: ApiCall[None]) -> Reply[BurstAnswer]:
     buffers = [
         buffer async for buffer in iterate_paced(burst_buffers(state, only_user(call, state)), work, PARTS_PER_BUFFER)
     ]
-    await work.take(0, parts=4 * len(buffers))  # the use of each user is added up
+    await work.take(0, parts=4 * len(buffers))  # usage is summed for each user
     found = burst_of(state, buffers=list(await work.sort(buffers, key=burst_place, reverse=True)))
     uids = await call.service.identities.uids(
         [*dict.fromkeys(buffer.user for buffer in found.buffers), *(use.user for use in found.uses)]
@@ -147,7 +147,7 @@ async def show_provider_status(call: ApiCall[None]) -> Reply[ProviderStatus]:
         raise Problem(
             409,
             "wrong_state",
-            "the agents of this cluster move the data themselves, so there is no provider to ask",
+            "the agents of this cluster move the data themselves, so no provider can report its status",
             "see forebay slurm burst and forebay transfer list",
         )
     request = CallRequest(
@@ -160,7 +160,7 @@ async def show_provider_status(call: ApiCall[None]) -> Reply[ProviderStatus]:
     try:
         answer = await service.providing.calls.ask(request, min(provision.other_timeout_s, STATUS_WAIT_S_MAX))
     except TooManyCalls as error:
-        raise queue_full("too many questions wait for the provider", "ask later") from error
+        raise queue_full("too many requests wait for the provider", "try again later") from error
     except OperationError as error:
         what = provider_facts(provision.provider).status_command
         # Not a gateway status, after which clients would retry with the same result.
@@ -175,10 +175,10 @@ def _arguments(text: str) -> tuple[str, ...]:
         found = msgspec.json.decode(text, type=tuple[str, ...])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(
-            f"arguments are no JSON list of texts: {error}", 'write for example ["sessions"]', "query arguments"
+            f"arguments is not a JSON list of strings: {error}", 'write for example ["sessions"]', "query arguments"
         ) from error
     if len(found) > STATUS_ARGUMENTS_MAX:
-        raise bad_request(f"there are {len(found)} arguments", f"use at most {STATUS_ARGUMENTS_MAX}", "query arguments")
+        raise bad_request(f"{len(found)} arguments are given", f"use at most {STATUS_ARGUMENTS_MAX}", "query arguments")
     for argument in found:
         if "\0" in argument or len(argument.encode("utf-8", "replace")) > STATUS_ARGUMENT_BYTES_MAX:
             raise bad_request(

@@ -44,12 +44,12 @@ async def revoke_certificate(call: ApiCall[v.RevocationRequest]) -> Reply[v.Revo
     certificate, body, service = call.params["certificate"], call.body, call.service
     kind, _, name = certificate.partition(":")
     if kind == "replica" and service.controller.engine.configuration.member(name) is not None:
-        # Its peers would refuse it, and with a majority of them nobody could take that back.
+        # Its peers would reject it; with a majority revoked, the revocation could not be cancelled.
         raise Problem(
             409,
             "wrong_state",
-            f"replica {name} is a member, and would be refused by the others",
-            "`forebay cluster remove` it first, or issue it a new certificate and revoke the former by its number",
+            f"replica {name} is a member, so the other replicas would reject its connections",
+            "remove it with `forebay cluster remove`, or reissue its certificate and revoke the former serial number",
             "certificate",
         )
     until = NEVER if kind != "serial" else Instant(service.clock.now() + _LIFETIME)
@@ -104,7 +104,9 @@ async def close_session(call: ApiCall[Command]) -> Reply[w.SessionsAnswer]:
     text = call.params["session"]
     if not text.isascii() or not text.isdigit() or len(text) > 15 or int(text) > SESSION_NUMBER_MAX:
         raise bad_request(
-            f"{text!r:.40} is no session", "write its number: `forebay support session list` shows them", "session"
+            f"{text!r:.40} is not a session number",
+            "use a session number from `forebay support session list`",
+            "session",
         )
     state = (await call.service.settle(call, c.CloseSession(int(text)))).state
     return Reply(state.revision, _sessions(state, actor_of(call.identity)))

@@ -64,7 +64,11 @@ async def stream_events(call: ApiCall[None]) -> Stream:
 
 
 def _reserve_stream(call: ApiCall[None]) -> Callable[[], None]:
-    """Reserve a stream slot and return its release function; Problem 429 or 503 if none is free."""
+    """Reserve a stream slot and return its release function.
+
+    Raises:
+        Problem: 429 or 503, if no slot is free.
+    """
     service, who = call.service, call.identity
     streams_of = service.event_streams_of
     if streams_of[who] >= STREAMS_PER_IDENTITY_MAX:
@@ -89,12 +93,18 @@ def _position(call: ApiCall[None]) -> int:
     if last is None:
         return call.service.controller.state.revision
     if not last.isascii() or not last.isdigit() or len(last) > 18:
-        raise bad_request(f"Last-Event-ID is {last!r}", "send the revision of the last event", "header Last-Event-ID")
+        raise bad_request(
+            f"Last-Event-ID {last!r} is not a revision", "send the revision of the last event", "header Last-Event-ID"
+        )
     return int(last)
 
 
 def _index_after(call: ApiCall[None], revision: int) -> int:
-    """Return the index at which events after `revision` begin; LookupError if this replica does not hold them."""
+    """Return the index at which events after `revision` begin.
+
+    Raises:
+        LookupError: This replica does not hold them.
+    """
     controller = call.service.controller
     if revision < controller.state.revision:
         return controller.applied_log.index_of(revision + 1)
@@ -160,7 +170,7 @@ async def _more(call: ApiCall[None], index: int) -> bool:
     try:
         done, _ = await asyncio.wait({stop, over, more}, return_when=asyncio.FIRST_COMPLETED)
         if over in done:
-            raise ConnectionResetError("the subscriber has gone")
+            raise ConnectionResetError("the subscriber has disconnected")
         return stop in done or more.result()
     finally:
         for waiting in (stop, over, more):

@@ -151,7 +151,7 @@ async def _in_another_phase(
             return state, found
         watch = call.service.controller.external_jobs
         if not watch.has_room(scheduler):
-            raise too_many("too many questions about external jobs wait already", "ask again later", POLL_AGAIN_S)
+            raise too_many("too many requests already wait for external jobs", "try again later", POLL_AGAIN_S)
         await watch.wait(scheduler, name, left_s)
 
 

@@ -127,7 +127,7 @@ def _not_held(call: ApiCall[None], found: QueryFailure, at: Instant, name: str) 
     return Problem(
         410,
         "history_not_held",
-        f"{call.service.controller.name} cannot go back to {when}: {found.sentence}",
+        f"{call.service.controller.name} cannot reconstruct the state at {when}: {found.sentence}",
         "ask another replica with stale=ok",
         f"query {name}",
     )
@@ -167,14 +167,18 @@ async def show_history(call: ApiCall[None]) -> Reply[StoryAnswer]:
 
 
 def _event_filter(call: ApiCall[None], state: State) -> EventFilter:
-    """Return the query's filter, limited to the events the caller may see; Problem 400."""
+    """Return the query's filter, limited to the events the caller may see.
+
+    Raises:
+        Problem: 400, if the query is invalid or names events that the caller may not see.
+    """
     query, is_user = call.query, call.identity.role is Role.USER
     kinds = tuple(kind for kind in query.get("kind", "").split(",") if kind)
     known = {kind_name(kind) for kind in EVENTS} | {REJECTED}
     for kind in kinds:
         if kind not in known:
             near = difflib.get_close_matches(kind, known, n=3) or sorted(known)
-            raise bad_request(f"there is no event {kind[:64]!r}", f"use one or more of {', '.join(near)}", "query kind")
+            raise bad_request(f"no event is named {kind[:64]!r}", f"use one or more of {', '.join(near)}", "query kind")
     if call.identity.role is Role.DRILL:
         beyond = sorted(set(kinds) - OF_DRILLS)
         if beyond:
@@ -242,7 +246,7 @@ def _event_rows(call: ApiCall[None], happened: CommandEvents, provider: str) -> 
 async def show_diff(call: ApiCall[None]) -> Reply[DiffAnswer]:
     state = await call.state()
     if "from" not in call.query:
-        raise bad_request("the first moment is missing", "say from which revision or time on", "query from")
+        raise bad_request("the start of the period is missing", "give its first revision or time", "query from")
     since = _moment(call, state, "from")
     until = _moment(call, state, "to") if "to" in call.query else (int(state.revision), NEVER)
     limit = call.integer("limit", ops.DIFF_LIMIT, least=1, most=ops.DIFF_LIMIT_MAX)
@@ -255,7 +259,7 @@ async def show_diff(call: ApiCall[None]) -> Reply[DiffAnswer]:
         raise history_busy(error) from error
     if isinstance(found, QueryFailure):
         if found.kind == REVERSED:
-            raise bad_request(found.sentence, "turn them round", "query from")
+            raise bad_request(found.sentence, "exchange start and end", "query from")
         raise _not_held(call, found, since[1], "from")
     return Reply(state.revision, content=found)
 
@@ -292,14 +296,18 @@ async def explain_job(call: ApiCall[None]) -> Reply[WhyView]:
         return Reply(view.revision, view)
     job_id = call.job_in(state)
     if job_id not in state.jobs:
-        raise unknown_job(f"there was no job {job_id} at revision {state.revision}", "see its history")
+        raise unknown_job(f"job {job_id} did not exist at revision {state.revision}", "see the job's history")
     check_may_see(call, state, job_id)
     verdict = (await call.service.verdicts.verdicts_of(state, [job_id], call.work)).of(job_id)
     return Reply(state.revision, why_view(state, job_id, verdict))
 
 
 async def _explain_at(call: ApiCall[None], state: State) -> WhyReply:
-    """Return the reason the job waited at the requested time; Problem."""
+    """Return the reason the job waited at the requested time.
+
+    Raises:
+        Problem: 404, if the job did not exist then; 403 or 410 as for other past reads.
+    """
     revision, at = _moment(call, state, "at")
     (job, tasks), external_job = call.one_reference()
     try:
@@ -310,11 +318,11 @@ async def _explain_at(call: ApiCall[None], state: State) -> WhyReply:
         raise history_busy(error) from error
     if not isinstance(found, WhyReply):
         if found.kind == NO_JOB:
-            raise unknown_job(found.sentence, "see its history")
+            raise unknown_job(found.sentence, "see the job's history")
         raise _not_held(call, found, at, "at")
     if call.identity.role is Role.SCHEDULER and found.scheduler != call.identity.name:
         raise permission_denied(
-            f"{call.identity} may look at its own external jobs only", f"ask for {call.identity.name}:JOB"
+            f"{call.identity} may read only its own external jobs", f"name the job {call.identity.name}:JOB"
         )
     check_may_see_of(call, state, found.view.job_id, found.user)
     return found
@@ -339,12 +347,12 @@ def _moment(call: ApiCall[None], state: State, name: str) -> tuple[int, Instant]
         raise bad_request(f"{name} is {text[:64]!r}", remedy, f"query {name}") from error
     now = call.service.controller.agreed.now()
     if at > now:
-        raise _not_yet(f"{format_instant(at)} has not come yet; it is {format_instant(now)}", name)
+        raise _not_yet(f"{format_instant(at)} is in the future; the time is {format_instant(now)}", name)
     return 0, at
 
 
 def _not_yet(sentence: str, name: str) -> Problem:
-    return Problem(404, "unknown_revision", sentence, "ask about an earlier one", f"query {name}")
+    return Problem(404, "unknown_revision", sentence, "use an earlier one", f"query {name}")
 
 
 async def records_of(call: ApiCall[None], recorded: RecordedJob, *, newest: bool = False) -> RecordsReply:
@@ -358,7 +366,11 @@ async def records_of(call: ApiCall[None], recorded: RecordedJob, *, newest: bool
 async def decode_records(
     recorded: RecordedJob, found: RecordsReply, work: SlicedWork
 ) -> AsyncIterator[tuple[JobRecord, Batch]]:
-    """Yield each record with its command, and note the job's owner on the way; Problem 403 for other users."""
+    """Yield each record with its command, and note the job's owner on the way.
+
+    Raises:
+        Problem: 403, if the job is hidden from the caller.
+    """
     for record in found.records:
         await work.take(size_bytes=len(record.batch))
         batch = decode_batch(record.batch)
@@ -387,12 +399,16 @@ def _row(record: JobRecord, entry: Entry, event: Event, at: Instant, *, names: b
 def history_busy(error: HistoryServiceBusy | HistoryServiceTimeout) -> Problem:
     """Return the error of a query that cannot be answered now."""
     own = isinstance(error, HistoryServiceBusy) and error.own
-    return too_many(str(error), "wait for their answers") if own else too_busy(str(error))
+    return too_many(str(error), "wait for the replies to your other queries") if own else too_busy(str(error))
 
 
 def recorded_job(call: ApiCall[None], state: State) -> RecordedJob:
-    """Return the job named in the path, from the state or the ledger; Problem 403 or 404."""
+    """Return the job named in the path, from the state or the ledger.
+
+    Raises:
+        Problem: 404, if the job never existed; 403, if it is hidden from the caller.
+    """
     job_id = call.job_in(state)
     if not 0 < job_id < state.next_job:
-        raise unknown_job(f"there is no job {job_id}")
+        raise unknown_job(f"job {job_id} does not exist")
     return RecordedJob(call, state, job_id)

@@ -77,7 +77,9 @@ async def submit_job(call: ApiCall[SubmitRequest]) -> Reply[JobView]:
     settled = await call.service.settle(call, command)
     is_listed = settled.job in settled.state.jobs
     shared = _shared_destinations(call, settled.state, settled.job) if is_listed else ()
-    warned = tuple(f"other jobs stage out to the same place, so the last one's files stay: {one}" for one in shared)
+    warned = tuple(
+        f"other jobs stage out to the same destination, so only the last copy stays: {one}" for one in shared
+    )
     warned += _notes(settled.state, settled.job, command) if is_listed else ()
     view = await _job_after(call, settled, settled.job, (*warnings, *warned))
     return Reply(settled.state.revision, view)
@@ -110,7 +112,11 @@ class _JobFilter(NamedTuple):
 
     @classmethod
     def of(cls, call: ApiCall[None]) -> _JobFilter:
-        """Return the filter of a query; Problem 400 for an unknown state."""
+        """Return the filter of a query.
+
+        Raises:
+            Problem: 400, for an unknown state.
+        """
         query = call.query
         states = frozenset(word.upper() for word in query.get("state", "").split(",") if word)
         unknown = sorted(states - _WORDS)
@@ -239,12 +245,16 @@ async def _collapsed_view(
 
 
 def _named_jobs(state: State, job: int, tasks: Tasks) -> tuple[int, ...]:
-    """Return the referenced job or array tasks; Problem 404 if one does not exist."""
+    """Return the referenced job or array tasks.
+
+    Raises:
+        Problem: 404, if one of them does not exist.
+    """
     found = jobs_of_tasks(state, job, tasks)
     if isinstance(found, Refusal):
         raise rejection_problem(found)
     if found is None and job not in state.jobs:
-        raise unknown_job(f"there is no job {job} in the state", place="query job")
+        raise unknown_job(f"job {job} does not exist", place="query job")
     return (job,) if found is None else found
 
 
@@ -315,7 +325,11 @@ requeue_job = _change_route(ops.REQUEUE_JOB, c.RequeueJob)
 
 
 async def _job_after(call: ApiCall[Any], settled: Settlement, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
-    """Return the job after a command; Problem 404 with an executed outcome if it was deleted meanwhile."""
+    """Return the job after a command.
+
+    Raises:
+        Problem: 404, if the job was deleted meanwhile; the error says that the command was executed.
+    """
     if job_id in settled.state.jobs:
         return await _job(call, settled.state, job_id, warnings)
     raise Problem(
@@ -333,9 +347,9 @@ async def _job_after(call: ApiCall[Any], settled: Settlement, job_id: int, warni
 async def _job(call: ApiCall[Any], state: State, job_id: int, warnings: tuple[str, ...] = ()) -> JobView:
     if job_id not in state.jobs:
         if 0 < job_id < state.next_job:
-            words = f"job {job_id} is over and has left the list of finished jobs"
+            words = f"job {job_id} has finished and left the list of finished jobs"
             raise unknown_job(words, f"see /v1/jobs/{job_id}/history")
-        raise unknown_job(f"there is no job {job_id}")
+        raise unknown_job(f"job {job_id} does not exist")
     known = await call.service.verdicts.verdicts_of(state, [job_id], call.work, reasons=True)
     return redact_job(call, state, job_view(state, job_id, known, warnings=warnings))
 
@@ -448,7 +462,7 @@ async def _bulk_success(
             return replace(result, node=node_view(state, command.node, service.controller.liveness))
         case _:
             if not isinstance(command, Change):
-                raise AssertionError(f"{c.kind_of(command)} cannot come in bulk")
+                raise AssertionError(f"{c.kind_of(command)} cannot be sent in bulk")
             job = _first_of(state, command)
     known = await service.verdicts.verdicts_of(state, [job], work, reasons=True)
     found = job_view(state, job, known, warnings=warnings) if job in state.jobs else None

@@ -114,7 +114,7 @@ async def read_stored_entries(call: ApiCall[None]) -> Reply[HandedAnswer]:
     service = call.service
     controller = service.controller
     if "last" not in call.query:
-        raise bad_request("last is missing", "write the index of the last entry that is wanted", "query last")
+        raise bad_request("last is missing", "give the index of the last entry", "query last")
     last = call.integer("last", 0, least=1, most=INDEX_MAX)
     try:
         if controller.ledger.applied_index < last <= controller.applied_index:
@@ -160,11 +160,11 @@ async def save_snapshot(call: ApiCall[None]) -> Reply[SnapshotView]:
         summary = await asyncio.to_thread(inspect, path)
     except TimeoutError as error:
         raise Problem(
-            503, "too_slow", f"the snapshot is not done after {SNAPSHOT_WAIT_S:g} s", "see /v1/status later"
+            503, "too_slow", f"the snapshot is not complete after {SNAPSHOT_WAIT_S:g} s", "see /v1/status later"
         ) from error
     except (SnapshotFailed, SnapshotRefused) as error:
         raise Problem(
-            507, "snapshot_failed", str(error), "see that the disk has space; older snapshots are kept"
+            507, "snapshot_failed", str(error), "check the free disk space; older snapshots are kept"
         ) from error
     return Reply(controller.state.revision, snapshot_view(path, summary))
 
@@ -191,15 +191,15 @@ async def fetch_snapshot(call: ApiCall[None]) -> Reply[bytes]:
     controller = call.service.controller
     name, offset = call.params["name"], call.integer("offset", 0, least=0, most=SNAPSHOT_BYTES_MAX)
     if SnapshotName.parse(name) is None:
-        raise bad_request(f"{name!r:.80} is no snapshot's name", "GET /v1/snapshots lists them", "name")
+        raise bad_request(f"{name!r:.80} is not the name of a snapshot", "GET /v1/snapshots lists them", "name")
     try:
         part = await asyncio.to_thread(_part_of, controller.snapshots.directory / name, offset)
     except FileNotFoundError as error:
         raise Problem(
-            404, "no_snapshot", f"{name} is not kept here any more", "fetch the newest one", "name"
+            404, "no_snapshot", f"this replica no longer has snapshot {name}", "fetch the newest one", "name"
         ) from error
     except OSError as error:
-        raise Problem(507, "snapshot_failed", f"{name} cannot be read: {error.strerror}", "see the disk") from error
+        raise Problem(507, "snapshot_failed", f"{name} cannot be read: {error.strerror}", "check the disk") from error
     return Reply(controller.state.revision, content=part, content_type=ops.BYTES)
 
 
@@ -273,11 +273,11 @@ async def list_log_keys(call: ApiCall[None]) -> Reply[LogKeysAnswer]:
 async def sign_checkpoint(call: ApiCall[SignRequest]) -> Reply[SignedAnswer]:
     controller, publisher = call.service.controller, call.service.publisher
     if call.body.size > controller.applied_index:
-        raise too_busy(f"{controller.applied_index} entries are applied here, and {call.body.size} are asked for")
+        raise too_busy(f"this replica has applied {controller.applied_index} entries, not yet {call.body.size}")
     try:
         signed = await publisher.sign(call.body.size, call.body.root)
     except SignRefused as error:
-        raise Problem(409, "not_signed", str(error), "ask for a later one", "size") from error
+        raise Problem(409, "not_signed", str(error), "request a later one", "size") from error
     except (ProofUnavailable, HistoryServiceTimeout) as error:
         raise too_busy(str(error)) from error
     histories = None
@@ -303,7 +303,7 @@ async def take_checkpoint(call: ApiCall[CheckpointRequest]) -> Reply[CheckpointA
     try:
         await publisher.take(call.body.note)
     except NoteNotTaken as error:
-        raise Problem(409, "not_taken", str(error), "hand over what a majority has signed", "note") from error
+        raise Problem(409, "not_taken", str(error), "send a checkpoint that a majority has signed", "note") from error
     except (ProofUnavailable, HistoryServiceTimeout) as error:
         raise too_busy(str(error)) from error
     revision = controller.state.revision
@@ -320,7 +320,7 @@ async def prove_job(call: ApiCall[None]) -> Reply[bytes]:
     try:
         records, history = await call.service.past.proof(job, size, call.identity)
     except ProofUnavailable as error:
-        remedy = f"ask again when what happened to it has a checkpoint: the last one is of {size} entries"
+        remedy = f"try again once a checkpoint covers the job's records; the last one covers {size} entries"
         raise Problem(404, "not_proven", str(error), remedy, "job id") from error
     except (HistoryServiceBusy, HistoryServiceTimeout) as error:
         raise history_busy(error) from error
@@ -344,12 +344,12 @@ async def set_clock(call: ApiCall[SetClockRequest]) -> Reply[ClockAnswer]:
     known = find_reply(controller.state, call.service.check_age(call.identity, call.body.command_id)) is not None
     earliest, latest, _ = controller.engine.clock_bounds
     if not known and (earliest is None or latest is None or not earliest - OFF_US <= at <= latest + OFF_US):
-        said = "cannot be read" if earliest is None else f"say {format_instant(earliest)}"
+        said = "cannot be read" if earliest is None else f"show {format_instant(earliest)}"
         raise Problem(
             409,
             "clock_off",
             f"the wall clocks of a majority of the replicas {said}: the time would not stay at {call.body.at}",
-            "set those clocks first, then the cluster's time to what they say",
+            "correct those clocks first, then set the cluster's time to theirs",
             "at",
         )
     settled = await call.service.settle(call, SetClock(at))
@@ -445,7 +445,7 @@ async def show_readiness(call: ApiCall[None]) -> Reply[str]:
         except (NotLeading, Unavailable, TimeoutError):
             why_not = "this replica leads but cannot reach a majority"
     if why_not:
-        raise Problem(503, "not_ready", why_not, "ask again, or another replica", headers={"Retry-After": "1"})
+        raise Problem(503, "not_ready", why_not, "try again, or ask another replica", headers={"Retry-After": "1"})
     return _text(call, b"ready\n")
 
 
@@ -465,7 +465,7 @@ def not_ready(call: ApiCall[Any]) -> str:
     if engine.leader is None:
         return "no leader is known"
     if not engine.ready:
-        return f"this replica is not in step with the leader {engine.leader}"
+        return f"this replica has not caught up with the leader {engine.leader}"
     if engine.role == Role.LEADER:
         return "" if controller.state.revision else "the cluster is not founded yet"
     silence_s_max = LEADER_SILENCE_ELECTIONS * controller.config.timing.election_max_s
@@ -474,7 +474,7 @@ def not_ready(call: ApiCall[Any]) -> str:
             if not peer.connected:
                 return f"the leader {peer.name} is not connected"
             if peer.last_contact_s is None or peer.last_contact_s > silence_s_max:
-                return f"the leader {peer.name} has not been heard of for more than {silence_s_max:g} s"
+                return f"the leader {peer.name} has sent nothing for more than {silence_s_max:g} s"
             return ""
     return f"the leader {engine.leader} is not a peer of this replica"
 

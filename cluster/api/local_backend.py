@@ -50,7 +50,7 @@ from wal import BrokenInvariant, StorageFailed
 
 LOGGER = logging.getLogger(__name__)
 
-FAULT_REMEDY = "report it with the replica's log, and send it again with the same command_id"
+FAULT_REMEDY = "report this with the replica's log, and send the command again with the same command_id"
 """Remedy of an internal error."""
 
 
@@ -134,7 +134,7 @@ class LocalBackend:
             LOGGER.exception(
                 "%s %s failed", operation.method, operation.name, extra=about(job=asked.params.get("id", ""))
             )
-            remedy = "report it with the replica's log; if it was a write, send it again with the same command_id"
+            remedy = "report this with the replica's log; send a write again with the same command_id"
             raise internal_error(remedy, "unknown" if operation.method != "GET" else "rejected") from error
         if isinstance(outcome, Stream):
             return outcome

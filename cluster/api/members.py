@@ -82,12 +82,16 @@ async def add_member(call: ApiCall[r.AddMemberRequest]) -> Reply[MembersAnswer]:
 async def update_member(call: ApiCall[r.UpdateMemberRequest]) -> Reply[MembersAnswer]:
     addresses = _addresses(peer=call.body.peer, api=call.body.api)
     if not addresses:
-        raise bad_request("no address is given", "give peer, api or both: what is left out stays")
+        raise bad_request("no address is given", "give peer, api or both")
     return await _change(call, ChangeKind.UPDATE, call.params["name"], **addresses)
 
 
 def _addresses(**given: str | None) -> dict[str, str]:
-    """Return the given addresses in normal form; Problem 400."""
+    """Return the given addresses in normal form.
+
+    Raises:
+        Problem: 400, if an address is invalid or none is given.
+    """
     addresses = {}
     for place, text in given.items():
         if text is None:
@@ -129,15 +133,19 @@ async def transfer_leadership(call: ApiCall[r.TransferRequest]) -> Reply[Transfe
 
 
 def _check_switchover(state: State, who: str, target: str | None) -> None:
-    """Check that a transfer is part of a drill run by this coordinator; Problem 403."""
+    """Check that a transfer is part of a drill run by this coordinator.
+
+    Raises:
+        Problem: 403, if it is not.
+    """
     last = state.drills.get(max(state.drills, default=0))
     if (
         last is None
         or not last.is_under_way(state.at)
         or (last.scenario, last.by, last.target) != ("switchover", who, target)
     ):
-        remedy = "begin a drill of it first: forebay drill run switchover"
-        raise permission_denied(f"drill {who} may hand the leadership over in a switchover of its own only", remedy)
+        remedy = "begin such a drill first: forebay drill run switchover"
+        raise permission_denied(f"drill {who} may transfer the leadership only in its own switchover drill", remedy)
 
 
 async def _transfer(call: ApiCall[Any], target: str | None) -> str | None:
@@ -168,7 +176,7 @@ async def _change(
         return await _members(call)
     except Problem as error:
         # The change was made; only the resulting membership could not be read.
-        raise no_leader("the change was made, but this replica does not lead any more") from error
+        raise no_leader("the change was made, but this replica no longer leads") from error
 
 
 def _change_problem(error: ChangeRefused) -> Problem:
@@ -276,13 +284,13 @@ def _number(call: ApiCall[Any]) -> int:
     text = call.params["drill"]
     if text.isascii() and text.isdigit() and len(text) <= DRILL_DIGITS_MAX:
         return int(text)
-    raise bad_request(f"{text[:32]!r} is no number of a drill", "forebay drill list shows them", "drill")
+    raise bad_request(f"{text[:32]!r} is not the number of a drill", "forebay drill list shows them", "drill")
 
 
 def _drill(call: ApiCall[Any], state: State, number: int) -> Reply[d.DrillAnswer]:
     known = state.drills.get(number)
     if known is None:
-        raise Problem(404, "unknown_drill", f"there is no drill {number}", "forebay drill list shows them", "drill")
+        raise Problem(404, "unknown_drill", f"drill {number} does not exist", "forebay drill list shows them", "drill")
     return Reply(state.revision, d.DrillAnswer(revision=state.revision, **_drill_fields(known, _at(call, state))))
 
 

@@ -21,17 +21,17 @@ PUBLIC_STATE = frozenset({
     "end_time", "exit_code", "signal", "cancelled", "external_job", "epoch", "phase", "details", "expected_start",
     "expected_after", "revision",
 })  # fmt: skip
-"""Fields of a job's view that no user sets and other users see; of those that users set, `JobField.public` says it."""
+"""Fields of a job's view that other users see and no user sets; for fields that users set, see `JobField.public`."""
 
 PUBLIC_DETAILS = frozenset({
     "gid", "array_job_id", "array_task_id", "array_throttle", "restarts", "singleton", "dependency_any", "suspend_time",
     "suspended_s",
 })  # fmt: skip
-"""The same of a job's details."""
+"""The same for a job's details."""
 
 
 def _hidden(view: type[msgspec.Struct], public: frozenset[str]) -> dict[str, Any]:
-    """Return the fields of a view that other users do not see, each with the value that they see instead."""
+    """Return the fields of a view that are hidden from other users, with the values shown instead."""
     shown = public | {field.field for field in JOB_FIELDS if field.public}
     hidden: dict[str, Any] = {}
     for field in msgspec.structs.fields(view):
@@ -78,7 +78,11 @@ class RecordedJob:
     """Visibility of a job that may exist only in the ledger, where its owner becomes known with its submit."""
 
     def __init__(self, call: ApiCall[Any], state: State, job_id: int) -> None:
-        """`state`: the current one. Raises Problem 403 if the job is in it and hidden from the caller."""
+        """`state`: the current one.
+
+        Raises:
+            Problem: 403, if the job is in the state and hidden from the caller.
+        """
         self.job_id = job_id
         self.names = owns(call, state, job_id)
         """Whether the caller may see names of its files."""
@@ -90,7 +94,11 @@ class RecordedJob:
             self._is_known = True
 
     def submitted_by(self, user: str) -> None:
-        """Record the job's owner; Problem 403 if the job is hidden from the caller."""
+        """Record the job's owner.
+
+        Raises:
+            Problem: 403, if the job is hidden from the caller.
+        """
         if self._only not in (None, user):
             raise hidden_job(self.job_id)
         self.names, self._is_known = self.names or user == self._caller, True
@@ -132,7 +140,7 @@ def redact_job(call: ApiCall[Any], state: State, view: JobView) -> JobView:
         return view
     changed = {**HIDDEN, "reason": visible_reason(call, state, view.job_id, view.reason)}
     if not view.system_comment:
-        del changed["system_comment"]  # no operation failed, which the job's state says, too
+        del changed["system_comment"]  # its absence shows only that no operation failed, as the job's state does
     if view.details is not None:
         changed["details"] = msgspec.structs.replace(view.details, **HIDDEN_DETAILS)
     return msgspec.structs.replace(view, **changed)

@@ -40,9 +40,12 @@ class ProviderValidation:
         """
 
     async def validate(self, state: State, command_id: bytes, command: c.SubmitJob) -> None:
-        """Have the provider validate a job with a burst buffer; Problem 400 with its objection, 429 if it is busy.
+        """Have the provider validate a job with a burst buffer.
 
         A settled command is not validated again, and a retry waits for the verdict of its first try.
+
+        Raises:
+            Problem: 400, with the provider's objection; 429, if the provider is busy.
         """
         provision = provision_of(state)
         if provision is None or not asks(command) or find_reply(state, command_id) is not None:
@@ -65,7 +68,7 @@ class ProviderValidation:
                 400,
                 PROVIDER_REFUSED,
                 f"burst_buffer/{provision.provider}: {failed}",
-                "correct what the provider names, and submit again",
+                "correct the cause that the provider reports, and submit again",
             )
 
     def is_needed(self, state: State) -> bool:
@@ -73,9 +76,12 @@ class ProviderValidation:
         return provision_of(state) is not None
 
     def check_validated(self, state: State, command_id: bytes, command: c.SubmitJob) -> None:
-        """Check that a job was validated if the provider requires it; Problem 503.
+        """Check that a job was validated if the provider requires it.
 
         Every path to the proposer calls this.
+
+        Raises:
+            Problem: 503, if it was not.
         """
         if not self.is_needed(state) or not asks(command) or find_reply(state, command_id) is not None:
             return

@@ -67,9 +67,12 @@ _STAGES = {stage.word: stage for stage in Stage}
 def submission(
     request: SubmitRequest, identity: Identity, site: Site = DEFAULT_SITE
 ) -> tuple[c.SubmitJob, tuple[str, ...]]:
-    """Return a submit's command and its warnings; Problem with line and column.
+    """Return a submit's command and its warnings.
 
     `site` selects the provider, whose grammar requests follow.
+
+    Raises:
+        Problem: The request is invalid; names line and column.
     """
     size_bytes = len(request.script.encode())
     most = script_bytes_max(request.script)
@@ -84,7 +87,7 @@ def submission(
     user = identity.name if request.user is None else request.user
     if identity.role is not Role.OPERATOR and user != identity.name:
         raise permission_denied(
-            f"{identity} may not submit for user {user!r}", "leave out user, or ask an operator", "user"
+            f"{identity} may not submit for user {user!r}", "omit user, or ask an operator to submit the job", "user"
         )
     _refuse_blank(request, "leave it out, or write a request")
     reading = _read_directives(request.script, request, site, too_large=413)
@@ -130,7 +133,11 @@ def _refuse_blank(request: SubmitRequest | UpdateRequest, remedy: str) -> None:
 def _read_directives(
     script: str, request: SubmitRequest | UpdateRequest, site: Site, *, too_large: int = 400
 ) -> ParsedRequest:
-    """Return the burst-buffer request; Problem, with the status `too_large` for a text beyond its bound."""
+    """Return the burst-buffer request.
+
+    Raises:
+        Problem: The request is invalid; `too_large` is the status for a text that is too long.
+    """
     try:
         return read_request(
             script, request.bb or "", request.bbf or "", provider=site.provider, directive=site.directive
@@ -180,7 +187,7 @@ def _licenses(texts: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
     for text in texts:
         matched = _LICENSE.fullmatch(text)
         if matched is None or name_fault(matched.group(1)) is not None:
-            raise bad_request(f"the licence {text[:48]!r} cannot be read", "write NAME or NAME:COUNT", "licenses")
+            raise bad_request(f"the licence {text[:48]!r} is invalid", "write NAME or NAME:COUNT", "licenses")
         if matched.group(1) in found:
             raise bad_request(f"the licence {matched.group(1)} is named twice", "name it once", "licenses")
         found[matched.group(1)] = int(matched.group(2) or 1)
@@ -190,7 +197,11 @@ def _licenses(texts: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
 def external_job_setup(
     job: str, request: g.SetUpExternalJobRequest, site: Site
 ) -> tuple[c.SetUpExternalJob, tuple[str, ...]]:
-    """Return an external job's setup command and the directives without effect; Problem with its position."""
+    """Return an external job's setup command and the directives without effect.
+
+    Raises:
+        Problem: The request is invalid; names the position.
+    """
     if len(request.script.encode()) > SCRIPT_BYTES_MAX:
         sentence = f"the script has more than {SCRIPT_BYTES_MAX} bytes"
         raise Problem(413, "limit_exceeded", sentence, "put its data into files and stage them in", "script")
@@ -273,19 +284,23 @@ def bulk_command(request: r.BulkCommand, identity: Identity, site: Site = DEFAUL
 
 
 def job_reference(named: r.JobReference, place: str = "job_id") -> tuple[int, Tasks]:
-    """Parse a job reference, `12`, `12_3` or `12_[1-4]`, into job or array and tasks; Problem 400."""
+    """Parse a job reference, `12`, `12_3` or `12_[1-4]`, into job or array and tasks.
+
+    Raises:
+        Problem: 400, if the reference is invalid.
+    """
     if isinstance(named, int):
         return named, None
     try:
         return parse_reference(named)
     except ArrayError as fault:
         sentence, _, remedy = str(fault).partition("; ")
-        raise bad_request(sentence, remedy or "write the number that the submit answered", place) from fault
+        raise bad_request(sentence, remedy or "use the job ID that the submit returned", place) from fault
 
 
 def _clear(request: r.ClearCommand) -> c.ClearBuffer:
     if (request.job_id is None) == (request.name is None):
-        raise bad_request("it is not said which buffer", "write job_id, or the name of a persistent buffer", "job_id")
+        raise bad_request("no buffer is named", "give job_id, or the name of a persistent buffer", "job_id")
     return c.ClearBuffer(job=request.job_id or 0, name=request.name or "", discard=request.discard)
 
 
@@ -324,7 +339,7 @@ def _instant(text: str | None, place: str) -> Instant:
     try:
         found = parse_instant(text)
     except (ValueError, OverflowError) as error:
-        raise bad_request(f"the time {text!r} cannot be read", "write it as 2026-01-31T12:00:00Z", place) from error
+        raise bad_request(f"the time {text!r} is invalid", "write it as 2026-01-31T12:00:00Z", place) from error
     if found < 0:
         raise bad_request(f"the time {text!r} is before 1970", "write a later one", place)
     return found
@@ -334,7 +349,7 @@ def _dependencies(texts: tuple[str, ...]) -> tuple[tuple[Dependency, ...], tuple
     """Return the dependencies on jobs, and those on array tasks."""
     if len(texts) > DEPENDENCIES_MAX:
         raise bad_request(
-            f"there are {len(texts)} dependencies", f"depend on at most {DEPENDENCIES_MAX} jobs", "dependencies"
+            f"{len(texts)} dependencies are given", f"depend on at most {DEPENDENCIES_MAX} jobs", "dependencies"
         )
     jobs: list[Dependency] = []
     tasks: list[AfterTask] = []
@@ -365,7 +380,11 @@ _NO_SCRIPT = "#!/bin/sh\n"
 
 
 def update_job(job: int, tasks: Tasks, request: UpdateRequest, site: Site = DEFAULT_SITE) -> c.UpdateJob:
-    """Return the command that changes a pending job; Problem with its position."""
+    """Return the command that changes a pending job.
+
+    Raises:
+        Problem: The request is invalid; names the position.
+    """
     singleton, texts = None, request.dependencies
     dependencies: tuple[Dependency, ...] | None = None
     after_tasks: tuple[AfterTask, ...] = ()
@@ -373,7 +392,7 @@ def update_job(job: int, tasks: Tasks, request: UpdateRequest, site: Site = DEFA
         singleton = SINGLETON in texts
         dependencies, after_tasks = _dependencies(tuple(text for text in texts if text != SINGLETON))
     elif request.dependency_any:
-        raise bad_request("it is said how to read dependencies, and not which", "name them all", "dependencies")
+        raise bad_request("dependency_any is given without dependencies", "list them all", "dependencies")
     reading = _read_alone(request, site)
     change = made_of(
         request,
@@ -396,7 +415,7 @@ def _read_alone(request: UpdateRequest, site: Site) -> ParsedRequest | None:
     reading = _read_directives(_NO_SCRIPT, request, site)
     if reading.request is None:
         raise bad_request(
-            "nothing is asked of burst buffers", "write for example capacity=10GiB", "--bb", "invalid_directive"
+            "the burst-buffer request is empty", "write for example capacity=10GiB", "--bb", "invalid_directive"
         )
     return reading
 

@@ -143,12 +143,16 @@ class ApiCall(msgspec.Struct, Generic[RequestBody]):
         return prepared.command_id if prepared is not None else str(self.asked.body.command_id)
 
     async def submission(self) -> tuple[SubmitJob, tuple[str, ...]]:
-        """Return the submit's command and its warnings; Problem."""
+        """Return the submit's command and its warnings.
+
+        Raises:
+            Problem: The submit is rejected.
+        """
         site, prepared = self.service.controller.state.site, self.asked.prepared
         if prepared is not None and prepared.fits(site):
             return prepared.result()
         if self.asked.body is None:
-            raise too_busy("the configuration of the site has changed just now")
+            raise too_busy("the site's configuration has just changed")
         return await self.service.reading(
             self.asked.body, request_decoding.submission, self.asked.body, self.identity, site
         )
@@ -168,7 +172,11 @@ class ApiCall(msgspec.Struct, Generic[RequestBody]):
         return self.service.controller.state if self.stale else await self.service.current()
 
     def integer(self, name: str, default: int, *, least: int, most: int) -> int:
-        """Return a number from the query; Problem 400 outside the bounds."""
+        """Return a number from the query.
+
+        Raises:
+            Problem: 400, if the text is no number or outside the bounds.
+        """
         text = self.query.get(name)
         if text is None:
             return default
@@ -177,9 +185,13 @@ class ApiCall(msgspec.Struct, Generic[RequestBody]):
         return int(text)
 
     def job_reference(self) -> tuple[int, Tasks]:
-        """Return the job or array in the path, and its tasks: `12`, `12_3`, `12_[1-4]`; Problem 400.
+        """Return the job or array in the path, and its tasks: `12`, `12_3`, `12_[1-4]`.
 
-        `slurm:42` means the last epoch of an external job; Redirect if this replica cannot tell.
+        `slurm:42` means the last epoch of an external job.
+
+        Raises:
+            Problem: 400, if the reference is invalid; 404, if the external job does not exist.
+            Redirect: This replica cannot tell which epoch is the last one.
         """
         named = self.params["id"]
         if EXTERNAL_JOB_COLON not in named:
@@ -198,20 +210,26 @@ class ApiCall(msgspec.Struct, Generic[RequestBody]):
     def one_reference(self) -> tuple[tuple[int, Tasks], str]:
         """Return the job in the path with its task, or else the name of an external job, whether it exists or not.
 
-        Problem 400.
+        Raises:
+            Problem: 400, if the reference is invalid or names several tasks.
         """
         named = self.params["id"]
         if EXTERNAL_JOB_COLON in named:
             return (0, None), named
         job_id, tasks = self.job_reference()
         if tasks is not None and len(tasks) > 1:
-            raise bad_request("only one task can be looked at", f"write for example {job_id}_{tasks[0]}", "job id")
+            raise bad_request(
+                "several tasks are named, and this request takes one",
+                f"write for example {job_id}_{tasks[0]}",
+                "job id",
+            )
         return (job_id, tasks), ""
 
     def job_in(self, state: State) -> int:
-        """Return the single job in the path at `state`; Problem 400 for several, 404 for none.
+        """Return the single job in the path at `state`.
 
-        An external scheduler may only see its own external jobs: Problem 403.
+        Raises:
+            Problem: 400 for several jobs, 404 for none, 403 for an external job of another scheduler.
         """
         (job_id, tasks), external_job = self.one_reference()
         if external_job:
@@ -220,7 +238,7 @@ class ApiCall(msgspec.Struct, Generic[RequestBody]):
             job = state.jobs.get(job_id)
             if job is None or job.external_job is None or job.external_job.scheduler != self.identity.name:
                 raise permission_denied(
-                    f"{self.identity} may look at its own external jobs only", f"ask for {self.identity.name}:JOB"
+                    f"{self.identity} may read only its own external jobs", f"name the job {self.identity.name}:JOB"
                 )
             return job_id
         found = job_of_task(state, job_id, tasks)
@@ -376,7 +394,12 @@ class ApiService:
         return self.event_streams_of.total()
 
     async def current(self) -> State:
-        """Return a linearizable state; Redirect to the leader or Problem 503."""
+        """Return a linearizable state.
+
+        Raises:
+            Redirect: Another replica leads.
+            Problem: 503, if no replica leads.
+        """
         try:
             return await self.controller.current()
         except NotLeading as error:
@@ -385,7 +408,12 @@ class ApiService:
             raise no_leader(str(error)) from error
 
     async def lead(self) -> None:
-        """Wait briefly until this replica may decide; Redirect to the leader or Problem 503 if it does not lead."""
+        """Wait briefly until this replica may decide.
+
+        Raises:
+            Redirect: Another replica leads.
+            Problem: 503, if no replica leads.
+        """
         engine = self.controller.engine
         if self.controller.leads and self.controller.state.revision:
             return
@@ -407,14 +435,17 @@ class ApiService:
     # Commands
 
     def check_age(self, identity: Identity, command_id: str) -> bytes:
-        """Return the command ID as bytes; Problem 400 if it is invalid, or new and too far from the cluster's time.
+        """Return the command ID as bytes.
 
         A session's ID contains no time; its owner is checked when the command is decided.
+
+        Raises:
+            Problem: 400, if the ID is invalid, or new and too far from the cluster's time.
         """
         try:
             found = bytes_of(command_id)
         except ValueError as error:
-            raise bad_request(str(error), "let the client make it", "command_id") from error
+            raise bad_request(str(error), "use an ID made by the client library", "command_id") from error
         if is_in_session(found):
             return found
         age_s = (self.clock.of_clients() - instant_in(found)) / MICROSECONDS_PER_SECOND
@@ -433,10 +464,10 @@ class ApiService:
                 COMMAND_TOO_OLD,
                 f"the command id was made {abs(age_s):.0f} s {'from now' if is_ahead else 'ago'} by the "
                 f"cluster's time; at most {most_s} s are accepted",
-                f"set the clock of the machine that made it back by {abs(age_s):.0f} s, and give the command again"
+                f"set the clock of the client's machine back by {abs(age_s):.0f} s, and repeat the command"
                 if is_ahead
-                else "look whether the command was carried out, and send it again with a new command id if not; "
-                "compare the clocks if it is new",
+                else "check whether the command was executed; if not, send it with a new command id. If the id is "
+                "new, compare the machines' clocks",
                 "command_id",
                 # Cached replies expire, so a resent command's outcome can no longer be determined.
                 outcome="rejected" if is_ahead else "unknown",
@@ -459,7 +490,12 @@ class ApiService:
         return found
 
     def begin(self, identity: Identity, command_id: bytes, command: Command) -> Answer:
-        """Queue a command; Redirect, or Problem 429 or 503 if it cannot be queued."""
+        """Queue a command.
+
+        Raises:
+            Redirect: Another replica leads.
+            Problem: 429 or 503, if the command cannot be queued.
+        """
         answer: Answer = asyncio.get_running_loop().create_future()
         self._queue(Request(command_id, actor_of(identity), command), answer)
         return answer
@@ -480,14 +516,18 @@ class ApiService:
             return await asyncio.to_thread(read, *arguments)
 
     async def validate(self, identity: Identity, command_id: str, command: Command) -> None:
-        """Have the site's provider validate a submit, if it has one; Problem 400 with its objection."""
+        """Have the site's provider validate a submit, if it has one.
+
+        Raises:
+            Problem: 400, with the provider's objection.
+        """
         if isinstance(command, SubmitJob):
             await self.providing.validate(self.controller.state, self.check_age(identity, command_id), command)
 
     async def prepare(self, identity: Identity, request: BulkCommand) -> Command | None:
         """Return the command for `admit` if decoding is long or the provider must validate it.
 
-        None if `admit` decodes it itself; Problem as for `admit`.
+        None if `admit` decodes it itself. Raises the same errors as `admit`.
         """
         wanted = self.providing.is_needed(self.controller.state)
         if not wanted and not is_long(request):
@@ -509,12 +549,16 @@ class ApiService:
         size_bytes: int,
         prepared: Command | None = None,
     ) -> Command:
-        """Check and queue one command of a program; Problem or Redirect if it is rejected.
+        """Check and queue one command of a program.
 
         `size_bytes`: size as sent; `prepared`: result of `prepare`.
 
         The only path of bulk and channel commands to the proposer; it checks permission, content and the age of the ID.
         Rejections by the state arrive as the command's result.
+
+        Raises:
+            Redirect: Another replica leads.
+            Problem: The command is rejected.
         """
         permit(identity, PEOPLE, "send commands")
         command = prepared or request_decoding.bulk_command(request, identity, self.controller.state.site)
@@ -531,9 +575,12 @@ class ApiService:
         return asyncio.get_running_loop().time() + COMMIT_WAIT_S
 
     async def finish(self, answer: Answer, deadline: float | None = None) -> Settlement:
-        """Wait for the result; Problem with the rejection, or 503 for an unknown outcome.
+        """Wait for the result.
 
         `deadline`: shared by all commands of a request, so that their waits do not add up.
+
+        Raises:
+            Problem: The command was rejected; 503, if its outcome is unknown.
         """
         try:
             async with asyncio.timeout_at(self.deadline() if deadline is None else deadline):
@@ -566,7 +613,7 @@ class ApiService:
                 return Problem(
                     500,
                     "internal_error",
-                    "the command could not be decided because of a fault in this release; nothing has happened",
+                    "the command could not be decided because of a fault in this release; nothing was changed",
                     "report it with the replica's log",
                 )
         raise error

@@ -68,7 +68,7 @@ class Statuses:
             status = await self._controller.levels.ask(name)
         except Exception as error:
             # Any failure: the replica is shown without its own status.
-            LOGGER.debug("%s did not say how it is: %s", name, error)
+            LOGGER.debug("%s did not report its status: %s", name, error)
             return
         if status.replica == name:
             self._words[name] = _ReceivedStatus(self._controller.clock.monotonic_s(), status)

@@ -108,7 +108,7 @@ async def show_job_transfers(call: ApiCall[None]) -> Reply[JobTransfersView]:
     state = await call.service.current()
     job_id = call.job_in(state)
     if job_id not in state.jobs:
-        raise unknown_job(f"there is no job {job_id} in the state", f"see /v1/transfers/{job_id}/receipts", "")
+        raise unknown_job(f"job {job_id} is not in the current state", f"see /v1/transfers/{job_id}/receipts", "")
     check_may_see(call, state, job_id)
     return Reply(state.revision, transfers_of(call, state, job_id))
 
@@ -117,7 +117,7 @@ async def show_job_transfers(call: ApiCall[None]) -> Reply[JobTransfersView]:
 async def list_receipts(call: ApiCall[None]) -> Reply[ReceiptsAnswer]:
     stage = call.query.get("stage")
     if stage is not None and stage not in (one.word for one in TRANSFERS):
-        raise bad_request(f"the stage {stage[:32]!r} moves nothing", "use stage_in or stage_out", "query stage")
+        raise bad_request(f"the stage {stage[:32]!r} moves no data", "use stage_in or stage_out", "query stage")
     attempt = call.integer("attempt", 0, least=1, most=2**63 - 1)
     state = await call.state()
     recorded = recorded_job(call, state)

@@ -138,7 +138,7 @@ class ApiWorkers:
                 code = str(error)
             if loop.time() - began_s > SOUND_S:
                 pause_s = BACK_OFF_S
-            LOGGER.error("door %d has ended (%s); it is started again in %.3g s", number, code, pause_s)
+            LOGGER.error("API worker %d has ended (%s); it is restarted in %.3g s", number, code, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, BACK_OFF_S_MAX)
 
@@ -245,7 +245,7 @@ class WorkerLink(ReadingProtocol):
             for body in self._cutter.feed(data):
                 self._take(f.decode_from_worker(body))
         except (ChannelProtocolError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            LOGGER.error("a door is closed for what is no frame: %s", error)
+            LOGGER.error("closing an API worker that sent an invalid frame: %s", error)
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -279,7 +279,7 @@ class WorkerLink(ReadingProtocol):
             return
         transport.write(f.encode(frame))
         if transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
-            LOGGER.error("a door does not take its answers; it is closed")
+            LOGGER.error("closing an API worker that does not read its responses")
             self.close()
 
     def tell(self) -> None:
@@ -305,7 +305,7 @@ class WorkerLink(ReadingProtocol):
         try:
             self.send(f.FailureResponse(number, error.status, error.view, error.headers))
         except ValueError as wrong:  # text that cannot be encoded, such as half a surrogate pair
-            LOGGER.error("an answer cannot be written", exc_info=wrong)
+            LOGGER.error("a response cannot be encoded", exc_info=wrong)
             fault = internal_error(FAULT_REMEDY, "unknown")
             self.send(f.FailureResponse(number, fault.status, fault.view, fault.headers))
 
@@ -314,12 +314,14 @@ class WorkerLink(ReadingProtocol):
     def _take(self, frame: f.FromWorker) -> None:
         if isinstance(frame, f.Greeting):
             if frame.version != f.WORKER_VERSION:
-                raise ChannelProtocolError(f"it speaks version {frame.version}, and this core {f.WORKER_VERSION}")
+                raise ChannelProtocolError(
+                    f"it uses protocol version {frame.version}, and this replica {f.WORKER_VERSION}"
+                )
             self.greeted = True
             self._workers.count_serving()
             return
         if not self.greeted:
-            raise ChannelProtocolError("something came before the greeting")
+            raise ChannelProtocolError("a frame came before the greeting")
         match frame:
             case f.CommandReceived():
                 self._order(frame)
@@ -335,7 +337,7 @@ class WorkerLink(ReadingProtocol):
             case f.ProgramConnected():
                 self._check_room()
                 if frame.program in self._programs:
-                    raise ChannelProtocolError(f"program {frame.program} is there already")
+                    raise ChannelProtocolError(f"program {frame.program} exists already")
                 shown = self._certificate(frame.role, frame.name, frame.serial)
                 self._programs[frame.program] = _Program(self._core.program(shown), shown)
             case f.ProgramDisconnected():
@@ -344,7 +346,7 @@ class WorkerLink(ReadingProtocol):
             case f.ResponsesObserved():
                 for route, status, duration_s, code in frame.answers:
                     if (route != "none" and route not in OPERATIONS) or not 100 <= status <= 599 or len(code) > 64:
-                        raise ChannelProtocolError("it counts an answer that there is not")
+                        raise ChannelProtocolError("it reports a response with an invalid route, status or code")
                     self._core.observe(route, status, duration_s, code)
 
     def _check_room(self) -> None:
@@ -370,7 +372,7 @@ class WorkerLink(ReadingProtocol):
     def _order(self, frame: f.CommandReceived) -> None:
         program = self._programs.get(frame.program)
         if program is None:
-            raise ChannelProtocolError(f"program {frame.program} is not there")
+            raise ChannelProtocolError(f"program {frame.program} does not exist")
         self._check_room()
         try:
             if (revoked := self._revocation_problem(program.shown)) is not None:
@@ -393,7 +395,7 @@ class WorkerLink(ReadingProtocol):
         self._check_room()
         operation = OPERATIONS.get(frame.operation)
         if operation is None or frame.number in self._requests:
-            raise ChannelProtocolError(f"request {frame.number} of {frame.operation[:64]!r} cannot be")
+            raise ChannelProtocolError(f"request {frame.number} of {frame.operation[:64]!r} is invalid")
         request = self._requests[frame.number] = _Request()
         task = self._loop.create_task(self._answer(frame, request))
         request.task = task
@@ -411,7 +413,7 @@ class WorkerLink(ReadingProtocol):
             else:
                 await self._stream(number, request, outcome)
         except Exception:
-            LOGGER.exception("an answer to a door failed")
+            LOGGER.exception("a response to an API worker failed")
             self.fail(number, internal_error("report it with the replica's log", "unknown"))
         finally:
             del self._requests[number]

@@ -44,12 +44,12 @@ def test_a_full_disk_costs_the_index_of_the_past_nothing_and_is_told_in_a_senten
             assert await revisions(user, first.job_id) == [first.revision]
             faults.change(Plan("write", error=errno.ENOSPC, needle="/index/"), plan)
             second = await user.call(ops.SUBMIT_JOB, held_job(user, "meanwhile"))
-            text = await said("the historian finds no room on the disk for its index")
+            text = await said("the history service has ended, because the disk has no space for its index")
             assert "Traceback" not in text and faults.hits(plan)
             faults.change(Plan("nothing"), plan)
             assert await revisions(user, second.job_id) == [second.revision]
             assert await revisions(user, first.job_id) == [first.revision]
-            assert "made anew" not in site.log("r1").read_text()
+            assert "rebuilding" not in site.log("r1").read_text()
 
     site, plan = BareCluster(fast_path), fast_path / "r1.faults"
     try:

@@ -109,7 +109,7 @@ class HistoryProcess:
                     self._scrub.step()
                 self._answer()
             except JobIndexBroken as error:
-                LOGGER.error("the index by job is made anew: %s", error)
+                LOGGER.error("rebuilding the index by job: %s", error)
                 self._follower.begin_anew()
                 is_behind = True
             self._tell()

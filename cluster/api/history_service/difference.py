@@ -72,7 +72,11 @@ class _ChangedBy(NamedTuple):
 
 
 def changes_between(follower: Follower, asked: ChangesQuery, before: State, after: State) -> DiffAnswer:
-    """Return the changed records with their changed fields; LookupError if history is not held."""
+    """Return the changed records with their changed fields.
+
+    Raises:
+        LookupError: This replica does not hold the history.
+    """
     found = list(islice(changed_records(before, after, asked), asked.limit + 1))
     shown = found[: asked.limit]
     by = _ChangeAuthors(follower, int(before.revision), int(after.revision))

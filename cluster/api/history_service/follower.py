@@ -191,7 +191,7 @@ class Follower:
         if self._reached.index >= self.ledger.applied_index:
             self.ledger = self.live.as_stored()  # it may have grown
             if self._position.holes and not self.ledger.gaps():
-                LOGGER.info("the history that a snapshot replaced is held now: the index by job is made anew")
+                LOGGER.info("entries that a snapshot had replaced were fetched: rebuilding the index by job")
                 self.begin_anew()
         found = self.ledger.read_some(self._reached.index + 1, entries_max=STEP_ENTRIES, bytes_max=STEP_BYTES)
         if not found and self._reached.index < self.ledger.applied_index:
@@ -245,7 +245,7 @@ class Follower:
             write_snapshot(self._images, Image(point.state, point.index, term, digest), disk=UnsyncedDisk())
             self._thin(self._images)
         except (SnapshotFailed, OSError) as error:
-            LOGGER.warning("a state of the past is not kept: %s", error)
+            LOGGER.warning("a past state could not be saved: %s", error)
 
     def _thin(self, directory: Path) -> None:
         """Remove states until there is space, keeping the rest evenly spaced by revision."""
@@ -300,7 +300,7 @@ class Follower:
         start = self._before(self._position) if self._is_of_this_ledger(self._position) else None
         if start is None:
             if self._position.index:
-                LOGGER.warning("the index by job is not of this ledger: it is made anew")
+                LOGGER.warning("the index by job belongs to another ledger: rebuilding it")
                 self.jobs.begin_anew()
             self._position, start = self.jobs.position, Point(0, EMPTY)
         self.is_confirmed = not self._position.index
@@ -331,12 +331,12 @@ class Follower:
         """Continue after missing entries, on the next snapshot."""
         found = list(self.images(first=index - 1, last=self.ledger.applied_index))
         if not found:
-            raise LedgerBroken(self._reached.index + 1, "it is not held, and no snapshot is there in its place")
+            raise LedgerBroken(self._reached.index + 1, "this entry is missing, and no snapshot replaces it")
         point = found[-1]
         noted = max(self._reached.index, self._position.index)
         if point.index > noted:
             hole = Hole(noted + 1, point.index)
-            LOGGER.warning("nothing is noted of the entries %d to %d, which are not held", *hole)
+            LOGGER.warning("the index by job skips the entries %d to %d, which are missing here", *hole)
             digest = self.ledger.row_at(point.index).digest
             self._position = IndexPosition(
                 point.index, int(point.state.revision), digest, (*self._position.holes, hole)

@@ -141,7 +141,7 @@ class _IndexComparison:
         revisions = [row.revision for row in self._follower.rows(job) if row.revision <= end]
         found = sum(not any(first <= revision <= last for first, last in unknown) for revision in revisions)
         if found != self._counted[job]:
-            raise self._differs(job, f"it has {found} rows, and the ledger {self._counted[job]}")
+            raise self._differs(job, f"it has {found} rows, but the ledger requires {self._counted[job]}")
 
     def _differs(self, job: int, how: str) -> JobIndexBroken:
-        return JobIndexBroken(f"what it says of job {job} is not what the ledger comes to: {how}")
+        return JobIndexBroken(f"its rows of job {job} differ from the ledger: {how}")

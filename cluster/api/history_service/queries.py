@@ -105,7 +105,7 @@ class HistoryQueries:
                 return self._records(asked)
             except LookupError as error:
                 why = str(error)  # it was just pruned
-        raise LedgerBroken(0, f"what concerned job {asked.job} is noted, and cannot be read: {why}")
+        raise LedgerBroken(0, f"the records of job {asked.job} are indexed but cannot be read: {why}")
 
     def _records(self, asked: RecordsQuery) -> RecordsReply:
         follower = self._follower
@@ -150,7 +150,7 @@ class HistoryQueries:
         job_id = self._named_job(state, asked)
         if job_id not in state.jobs:
             what = asked.external_job or f"{asked.job}" + "".join(f"_{task}" for task in asked.tasks or ())
-            return QueryFailure(asked.number, NO_JOB, revision, f"there was no job {what} at revision {revision}")
+            return QueryFailure(asked.number, NO_JOB, revision, f"job {what} did not exist at revision {revision}")
         job, verdict = state.jobs[job_id], self._verdict(state, job_id)
         view = why_view(state, job_id, verdict)
         return WhyReply(
@@ -182,7 +182,7 @@ class HistoryQueries:
         if isinstance(after, QueryFailure):
             return after
         if before.revision > after.revision:
-            words = f"the first moment, revision {before.revision}, is after the second one, revision {after.revision}"
+            words = f"the start, revision {before.revision}, is after the end, revision {after.revision}"
             return QueryFailure(asked.number, REVERSED, before.revision, words)
         try:
             found = changes_between(self._follower, asked, before, after)
@@ -204,7 +204,11 @@ class HistoryQueries:
             return QueryFailure(number, NOT_HELD, revision, where or str(error))
 
     def state_at(self, revision: int) -> State:
-        """Return the state after a revision; NotHeld or LookupError if it is unavailable."""
+        """Return the state after a revision.
+
+        Raises:
+            NotHeld, LookupError: The state is not available here.
+        """
         if revision == 0:
             return EMPTY
         follower = self._follower

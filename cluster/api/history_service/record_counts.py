@@ -110,14 +110,14 @@ class RecordCounts:
             found = last_recorded(follower.ledger, min(follower.noted_index, follower.ledger.applied_index))
             mine = None if found is None else self.count_first(found.event.index)
         except (CountUnavailable, LedgerBroken) as error:
-            LOGGER.info("the index by job is not compared with the counts of the ledger now: %s", error)
+            LOGGER.info("the index by job cannot be compared with the ledger's record counts now: %s", error)
             return
         if found is None or mine is None:
             return
         if mine != (found.event.jobs, found.event.root):
             raise JobIndexBroken(
-                f"its counts of the jobs' records in the first {found.event.index} entries have the root "
-                f"{mine.root.hex()[:16]}, and the ledger records {found.event.root.hex()[:16]}: it was altered"
+                f"its record counts over the first {found.event.index} entries have the root {mine.root.hex()[:16]}, "
+                f"but the ledger records {found.event.root.hex()[:16]}: the index was altered"
             )
         follower.is_confirmed = True
 
@@ -147,9 +147,9 @@ class RecordCounts:
 
     def _at(self, size: int) -> tuple[HistoryCounts, dict[int, int]]:
         if self._follower.holes:
-            raise CountUnavailable("history is missing here")
+            raise CountUnavailable("this replica lacks some of the history")
         if self._counts is None or not self._is_prepared:
-            raise CountUnavailable("the records of jobs are not counted yet")
+            raise CountUnavailable("the jobs' records are not counted yet")
         if size > self._follower.noted_index:
             raise CountUnavailable(f"records are counted up to entry {self._follower.noted_index}")
         try:
@@ -188,15 +188,15 @@ class RecordCounts:
         try:
             mine = self.count_first(event.index)
         except (CountUnavailable, LedgerBroken) as error:
-            LOGGER.warning("what entry %d records of the jobs' histories is not counted again: %s", index, error)
+            LOGGER.warning("the record counts in entry %d cannot be verified: %s", index, error)
             return
         if mine != (event.jobs, event.root) and self._disputed is None:
             self._disputed = index
             # The next start continues after this entry.
             replace_private(self._note, f"{index}\n".encode("ascii"))
             LOGGER.critical(
-                "entry %d records other counts of the jobs' histories than there are (root %s, and here %s): this "
-                "replica signs nothing that has it",
+                "the record counts in entry %d are wrong (their root is %s, but %s when counted here): this replica "
+                "signs nothing that contains this entry",
                 index,
                 event.root.hex()[:16],
                 mine.root.hex()[:16],

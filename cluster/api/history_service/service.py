@@ -263,9 +263,12 @@ class HistoryService:
         return found
 
     async def root(self, size: int) -> bytes:
-        """Return the root over the first `size` entries; ProofUnavailable if the tree is smaller.
+        """Return the root over the first `size` entries.
 
-        Not limited per caller: only the few replicas ask, for what they sign.
+        Not limited per caller: only the few replicas send it, before they sign.
+
+        Raises:
+            ProofUnavailable: The tree is smaller.
         """
         return await self._query_tree(RootQuery(self._number(), size), size)
 
@@ -278,7 +281,11 @@ class HistoryService:
         return [found[at : at + HASH_BYTES] for at in range(0, len(found), HASH_BYTES)]
 
     async def tile(self, path: str, who: Hashable) -> bytes:
-        """Return a tile or bundle of the tree; ProofUnavailable if it does not exist."""
+        """Return a tile or bundle of the tree.
+
+        Raises:
+            ProofUnavailable: The tile does not exist.
+        """
         async with self._turn(who):
             return await self._query_tree(TileQuery(self._number(), path), 0)
 
@@ -324,8 +331,8 @@ class HistoryService:
                 return await future
         except TimeoutError as error:
             raise HistoryServiceTimeout(
-                f"the past is known up to entry {self.progress.index}, its proofs up to {self.progress.tree_size}, and "
-                f"{through} is asked for"
+                f"the history service has read entry {self.progress.index}, and can prove entries up to "
+                f"{self.progress.tree_size}; the query needs entry {through}"
             ) from error
         finally:
             del self._questions[asked.number]
@@ -336,9 +343,9 @@ class HistoryService:
     @asynccontextmanager
     async def _turn(self, who: Hashable) -> AsyncIterator[None]:
         if self._asked[who] >= QUESTIONS_PER_ASKER_MAX:
-            raise HistoryServiceBusy(f"{who} asks {self._asked[who]} questions about the past already", own=True)
+            raise HistoryServiceBusy(f"{who} has {self._asked[who]} history queries outstanding", own=True)
         if len(self._questions) >= QUESTIONS_WAITING_MAX:
-            raise HistoryServiceBusy(f"{len(self._questions)} questions about the past wait already")
+            raise HistoryServiceBusy(f"{len(self._questions)} history queries are outstanding")
         self._asked[who] += 1
         try:
             yield
@@ -369,12 +376,12 @@ class HistoryService:
             if code == NO_ROOM:
                 pause_s = NO_ROOM_S
                 LOGGER.error(
-                    "the historian finds no room on the disk for its index, and has ended: questions about the past "
-                    "wait until there is some; it is started again in %.3g s",
+                    "the history service has ended, because the disk has no space for its index; history queries wait "
+                    "until there is some; it is restarted in %.3g s",
                     pause_s,
                 )
             else:
-                LOGGER.error("the historian has ended (%s); it is started again in %.3g s", code, pause_s)
+                LOGGER.error("the history service has ended (%s); it is restarted in %.3g s", code, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, BACK_OFF_S_MAX)
 
@@ -421,7 +428,7 @@ class HistoryService:
             while True:
                 (size_bytes,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
                 if size_bytes > FRAME_BYTES_MAX:
-                    raise ChannelProtocolError(f"the historian says {size_bytes} bytes in one frame")
+                    raise ChannelProtocolError(f"the history service announced a frame of {size_bytes} bytes")
                 said = decode_reply(await reader.readexactly(size_bytes))
                 if isinstance(said, IndexProgress):
                     self.progress = said

@@ -75,7 +75,7 @@ class Tree:
         """Return the reply; None if more of the tree or the index is needed first."""
         tree = self._tree
         if tree is None:
-            return QueryFailure(asked.number, NOT_HELD, 0, f"there are no proofs here yet: {self._why_not}")
+            return QueryFailure(asked.number, NOT_HELD, 0, f"this replica has no proofs yet: {self._why_not}")
         try:
             if isinstance(asked, TileQuery):
                 return TreeReply(asked.number, tree.tile(parse_path(asked.path)))
@@ -97,7 +97,7 @@ class Tree:
         except (TileError, CountUnavailable, LookupError, LedgerBroken) as error:
             return QueryFailure(asked.number, NOT_HELD, 0, str(error))
         if not found:
-            sentence = f"nothing of a job {asked.job} is in the first {asked.size} entries"
+            sentence = f"the first {asked.size} entries have no record of job {asked.job}"
             return QueryFailure(asked.number, NO_JOB, 0, sentence)
         return TreeReply(asked.number, found, self._history(tree, asked, follower))
 
@@ -108,7 +108,7 @@ class Tree:
         """
         before = self._histories.ends_before
         if before is not None and before <= asked.size:
-            sentence = f"entry {before} records other counts of the jobs' histories than this replica's"
+            sentence = f"the record counts in entry {before} differ from this replica's"
             return QueryFailure(asked.number, NOT_HELD, 0, sentence)
         unchecked = self._histories.first_unchecked
         if unchecked is not None and unchecked <= asked.size:
@@ -121,7 +121,7 @@ class Tree:
             return history_proven(follower.ledger, tree, asked.job, asked.size, self._histories.leaf)
         except (NotInTree, CountUnavailable, LedgerBroken, ProofError) as error:
             LOGGER.info(
-                "a proof of job %d does not show that there is nothing else of it: %s",
+                "the proof of job %d cannot show that its records are complete: %s",
                 asked.job,
                 error,
                 extra=about(job=asked.job),

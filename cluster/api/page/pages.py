@@ -61,7 +61,7 @@ _ROUTES: Final = (
     (r"/v1/jobs/([^\s/]+)/history", r"`forebay job history \1`"),
     (r"/v1/jobs\b(?!/)", "the list of jobs"),
 )
-"""Routes in the API's remedies -> what a reader of a page uses."""
+"""Routes in the API's remedies -> text for readers of a page."""
 
 _STALE: Final = {"stale": "ok"}
 
@@ -202,7 +202,11 @@ def is_page(path: str) -> bool:
 
 
 def find_page(method: str, path: str) -> PageMatch:
-    """Return the target of a path; Problem 404 or 405."""
+    """Return the target of a path.
+
+    Raises:
+        Problem: 404 or 405.
+    """
     if method != "GET":
         words = f"{method} is not possible here: pages are read-only"
         raise Problem(405, "method_not_allowed", words, "use the command line", headers={"Allow": "GET"})
@@ -216,7 +220,7 @@ def find_page(method: str, path: str) -> PageMatch:
         return PageMatch(_PAGES["jobs", "{id}"], {"id": parts[1]})
     page = _PAGES.get(parts)
     if page is None:
-        raise Problem(404, "unknown_route", "there is no such page", f"start at {PAGES_PATH}")
+        raise Problem(404, "unknown_route", "the page does not exist", f"start at {PAGES_PATH}")
     return PageMatch(page)
 
 
@@ -236,7 +240,12 @@ class Pages:
     async def page(
         self, found: PageMatch, query: dict[str, str], names: list[str], ask: Ask, work: SlicedWork
     ) -> RenderedPage:
-        """Render a page; Problem, or Redirect to the leader. Without a leader it shows this replica's own state."""
+        """Render a page. Without a leader it shows this replica's own state.
+
+        Raises:
+            Problem: A required query failed.
+            Redirect: Another replica leads.
+        """
         page = found.page
         assert page is not None
         allowed = msgspec.structs.replace(ops.SHOW_STATUS, query={**page.query, "stale": ""})

@@ -183,22 +183,24 @@ def _option_words(options: JobOptions) -> list[str]:
     ) if value]  # fmt: skip
     if options.nodes != NO_OPTIONS.nodes:
         words.append(f"{options.nodes} nodes" if options.nodes else "no nodes")
-    words += ["one of its name at a time"] * options.singleton + ["not to be requeued"] * (not options.requeue)
-    return words + ["one of its dependencies is enough"] * options.any_of
+    words += ["only one job of this name at a time"] * options.singleton + ["not to be requeued"] * (
+        not options.requeue
+    )
+    return words + ["any one dependency suffices"] * options.any_of
 
 
 def _buffer_option_words(buffer: BufferRequest) -> list[str]:
     words = []
     for made in buffer.creates:
         size = format_size(made.capacity_bytes) if made.units == "bytes" else str(made.capacity_bytes)
-        words.append(f"persistent buffer {made.name} to be made ({size} of {made.pool or 'the default pool'})")
+        words.append(f"persistent buffer {made.name} to be created ({size} of {made.pool or 'the default pool'})")
     words += [f"persistent buffer {gone.name} to be removed" for gone in buffer.destroys]
     words += [f"persistent buffer {name}" for name in buffer.uses]
     words += [f"{format_size(buffer.swap_bytes)} of swap on each node"] if buffer.swap_bytes else []
     for text, what in ((buffer.stage_in_command, "stage-in"), (buffer.stage_out_command, "stage-out")):
-        words += [f"{what} by a command of its own"] if text else []
+        words += [f"{what} by its own command"] if text else []
     for listed in buffer.lists:
-        words.append(f"{'stage-out' if listed.outgoing else 'stage-in'} of what {listed.source} lists")
+        words.append(f"{'stage-out' if listed.outgoing else 'stage-in'} of the files listed in {listed.source}")
     return words + [f"{', '.join(buffer.options)} for the provider"] * bool(buffer.options)
 
 
@@ -208,7 +210,7 @@ def _stage_sentence(what: str, event: e.StagedIn | e.StagedOut, provider: str) -
         return f"{what}: {_files(event.files, event.size_bytes)}"
     if provider == NATIVE:
         return f"{what}: nothing had to be moved"
-    return f"{what} by burst_buffer/{provider}, which does not say how much that was"
+    return f"{what} by burst_buffer/{provider}, which reports no amounts"
 
 
 def _files(files: int, size_bytes: int) -> str:
@@ -250,12 +252,12 @@ def _hold_sentence(event: e.JobHeld) -> str:
 
 def _revocation_sentence(event: e.AllocationRevoked) -> str:
     sooner = f", so that job {event.beneficiary} may start sooner" if event.beneficiary else ""
-    return f"the buffer is taken back before the job ran{sooner}: {event.reason}"
+    return f"the buffer was revoked before the job ran{sooner}: {event.reason}"
 
 
 def _run_end_sentence(event: e.RunEnded) -> str:
     if event.result is JobState.PENDING:
-        return "the script ended, and the job waits again once its results are out"
+        return "the script ended; the job waits again once its results are staged out"
     how = f"signal {event.signal}" if event.signal else f"exit code {event.exit_code}"
     return f"the script ended: {event.result.name}, {how}" + (f" ({event.message})" if event.message else "")
 
@@ -280,7 +282,7 @@ def _record_sentence(event: e.TransferRecorded, *, names: bool = False) -> str:
 
 def _checkpoint_sentence(event: e.TransferCheckpointed) -> str:
     checkpoint = event.checkpoint
-    return f"{_words(checkpoint.stage)} goes on: {_files(checkpoint.files, checkpoint.size_bytes)} are durable"
+    return f"{_words(checkpoint.stage)} continues: {_files(checkpoint.files, checkpoint.size_bytes)} are durable"
 
 
 def _teardown_sentence(event: e.TeardownStarted) -> str:
@@ -306,7 +308,7 @@ def _update_sentence(event: e.JobUpdated) -> str:
     words = [f"changed: {'; '.join(changes)}"] if changes else []
     if event.buffer is not None:
         size = f"{format_size(event.granted_bytes)} of pool {event.pool}" if event.pool else "a buffer of no capacity"
-        words.append(f"it asks for {size} now")
+        words.append(f"its request is now {size}")
     return "; ".join(words)
 
 
@@ -343,21 +345,21 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.AccountDeleted: lambda event: f"account {event.account} was deleted",
     e.QosSet: lambda event: f"QOS {event.qos.name} was set",
     e.QosDeleted: lambda event: f"QOS {event.qos} was deleted",
-    e.LicenseSet: lambda event: f"there are {event.license.total} of licence {event.license.name}",
+    e.LicenseSet: lambda event: f"licence {event.license.name} was set to {event.license.total}",
     e.LicenseDeleted: lambda event: f"licence {event.license} was deleted",
     e.NodeAdmitted: lambda event: f"node {event.node} was admitted",
     e.CertificateRevoked: lambda event: f"{event.revocation.certificate} was revoked",
     e.SessionOpened: lambda event: f"{event.actor} opened session {event.session}",
     e.SessionsEnded: lambda event: f"{len(event.sessions)} sessions {event.reason}, the first {event.sessions[0]}",
     e.CachedRepliesDropped: lambda event: (
-        f"the answers to single commands up to revision {event.through} are forgotten"
+        f"the cached replies to single commands up to revision {event.through} were dropped"
     ),
-    e.DisclosureKeyDrawn: lambda event: "the key was drawn with which proofs of the ledger are salted",
+    e.DisclosureKeyDrawn: lambda event: "the key that salts proofs of the ledger was generated",
     e.HistoriesCounted: lambda event: (
         f"the records of {event.jobs} jobs up to entry {event.index} were counted: root {event.root.hex()[:16]}"
     ),
     e.StateDigested: lambda event: f"the state after revision {event.revision} has the digest {event.state.hex()[:16]}",
-    e.CertificatesUnrevoked: lambda event: f"{', '.join(event.certificates[:20])} is revoked no more",
+    e.CertificatesUnrevoked: lambda event: f"{', '.join(event.certificates[:20])} no longer revoked",
     e.ReservationSet: lambda event: f"reservation {event.reservation.name} was set",
     e.ReservationDeleted: lambda event: f"reservation {event.reservation} was deleted",
     e.ReservationStarted: lambda event: f"reservation {event.reservation} began",
@@ -365,27 +367,31 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.PartitionSet: lambda event: f"partition {event.partition.name} was set, {event.partition.state.name}",
     e.PartitionDeleted: lambda event: f"partition {event.partition} was deleted",
     e.UsageReset: lambda event: (
-        f"what {'account' if event.whose == 'a' else 'QOS'} {event.name} used of burst buffers counts as nothing"
+        f"the burst-buffer usage of {'account' if event.whose == 'a' else 'QOS'} {event.name} was reset"
     ),
     e.JobUpdated: _update_sentence,
-    e.SchedulingRulesSet: lambda event: "the rules of scheduling were changed",
+    e.SchedulingRulesSet: lambda event: "the scheduling settings were changed",
     e.NodeRegistered: lambda event: f"the agent of {event.node} registered with {event.cpus} CPUs",
     e.NodeDrained: lambda event: f"{event.node} was drained: {event.reason}",
     e.NodeResumed: lambda event: f"{event.node} was resumed",
     e.NodeWentDown: lambda event: f"{event.node} is down: {event.reason}",
     e.NodeLost: lambda event: f"{event.node} was {event.reason}",
-    e.BufferAbandoned: lambda event: f"given up on {event.node}, which does not answer; its agent removes it later",
-    e.AbandonedBufferRemoved: lambda event: f"{event.node} returned, and its agent removed what was given up there",
+    e.BufferAbandoned: lambda event: (
+        f"the buffer on {event.node}, which does not answer, was given up; the agent removes it later"
+    ),
+    e.AbandonedBufferRemoved: lambda event: (
+        f"{event.node} returned, and its agent removed the buffer that was given up"
+    ),
     e.NodeCameBack: lambda event: f"{event.node} is back",
     e.JobSubmitted: _submit_sentence,
     e.OperationQueued: lambda event: f"{_words(event.stage)} waits for earlier operations",
-    e.OperationOrdered: lambda event: f"it is the turn of {_words(event.stage)}",
+    e.OperationOrdered: lambda event: f"{_words(event.stage)} begins",
     e.JobHeld: _hold_sentence,
     e.JobReleased: lambda event: "released",
     e.BufferAllocated: _allocation_sentence,
     e.StagedIn: lambda event: _stage_sentence("staged in", event, NATIVE),
     e.StageFailed: _stage_failure_sentence,
-    e.StageRetried: lambda event: f"{_words(event.stage)} is tried again as attempt {event.attempt}: {event.reason}",
+    e.StageRetried: lambda event: f"{_words(event.stage)} is retried as attempt {event.attempt}: {event.reason}",
     e.RunOrdered: lambda event: f"the script is to run on {event.node}",
     e.RunStarted: lambda event: "the script started",
     e.RunEnded: _run_end_sentence,
@@ -393,8 +399,8 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.StagedOut: lambda event: _stage_sentence("staged out", event, NATIVE),
     e.TeardownStarted: _teardown_sentence,
     e.TornDown: lambda event: "the buffer is gone and its space is free",
-    e.CancelRequested: lambda event: "cancelling" + (", in a hurry" if event.hurry else ""),
-    e.JobCancelled: lambda event: "cancelled before it held anything",
+    e.CancelRequested: lambda event: "cancelling" + (", without stage-out" if event.hurry else ""),
+    e.JobCancelled: lambda event: "cancelled before it had any space",
     e.JobPurged: lambda event: "left the list of finished jobs; its history stays in the ledger",
     e.AllocationRevoked: _revocation_sentence,
     e.JobRequeued: lambda event: "waits for a new buffer",
@@ -404,12 +410,12 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.PersistentReserved: lambda event: (
         f"{format_size(event.granted_bytes)} of pool {event.pool} are reserved for persistent buffer {event.name}"
     ),
-    e.PersistentCreated: lambda event: f"persistent buffer {event.name} is there",
+    e.PersistentCreated: lambda event: f"persistent buffer {event.name} was created",
     e.PersistentDeletionStarted: lambda event: f"persistent buffer {event.name} is being removed",
     e.PersistentDeleted: lambda event: (
-        f"persistent buffer {event.name} is gone" + (f" ({event.reason})" if event.reason else "")
+        f"persistent buffer {event.name} was deleted" + (f" ({event.reason})" if event.reason else "")
     ),
-    e.PreRunFailed: lambda event: f"what comes before the script failed: {event.reason}",
+    e.PreRunFailed: lambda event: f"an operation before the script failed: {event.reason}",
     e.JobSuspended: lambda event: "suspended",
     e.JobResumed: lambda event: "resumed",
     e.RequeueRequested: lambda event: f"its run is being ended: {event.reason}",
@@ -417,7 +423,7 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.OperationsRestarted: lambda event: f"its operation begins again as attempt {event.attempt}: the leader changed",
     e.BufferCleared: lambda event: f"its buffer left the list though it could not be removed: {event.reason}",
     e.DeadlineMissed: lambda event: "it could no longer end before its deadline",
-    e.TransferRulesSet: lambda event: "how data is moved was configured",
+    e.TransferRulesSet: lambda event: "the transfer settings were changed",
     e.TransferRecorded: _record_sentence,
     e.TransferCheckpointed: _checkpoint_sentence,
     e.ExternalJobSetUp: _external_setup_sentence,
@@ -434,25 +440,25 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.SchedulerBound: lambda event: (
         f"external jobs of scheduler {event.scheduler.name} come from {event.scheduler.address}"
     ),
-    e.SchedulerReleased: lambda event: f"another cluster may have external jobs as scheduler {event.scheduler}",
+    e.SchedulerReleased: lambda event: f"another cluster may use the scheduler name {event.scheduler}",
     e.ExternalJobMissing: lambda event: (
-        f"the scheduler has {event.external_job} as {event.state}, and there is no such external job"
+        f"the scheduler reports {event.external_job} as {event.state}, but there is no such external job"
     ),
     e.DrillStarted: lambda event: (
         f"{event.by} began drill {event.drill}: {event.scenario} of {event.target}"
         + (f", although these did not hold: {', '.join(event.forced)}" if event.forced else "")
     ),
-    e.DrillRenewed: lambda event: f"who carries out drill {event.drill} is still there",
-    e.DrillConfirmed: lambda event: f"{event.by} agreed to drill {event.drill}",
-    e.DrillAbortRequested: lambda event: f"drill {event.drill} is to end: {event.reason}",
+    e.DrillRenewed: lambda event: f"the coordinator of drill {event.drill} is still running",
+    e.DrillConfirmed: lambda event: f"{event.by} approved drill {event.drill}",
+    e.DrillAbortRequested: lambda event: f"drill {event.drill} is to be aborted: {event.reason}",
     e.DrillEnded: lambda event: f"drill {event.drill} {event.verdict.word}: {event.sentence}",
-    e.DrillsLocked: lambda event: f"{event.by} wants no drills: {event.reason}",
-    e.DrillsUnlocked: lambda event: f"what {event.by} said against drills was taken back",
+    e.DrillsLocked: lambda event: f"{event.by} locked drills: {event.reason}",
+    e.DrillsUnlocked: lambda event: f"the lock of {event.by} on drills was removed",
     e.ClusterRecovered: lambda event: (
-        f"{event.recovery.by} began incarnation {event.recovery.incarnation} of the cluster from what "
+        f"{event.recovery.by} began incarnation {event.recovery.incarnation} of the cluster from the entries of "
         + ("a snapshot" if event.recovery.is_snapshot else event.recovery.replica)
-        + f" had up to entry {event.recovery.kept_index}; what came after is lost, and jobs "
-        f"{event.recovery.last_job + 1} to {event.recovery.first_job - 1} may have been"
+        + f" up to {event.recovery.kept_index}; later entries are lost, and so may be jobs "
+        f"{event.recovery.last_job + 1} to {event.recovery.first_job - 1}"
     ),
     e.ClockSet: lambda event: f"an operator set the clock back to {format_instant(event.at)}",
     e.FeatureLevelRaised: lambda event: (

@@ -115,7 +115,11 @@ def details_of(state: State, job: Job) -> JobDetailsView | None:
 
 
 def job_view(state: State, job_id: int, known: JobVerdicts, *, warnings: tuple[str, ...] = ()) -> JobView:
-    """Return one job at `state`; KeyError if it does not exist. `known`: reasons jobs wait."""
+    """Return one job at `state`. `known`: reasons jobs wait.
+
+    Raises:
+        KeyError: The job does not exist.
+    """
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     request = job.request
     return JobView(
@@ -163,9 +167,12 @@ def capacity_controls(state: State) -> tuple[str, ...]:
 
 
 def pool_view(state: State, name: str, buffers: int, controls: tuple[str, ...]) -> PoolView:
-    """Return one pool at `state`; KeyError if it does not exist.
+    """Return one pool at `state`.
 
     `buffers` is the number of buffers with space in it, `controls` the result of `capacity_controls`.
+
+    Raises:
+        KeyError: The pool does not exist.
     """
     use = pool_use(state, name)
     unit = pool_unit(state.pools, name)
@@ -189,7 +196,11 @@ def holders(state: State) -> dict[str, int]:
 
 
 def buffer_view(state: State, job_id: int, *, path: bool = False) -> BufferView:
-    """Return the buffer of one job at `state`, with its path if `path`; KeyError if it has none."""
+    """Return the buffer of one job at `state`, with its path if `path`.
+
+    Raises:
+        KeyError: The job has no buffer.
+    """
     buffer, request = state.buffers[job_id], state.jobs[job_id].request
     asked = request.buffer
     assert asked is not None  # a job with a buffer requested one
@@ -217,7 +228,11 @@ def external_job_fields(state: State, job_id: int) -> dict[str, Any]:
 
 
 def persistent_view(state: State, name: str) -> BufferView:
-    """Return one persistent buffer at `state`; KeyError if it does not exist."""
+    """Return one persistent buffer at `state`.
+
+    Raises:
+        KeyError: The buffer does not exist.
+    """
     buffer = state.persistent[name]
     filesystem = state.filesystems.get(buffer.filesystem)
     return _buffer_view(
@@ -249,15 +264,21 @@ def _buffer_view(state: State, buffer: Buffer | PersistentBuffer, **differing: A
 
 
 def node_word(state: State, name: str) -> str:
-    """Return the displayed state of a node, one of NODE_WORDS; KeyError if it does not exist."""
+    """Return the displayed state of a node, one of NODE_WORDS.
+
+    Raises:
+        KeyError: The node does not exist.
+    """
     found = state.nodes[name].state
     # Slurm's word for a drained node that is still busy.
     return DRAINING if found is NodeState.DRAINED and state.on_node.get(name) else found.name
 
 
 def node_view(state: State, name: str, liveness: Liveness | None) -> NodeView:
-    """Return one node at `state` with its jobs; KeyError if it does not exist. `liveness`: None on a replica that does
-    not lead.
+    """Return one node at `state` with its jobs. `liveness`: None on a replica that does not lead.
+
+    Raises:
+        KeyError: The node does not exist.
     """
     node, jobs = state.nodes[name], sorted(state.on_node.get(name, ()))
     return made_of(
@@ -279,7 +300,11 @@ def node_view(state: State, name: str, liveness: Liveness | None) -> NodeView:
 
 
 def lost_job_view(state: State, job_id: int) -> LostJobView:
-    """Return the outcome for a job if its node is lost; KeyError if it does not exist."""
+    """Return the outcome for a job if its node is lost.
+
+    Raises:
+        KeyError: The job does not exist.
+    """
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     return LostJobView(
         job_id=job_id,

@@ -54,7 +54,11 @@ class JobVerdicts:
         self._found = found or {}
 
     def of(self, job_id: int) -> Verdict:
-        """Return the result of `replica.views.verdict_of`; KeyError for a job not in the state."""
+        """Return the result of `replica.views.verdict_of`.
+
+        Raises:
+            KeyError: The job is not in the state.
+        """
         if job_id in self._found:
             return self._found[job_id]
         job = self.state.jobs[job_id]
@@ -116,7 +120,11 @@ class Verdicts:
         return JobVerdicts(state, found)
 
     async def estimate(self, state: State, job_id: int, at: Instant, work: SlicedWork) -> Estimate:
-        """Return the expected start of a job as of `at`; KeyError for a job not in the state."""
+        """Return the expected start of a job as of `at`.
+
+        Raises:
+            KeyError: The job is not in the state.
+        """
         async with self.index(state, work) as index:
             await work.of(self).take(INDEXED_AT_ONCE)
             return estimate(state, job_id, at, jobs_ahead_in(index))

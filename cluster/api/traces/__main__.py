@@ -108,19 +108,19 @@ class Sender:
             chosen.append(self._first())
         if self._send([(one.trace_id, one.spans) for one in chosen]):
             if self._tries:
-                LOGGER.warning("the collector takes traces again")
+                LOGGER.warning("the collector accepts traces again")
             self._tries, self._again_s = 0, 0.0
             self.sent += len(chosen)
             return bool(self._waiting)
         if not self._tries:
-            LOGGER.warning("the collector has not taken %d traces of jobs: they are sent again", len(chosen))
+            LOGGER.warning("the collector has not accepted %d job traces: they will be sent again", len(chosen))
         self._tries += 1
         self._again_s = self._monotonic_s() + RETRY_S * 2.0 ** min(self._tries, TRIES_MAX)
         if self._tries % TRIES_MAX:
             self._waiting.extendleft(reversed(chosen))
             self._spans += sum(len(one.spans) for one in chosen)
         else:
-            LOGGER.warning("%d traces of jobs are dropped: the collector did not take them", len(chosen))
+            LOGGER.warning("dropped %d job traces: the collector did not accept them", len(chosen))
             self.dropped += len(chosen)
         return False
 
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         from cluster.api.traces.exporter import Exporter
     except ImportError as error:
-        LOGGER.error("no traces: %s; install what sends them: pip install forebay[otel]", error)
+        LOGGER.error("no traces are sent: %s; install OpenTelemetry: pip install forebay[otel]", error)
         return EXIT_NOT_INSTALLED
     home = Path(directory)
     with Environment.open_readonly(home / "wal") as environment, socket.socket(fileno=int(descriptor)) as link:

@@ -101,7 +101,7 @@ class Tracer:
                 return
             if loop.time() - began_s > SOUND_S:
                 pause_s = BACK_OFF_S
-            LOGGER.warning("what sends traces has ended (%s); it is started again in %.3g s", code, pause_s)
+            LOGGER.warning("the trace exporter has ended (%s); it is restarted in %.3g s", code, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, BACK_OFF_S_MAX)
 

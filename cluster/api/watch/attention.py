@@ -79,7 +79,7 @@ def _of_job(job: Job, buffer: Buffer) -> tuple[NeedKind, str, str] | None:
         return None
     if buffer.state in (BufferState.POST_RUN, BufferState.STAGING_OUT):
         sentence = said or "its results could not be exported"
-        return "not_exported", sentence, "forebay job release {job}; --partial gives up what is not there"
+        return "not_exported", sentence, "forebay job release {job}; --partial gives up missing results"
     if buffer.state in (BufferState.TEARDOWN, *_OF_A_RUN):
         return "operation_failed", said or "an operation of its buffer failed", "forebay job why {job}"
     return "operation_failed", said or "staging in failed", "forebay job release {job}, or cancel it"
@@ -91,11 +91,11 @@ async def find_nodes(state: State, needs: AttentionItems, work: SlicedWork) -> N
         node = state.nodes[name]
         if node.down:
             busy = len(state.on_node.get(name, ()))
-            jobs = f"; {busy} jobs have something there" if busy else ""
-            sentence = f"down: {node.reason or 'its agent is not heard of'}{jobs}"
+            jobs = f"; {busy} jobs have data or a script on it" if busy else ""
+            sentence = f"down: {node.reason or 'its agent does not respond'}{jobs}"
             remedy = f"start its agent: {start_command('agent', name)}"
             if busy and not node.lost and not node.is_mover:
-                remedy += f"; or give up what is on it: forebay node lost {name}"
+                remedy += f"; or give up its data: forebay node lost {name}"
             needs.add("node_down", f"node {name}", sentence, remedy)
 
 
@@ -105,13 +105,15 @@ def find_replicas(members: tuple[MemberView, ...], needs: AttentionItems, now: I
         name = f"replica {member.name}"
         if member.forgot:
             needs.add(
-                "replica", name, "it lacks entries that it acknowledged, and is refused",
+                "replica", name, "it lacks entries that it acknowledged, and is rejected",
                 f"forebay cluster replace {member.name}",
             )  # fmt: skip
         elif not member.reachable:
-            needs.add("replica", name, "it is not reached", start_command("replica", member.name))
+            needs.add("replica", name, "it cannot be reached", start_command("replica", member.name))
         if member.clock_off:
-            needs.add("clock", name, "its wall clock is off from those of a majority", "set its clock; is NTP running?")
+            needs.add(
+                "clock", name, "its wall clock differs from those of a majority", "set its clock; is NTP running?"
+            )
         for what, until, remedy in (
             (
                 "its certificate",
@@ -128,10 +130,10 @@ def find_replicas(members: tuple[MemberView, ...], needs: AttentionItems, now: I
             needs.add("storage", name, sentence, "raise map_size in [storage], or forebay audit prune")
         if member.room_bytes is not None and member.room_bytes < ROOM_NOTICE_BYTES:
             free = format_amount(member.room_bytes, PoolUnit.BYTES)
-            needs.add("storage", name, f"{free} are free on its disk", "make room there")
+            needs.add("storage", name, f"only {free} are free on its disk", "free space on that disk")
         if member.sync_s is not None and member.sync_s >= SLOW_SYNC_S:
             sentence = f"its disk takes {1000 * member.sync_s:.0f} ms for a sync"
-            needs.add("storage", name, sentence, "look at the disk, and at who else writes to it")
+            needs.add("storage", name, sentence, "check the disk, and which other programs write to it")
 
 
 def find_ledger(status: StatusView, needs: AttentionItems) -> None:
@@ -140,12 +142,12 @@ def find_ledger(status: StatusView, needs: AttentionItems) -> None:
     if status.not_ready:
         needs.add("consensus", name, status.not_ready, "forebay cluster members")
     if status.damaged_entries:
-        sentence = f"{status.damaged_entries} entries of its ledger are damaged, and no peer has given them yet"
-        needs.add("ledger", name, sentence, "look into its log")
+        sentence = f"{status.damaged_entries} entries of its ledger are damaged, and no peer has supplied them yet"
+        needs.add("ledger", name, sentence, "see its log")
     for witness, sentence in sorted(status.witness_disputes.items()):
         needs.add("witness", f"witness {witness}", sentence, "forebay audit verify")
     if status.unwitnessed_s is not None and status.unwitnessed_s > UNWITNESSED_NOTICE_S:
-        sentence = f"checkpoints have lacked the cosignatures that are needed for {status.unwitnessed_s:.0f} s"
+        sentence = f"checkpoints have lacked the required cosignatures for {status.unwitnessed_s:.0f} s"
         needs.add("witness", "checkpoints", sentence, "forebay cluster probe")
 
 
@@ -154,5 +156,5 @@ def find_pools(pools: Iterator[PoolView], needs: AttentionItems) -> None:
     for pool in pools:
         if pool.overcommitted_bytes:
             over = format_amount(pool.overcommitted_bytes, parse_unit(pool.unit) or PoolUnit.BYTES)
-            sentence = f"{over} more is held than is in service, since it shrank"
+            sentence = f"{over} more is held than is in service, since the pool shrank"
             needs.add("pool", f"pool {pool.name}", sentence, f"forebay pool show {pool.name}")

@@ -21,21 +21,33 @@ def not_identified(error: IdentityError) -> Problem:
 
 
 def permit(identity: Identity, roles: frozenset[Role], what: str) -> None:
-    """Check that the caller has one of the roles; Problem 403."""
+    """Check that the caller has one of the roles.
+
+    Raises:
+        Problem: 403, if the caller has none of them.
+    """
     if identity.role not in roles:
         allowed = ", ".join(sorted(roles))
-        raise permission_denied(f"{identity} may not {what}", f"use the certificate of a role that may: {allowed}")
+        raise permission_denied(f"{identity} may not {what}", f"use a certificate with one of the roles {allowed}")
 
 
 def permit_node(identity: Identity, node: str) -> None:
-    """Check that an agent acts for its own node; Problem 403."""
+    """Check that an agent acts for its own node.
+
+    Raises:
+        Problem: 403, if it does not.
+    """
     if identity.name != node:
         remedy = "start each agent with the certificate of its own node"
-        raise permission_denied(f"{identity} may not speak for node {node!r}", remedy)
+        raise permission_denied(f"{identity} may not act for node {node!r}", remedy)
 
 
 def actor_of(identity: Identity) -> Actor:
-    """Return the identity for commands; Problem 403 for a replica, which sends none through the API."""
+    """Return the identity for commands.
+
+    Raises:
+        Problem: 403, for a replica, which sends no commands through the API.
+    """
     role = _ACTOR_ROLES.get(identity.role)
     if role is None:
         raise permission_denied(f"{identity} may not send commands", "use another certificate")

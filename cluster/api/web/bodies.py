@@ -71,12 +71,16 @@ class BodyClaim:
         self._held_bytes = 0
 
     def take(self, size_bytes: int) -> None:
-        """Reserve further bytes; Problem 503 if the quota is exhausted."""
+        """Reserve further bytes.
+
+        Raises:
+            Problem: 503, if the quota is exhausted.
+        """
         account, who = self._account, self._who
         if account.held_by[who] + size_bytes > account.room.share_bytes:
-            raise too_busy(f"this replica is reading as much of {who} as it may")
+            raise too_busy(f"this replica is already reading as many bytes of {who} as the limit allows")
         if account.held_bytes + size_bytes > account.room.bytes_max:
-            raise too_busy("this replica is reading as many requests as it may")
+            raise too_busy("this replica is already reading as many bytes of requests as the limit allows")
         self._hold(size_bytes)
 
     def give(self) -> None:
@@ -113,16 +117,19 @@ class BodyBudget:
 async def read_body(
     request: web.BaseRequest, budget: BodyBudget, who: Identity, bytes_max: int = BODY_BYTES_MAX
 ) -> bytes:
-    """Return the body; Problem 413, 408, 411 or 415 if it is too large, too slow, without a length or of another type,
-    400 if its sender disconnected.
+    """Return the body.
 
-    Problem 503 if the quota of `who`, or of all senders, is exhausted.
+    Raises:
+        Problem: 413, 408, 411 or 415, if the body is too large, too slow, without a length or of another type; 400, if
+            its sender disconnected; 503, if the quota of `who`, or of all senders, is exhausted.
     """
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise Problem(415, "unsupported_encoding", "the body is compressed", "send plain JSON")
     announced = request.content_length
     if announced is None and request.body_exists:
-        raise Problem(411, "length_required", "the request does not say how long its body is", "send Content-Length")
+        raise Problem(
+            411, "length_required", "the request does not declare the length of its body", "send Content-Length"
+        )
     if not announced:
         return b""
     if announced > bytes_max:
@@ -172,7 +179,11 @@ def _too_large(size_bytes: int, bytes_max: int) -> Problem:
 
 
 def decode(data: bytes, kind: type[_T]) -> _T:
-    """Decode a JSON body as `kind`; Problem 400 names the position, also of unknown fields."""
+    """Decode a JSON body as `kind`.
+
+    Raises:
+        Problem: 400, with the position of the fault; unknown fields are faults, too.
+    """
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -44,7 +44,11 @@ class DecodedSubmit(msgspec.Struct, frozen=True, array_like=True):
         return (site.provider, site.directive) == (self.provider, self.directive)
 
     def result(self) -> tuple[SubmitJob, tuple[str, ...]]:
-        """Return the command and its warnings; Problem."""
+        """Return the command and its warnings.
+
+        Raises:
+            Problem: The submit is rejected.
+        """
         if self.command is None:
             view = self.problem
             assert view is not None
@@ -131,7 +135,12 @@ class Program(Protocol):
     """The controller's side of one channel connection."""
 
     def take(self, request: BulkCommand, content: bytes, prepared: DecodedSubmit | None, asker: CommandClient) -> None:
-        """Execute a command and report to `asker`; Problem or Redirect if it is rejected at once."""
+        """Execute a command and report to `asker`.
+
+        Raises:
+            Problem: The command is rejected at once.
+            Redirect: Another replica leads.
+        """
         ...
 
     def leave(self) -> None:
@@ -163,7 +172,12 @@ class Backend(Protocol):
         ...
 
     async def respond(self, asked: ApiRequest) -> Response | Stream:
-        """Return the response; Problem, or Redirect to the leader."""
+        """Return the response.
+
+        Raises:
+            Problem: The request failed.
+            Redirect: Another replica leads.
+        """
         ...
 
     def elsewhere(self) -> Redirect | Problem | None:

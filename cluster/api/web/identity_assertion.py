@@ -86,7 +86,11 @@ class Voucher(msgspec.Struct, frozen=True):
     payload: bytes | None = None
 
     def check(self, purpose: Callable[[], bytes]) -> None:
-        """Check that the credential was made for this request; Problem 401."""
+        """Check that the credential was made for this request.
+
+        Raises:
+            Problem: 401, if it was not.
+        """
         if self.payload is not None and not hmac.compare_digest(self.payload, purpose()):
             words = "the MUNGE credential was made for another request, or for another replica"
             raise _not_asserted(words, "make one for each request, and for the address that it is sent to")
@@ -121,7 +125,11 @@ class IdentityAssertions:
         return self._rules.munge
 
     async def through_gateway(self, gateway: PeerCertificate, account: str) -> Voucher:
-        """Return the identity a gateway asserts; Problem if the account is unknown or not allowed."""
+        """Return the identity a gateway asserts.
+
+        Raises:
+            Problem: The account is unknown or not allowed.
+        """
         if not is_name(account):
             raise permission_denied(
                 f"{account!r:.120} cannot name a user: {NAME_RULE}", "give the account another name"
@@ -131,11 +139,15 @@ class IdentityAssertions:
         return Voucher(self._spoken_for(identity, gateway, f"{Role.GATEWAY}:{name}"))
 
     async def by_munge(self, authorization: str) -> Voucher:
-        """Return the creator of the credential in an Authorization header; Problem 401 if it is invalid."""
+        """Return the creator of the credential in an Authorization header.
+
+        Raises:
+            Problem: 401, if the credential is invalid.
+        """
         scheme, _, credential = authorization.partition(" ")
         if scheme != SCHEME:
             raise _not_asserted(
-                f"the Authorization {scheme!r:.40} is not known here", f"use {SCHEME}, or a certificate"
+                f"the Authorization scheme {scheme!r:.40} is not supported", f"use {SCHEME}, or a certificate"
             )
         vouched = await self._decode_in_thread(credential.strip())
         try:
@@ -182,7 +194,7 @@ class IdentityAssertions:
 
     async def _decode_in_thread(self, credential: str) -> MungeCredential:
         if self._decoding >= DECODES_MAX:
-            raise too_busy("munged has as many credentials to decode as it may")
+            raise too_busy("too many credentials wait for munged")
         loop = asyncio.get_running_loop()
         self._decoding += 1
         try:
@@ -195,7 +207,7 @@ class IdentityAssertions:
         except MungeUnavailable as error:
             LOGGER.error("MUNGE credentials cannot be decoded: %s", error)
             raise Problem(
-                503, "munge_unavailable", f"this replica cannot ask munged: {error}", "start munged"
+                503, "munge_unavailable", f"this replica cannot reach munged: {error}", "start munged"
             ) from error
         finally:
             self._decoding -= 1

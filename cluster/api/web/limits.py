@@ -82,7 +82,11 @@ class UserLimits:
         self._users.clear()
 
     def charge(self, identity: Identity, command: Command, size_bytes: int) -> None:
-        """Charge one command of a size; Problem 429 if its user must wait."""
+        """Charge one command of a size.
+
+        Raises:
+            Problem: 429, if the user must wait.
+        """
         if identity.role is not Role.USER:
             return
         now_s, limits = self._clock.monotonic_s(), self._limits
@@ -93,8 +97,8 @@ class UserLimits:
         ):
             wait_s = bucket.wait_s(amount, now_s)
             if wait_s:
-                words = f"{identity} has sent {most} {what} within a minute, which is the most that one user may send"
-                remedy = "send it again after the time in Retry-After; an operator sets the bound in [limits]"
+                words = f"{identity} has sent {most} {what} within a minute, the maximum for one user"
+                remedy = "send it again after the time in Retry-After; an operator sets the limit in [limits]"
                 raise too_many(words, remedy, math.ceil(wait_s))
         user.commands.take(1)
         user.bytes.take(size_bytes)
@@ -102,7 +106,11 @@ class UserLimits:
             self._check_jobs(identity, user, command, now_s)
 
     def _check_jobs(self, identity: Identity, user: _User, command: SubmitJob, now_s: float) -> None:
-        """Charge the jobs and scripts of a submit; Problem 429 if its user has too many unfinished ones."""
+        """Charge the jobs and scripts of a submit.
+
+        Raises:
+            Problem: 429, if the user has too many unfinished ones.
+        """
         jobs, script_bytes = max(1, len(command.tasks)), len(command.request.script)
         limits = self._limits
         over = user.jobs + jobs > limits.jobs or user.script_bytes + script_bytes > limits.script_bytes
@@ -118,8 +126,8 @@ class UserLimits:
             (user.script_bytes, script_bytes, limits.script_bytes, "bytes of scripts of jobs"),
         ):
             if has + more > most:
-                words = f"{identity} has {has} {what} that are not over, and {most} is the most that one user may have"
-                remedy = "wait until some are over; an operator sets the bound in [limits]"
+                words = f"{identity} has {has} {what} that have not finished; one user may have at most {most}"
+                remedy = "wait until some have finished; an operator sets the limit in [limits]"
                 raise too_many(words, remedy, int(RECOUNT_S))
         user.jobs += jobs
         user.script_bytes += script_bytes

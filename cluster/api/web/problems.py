@@ -134,8 +134,8 @@ def outcome_unknown() -> Problem:
     return Problem(
         503,
         "outcome_unknown",
-        "this replica stopped leading while the command was under way, so what became of it is not known here",
-        "send it again with the same command_id: it is carried out once, and you get its answer",
+        "this replica stopped leading while the command was under way, so its outcome is unknown here",
+        "send the command again with the same command_id: it is executed once, and you get its reply",
         outcome="unknown",
         headers={"Retry-After": str(RETRY_AFTER_S)},
     )
@@ -157,5 +157,7 @@ def queue_full(
 
 def too_many_answers(sentence: str) -> Problem:
     """Return the error for a single command beyond the limit of cached replies."""
-    remedy = f"wait: each is kept for {RECEIPTS_KEPT_S} s; programs that send many have a session (POST /v1/sessions)"
+    remedy = (
+        f"wait: each is cached for {RECEIPTS_KEPT_S} s; programs with many commands use a session (POST /v1/sessions)"
+    )
     return Problem(429, "too_many_answers", sentence, remedy, headers={"Retry-After": str(RETRY_AFTER_S)})

@@ -31,7 +31,11 @@ _TABLES = _tables()
 
 
 def find_operation(method: str, raw_path: str) -> tuple[ApiOperation[Any, Any], dict[str, str]]:
-    """Return the operation and the decoded path parameters; Problem 404 or 405."""
+    """Return the operation and the decoded path parameters.
+
+    Raises:
+        Problem: 404 or 405.
+    """
     parts = _join_wildcard(raw_path.strip("/").split("/"))
     for known, methods in _TABLES.get(len(parts), ()):
         if all(wanted == part or wanted[0] == "{" for wanted, part in zip(known, parts, strict=True)):
@@ -50,7 +54,7 @@ def find_operation(method: str, raw_path: str) -> tuple[ApiOperation[Any, Any], 
                 )
             return operation, params
     raise Problem(
-        404, "unknown_route", f"there is nothing at {raw_path[:SEGMENT_CHARACTERS_MAX]}", "see /v1/openapi.json"
+        404, "unknown_route", f"no resource has the path {raw_path[:SEGMENT_CHARACTERS_MAX]}", "see /v1/openapi.json"
     )
 
 
@@ -78,7 +82,11 @@ def _segment(part: str) -> str:
 
 
 def check_query(operation: ApiOperation[Any, Any], query: Mapping[str, str], names: list[str]) -> None:
-    """Reject unknown or repeated query parameters and unknown values; Problem 400."""
+    """Reject unknown or repeated query parameters and unknown values.
+
+    Raises:
+        Problem: 400, if there are any.
+    """
     for name in names:
         if name not in operation.query:
             known = ", ".join(sorted(operation.query)) or "none"

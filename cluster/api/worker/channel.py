@@ -1,8 +1,8 @@
 """Server of the channel: reads commands, has the controller settle them, and answers each at once.
 
 Permissions are checked where the API checks them (`cluster.api.service.ApiService.admit`), and rejections have the same
-codes and sentences. The channel is cheaper: no HTTP, no task per command, and all responses of one loop iteration
-share a TLS record.
+codes and sentences. The channel is cheaper: no HTTP, no task per command, and all responses of one loop iteration share
+a TLS record.
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ class ChannelServer:
     def take_in(self, connection: _Connection, identity: Identity) -> str:
         """Register a connection; return the reason if it is rejected, else an empty string."""
         if len(self.connections) >= CONNECTIONS_MAX:
-            return f"{CONNECTIONS_MAX} connections are open, and no more are taken"
+            return f"{CONNECTIONS_MAX} connections are open, the maximum"
         if self.held[identity] >= CONNECTIONS_PER_IDENTITY_MAX:
-            return f"{identity} has {CONNECTIONS_PER_IDENTITY_MAX} connections open, and no more are taken of one"
+            return f"{identity} has {CONNECTIONS_PER_IDENTITY_MAX} connections open, the maximum for one identity"
         self.connections.add(connection)
         self.held[identity] += 1
         return ""
@@ -271,7 +271,7 @@ class _Connection(ReadingProtocol):
             raise ChannelProtocolError("a command came before the greeting")
         number = message.number
         if number in self._waiting:
-            raise ChannelProtocolError(f"number {number} is in use by a command that waits")
+            raise ChannelProtocolError(f"number {number} is in use by a waiting command")
         asker = self._waiting[number] = _LocalCommandClient(self, number, self._heard_s)
         try:
             self._begin(message, self._identity, asker)
@@ -324,11 +324,11 @@ class _Connection(ReadingProtocol):
                 asker.report_failure(internal_error(FAULT_REMEDY, "unknown"))
 
     def has_waiting(self, asker: _LocalCommandClient) -> bool:
-        """Return whether a command still needs an answer: the program is connected and was not told it is unknown."""
+        """Return True if the program is connected and has received no reply to this command yet."""
         return self._waiting.get(asker.number) is asker
 
     def answer(self, asker: _LocalCommandClient, outcome: SuccessFrame | Problem | Redirect) -> None:
-        """Tell the program; called by the core as the command's entry is applied."""
+        """Send the outcome to the program; called by the controller when the command's entry is applied."""
         number = asker.number
         del self._waiting[number]
         if isinstance(outcome, SuccessFrame):
@@ -349,22 +349,22 @@ class _Connection(ReadingProtocol):
         try:
             self._send(failure_frame(number, problem, leader))
         except ValueError as error:  # text that is none, such as half a surrogate pair
-            LOGGER.error("an answer to %s cannot be written", self._identity, exc_info=error)
+            LOGGER.error("a reply to %s cannot be encoded", self._identity, exc_info=error)
             self._send(failure_frame(number, internal_error(FAULT_REMEDY, "unknown"), leader))
 
     def _redirect(self, number: int) -> None:
         leader = self._core.leader_channel
-        sentence = "this replica does not lead; nothing has happened"
+        sentence = "this replica does not lead; nothing was changed"
         remedy = f"send it to {leader}" if leader else "ask another replica"
         self._send(FailureFrame(number, 307, NOT_LEADER, sentence, remedy, "", "rejected", leader))
 
     # Bounds
 
     def sweep(self, now_s: float) -> None:
-        """Answer what waits for too long, and end a connection that idles or does not read."""
+        """Report an unknown outcome for overdue commands, and close the connection if it is idle or too slow."""
         for number, asker in list(self._waiting.items()):
             if now_s - asker.since_s < COMMIT_WAIT_S:
-                break  # the others came later
+                break  # the remaining commands came later
             del self._waiting[number]
             self._fail(number, outcome_unknown())
         slow = self._frame_since_s is not None and not self._paused and now_s - self._frame_since_s > FRAME_S_MAX
@@ -387,7 +387,7 @@ class _Connection(ReadingProtocol):
     def _send(self, message: HelloFrame | SuccessFrame | FailureFrame) -> None:
         self._out.append(encode_frame(message))
         if not self._waiting:
-            self._flush()  # no other answer comes in this turn
+            self._flush()  # no other reply follows in this loop iteration
         elif not self._flush_soon:
             self._flush_soon = True
             self._loop.call_soon(self._flush)
@@ -401,24 +401,26 @@ class _Connection(ReadingProtocol):
         out, self._out = self._out, []
         transport.write(out[0] if len(out) == 1 else b"".join(out))
         if transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
-            self._server.warn(f"{self._identity} does not read its answers; its channel is cut", "closed")
+            self._server.warn(f"{self._identity} does not read its replies; its channel is closed", "closed")
             transport.abort()
 
 
-# ---- what a command that fails is answered, in a frame that any program reads: bounded, and honest about a fault here
+# ---- replies to failed commands, bounded so that any program can read them
 
 
 WORDS_CHARACTERS_MAX = 4000
-"""A sentence, a remedy or a place in an answer, characters: the longest message four times over. Three of them, with
-four bytes to a character, leave room in ANSWER_BYTES_MAX; a place that a program made up can be as long as its frame.
+"""Longest sentence, remedy or place in a reply, characters: four times the longest message.
+
+All three, with four bytes for each character, fit into ANSWER_BYTES_MAX. A place can contain a field name of the
+program's, which may be as long as its frame.
 """
 
-FAULT_REMEDY = "report it with the replica's log, and send it again with the same command_id"
-"""What to do about a fault of this release."""
+FAULT_REMEDY = "report this with the replica's log, and send the command again with the same command_id"
+"""Remedy for a fault of this release."""
 
 
 def failure_frame(number: int, problem: Problem, leader: str) -> FailureFrame:
-    """Return the answer to command `number`; what is too long to be read is cut, and stays the refusal that it is."""
+    """Return the reply to the failed command `number`; overlong texts are cut."""
     view = problem.view
     sentence, remedy, place = (_truncate(text) for text in (view.sentence, view.remedy, view.place))
     return FailureFrame(number, problem.status, view.code, sentence, remedy, place, view.outcome, leader)

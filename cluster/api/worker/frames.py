@@ -18,16 +18,16 @@ from replica.model import Revocation, Site
 WORKER_VERSION: Final = 1
 
 FRAME_BYTES_MAX: Final = 24 * 1024 * 1024
-"""Bytes of one frame: a body of the largest size and what was read of it, or the largest event of a stream."""
+"""Bytes of one frame: a body of the largest size with its decoded form, or the largest event of a stream."""
 
 PART_BYTES_MAX: Final = 128 * 1024
-"""Bytes of an answer in one frame; a larger one takes several, so that others' come in between."""
+"""Bytes of a response in one frame; a larger one is split, so that other responses can go in between."""
 
 OUTSTANDING_MAX: Final = 65_536
-"""Requests and commands of one door that wait, count: of all its connections. What comes beyond it is refused."""
+"""Waiting requests and commands of all connections of one API worker, count; further ones are rejected."""
 
 OBSERVATIONS_MAX: Final = 4096
-"""Answers that a door has counted and not told its core, count; then it tells at once."""
+"""Responses that an API worker has counted but not reported, count; at this number it reports at once."""
 
 Number = int
 
@@ -37,13 +37,13 @@ class WorkerFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class Greeting(WorkerFrame, frozen=True, tag=1):
-    """A door's first frame."""
+    """First frame of an API worker."""
 
     version: int
 
 
 class RequestReceived(WorkerFrame, frozen=True, tag=2):
-    """A request. `prepared`: what was read of a submit, whose `content` matters only where the site has changed."""
+    """A request. `prepared`: the decoded submit; its `content` is needed only if the site's grammar has changed."""
 
     number: Number
     operation: str
@@ -221,7 +221,11 @@ decode_from_controller: Final = msgspec.msgpack.Decoder(FromController).decode
 
 
 def encode(frame: FromWorker | FromController) -> bytes:
-    """Encode a frame with its length prefix; ValueError if it exceeds the peer's limit."""
+    """Encode a frame with its length prefix.
+
+    Raises:
+        ValueError: The frame exceeds the peer's limit.
+    """
     body: bytes = _encoder.encode(frame)
     if len(body) > FRAME_BYTES_MAX:
         raise ValueError(f"the frame has {len(body)} bytes; at most {FRAME_BYTES_MAX} are sent")

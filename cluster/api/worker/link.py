@@ -81,7 +81,7 @@ class RemoteBackend(ReadingProtocol):
             for body in self._cutter.feed(data):
                 self._take(f.decode_from_controller(body))
         except (ChannelProtocolError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            LOGGER.critical("the core said what is no frame: %s", error)
+            LOGGER.critical("the controller sent an invalid frame: %s", error)
             self._lost()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -130,7 +130,9 @@ class RemoteBackend(ReadingProtocol):
 
     def _begin(self, welcome: f.Welcome) -> None:
         if welcome.version != f.WORKER_VERSION:
-            raise ChannelProtocolError(f"it speaks version {welcome.version}, and this door {f.WORKER_VERSION}")
+            raise ChannelProtocolError(
+                f"it uses protocol version {welcome.version}, and this API worker {f.WORKER_VERSION}"
+            )
         self.cluster_id = welcome.cluster_id
         self.vouching = IdentityAssertions(welcome.access, welcome.cluster_id)
         self.peers = Peers(welcome.cluster_id, SystemClock())
@@ -161,14 +163,19 @@ class RemoteBackend(ReadingProtocol):
 
     def _next(self) -> int:
         if len(self._requests) + len(self._commands) >= f.OUTSTANDING_MAX:
-            raise queue_full("too many requests wait for the core of this replica")
+            raise queue_full("too many requests wait for this replica's controller process")
         self._number += 1
         return self._number
 
     # Backend interface
 
     async def respond(self, asked: ApiRequest) -> Response | Stream:
-        """Return the controller's response; Problem, or Redirect to the leader."""
+        """Return the controller's response.
+
+        Raises:
+            Problem: The request failed.
+            Redirect: Another replica leads.
+        """
         if asked.operation is ops.SHOW_METRICS:
             self._report()  # the response must include earlier counts
         number = self._next()
@@ -239,7 +246,11 @@ class RemoteBackend(ReadingProtocol):
         return RemoteProgram(self, number)
 
     def order(self, program: int, content: bytes, prepared: DecodedSubmit | None, asker: CommandClient) -> None:
-        """Send a command; Problem if too many are outstanding."""
+        """Send a command.
+
+        Raises:
+            Problem: Too many commands are outstanding.
+        """
         number = self._next()
         self._commands[number] = asker
         self._send(f.CommandReceived(number, program, content, prepared))

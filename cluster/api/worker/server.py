@@ -197,11 +197,13 @@ class Server:
                 raise not_identified(connection.stranger or IdentityError("the connection has ended"))
             voucher = await vouching.by_munge(authorization[0])
         elif authorization:
-            raise bad_request("there is a certificate and an Authorization", "use one of both", "head")
+            raise bad_request(
+                "the request has both a certificate and an Authorization header", "use one of them", "head"
+            )
         elif certificate.identity.role is not Role.GATEWAY:
             if named:
                 raise permission_denied(
-                    f"{certificate.identity} may not speak for a user", "leave it to a gateway", USER_HEADER
+                    f"{certificate.identity} may not act for a user", "send the request through a gateway", USER_HEADER
                 )
             return Voucher(certificate)
         elif len(named) != 1:
@@ -214,7 +216,9 @@ class Server:
         except IdentityError as error:
             raise not_identified(error) from error
         if certificate is None and not connection.become(voucher.shown.identity):
-            raise too_many(f"{voucher.shown.identity} has as many connections as one user may have", "close some")
+            raise too_many(
+                f"{voucher.shown.identity} has the maximum number of connections for one user", "close some of them"
+            )
         return voucher
 
     def _operation(self, request: web.BaseRequest) -> tuple[ApiOperation[Any, Any], dict[str, str]]:
@@ -225,7 +229,10 @@ class Server:
     def _check_target(request: web.BaseRequest) -> None:
         if len(request.raw_path) > QUERY_CHARACTERS_MAX:
             raise Problem(
-                414, "limit_exceeded", f"the target has more than {QUERY_CHARACTERS_MAX} characters", "ask for less"
+                414,
+                "limit_exceeded",
+                f"the target has more than {QUERY_CHARACTERS_MAX} characters",
+                "shorten the path or query",
             )
 
     async def _receive_request(
@@ -258,7 +265,12 @@ class Server:
     async def _page(
         self, request: web.BaseRequest, connection: ApiConnection, voucher: Voucher, path: str
     ) -> web.Response:
-        """Return a status page for the caller, or a static file; Problem, Redirect."""
+        """Return a status page for the caller, or a static file.
+
+        Raises:
+            Problem: The page cannot be shown.
+            Redirect: Another replica leads.
+        """
         certificate = voucher.shown
         permit(certificate.identity, PEOPLE, f"see {PAGES_PATH}")
         self._check_target(request)
@@ -383,18 +395,21 @@ class Server:
 
 
 def _refuse_browsers(request: web.BaseRequest, *, navigable: bool) -> None:
-    """Reject browser requests from other sites, and all browser requests that change something; Problem 403.
+    """Reject browser requests from other sites, and all browser requests that change something.
 
     A browser shows its certificate on behalf of any open page. The status page may only read. Links of other sites may
     lead to `navigable` pages, whose content they cannot see.
+
+    Raises:
+        Problem: 403, for such a request.
     """
     site = request.headers.get("Sec-Fetch-Site", "none")
     is_link = (request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest")) == ("navigate", "document")
     if site not in _OWN_SITES and not (navigable and is_link and request.method == "GET"):
-        words = "a page of another site may not ask for anything"
+        words = "a page of another site may not send requests"
         raise Problem(403, "from_a_browser", words, "open the page of this cluster itself, or use the command line")
     if request.method != "GET" and any(name in request.headers for name in _FROM_BROWSERS):
-        words = "a page in a browser may change nothing"
+        words = "a page in a browser may not change anything"
         raise Problem(403, "from_a_browser", words, "use the command line, or a program that sends no Origin")
 
 

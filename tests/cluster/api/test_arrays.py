@@ -56,8 +56,8 @@ async def test_what_names_no_task_is_refused_in_words(config: Config) -> None:
         for path, status, words in (
             ("/v1/jobs/1_9", 404, "no task 9"),
             ("/v1/jobs/1_x", 400, "is not a job ID"),
-            ("/v1/jobs/1_%5B1-2%5D", 400, "only one task"),
-            ("/v1/jobs/7", 404, "no job 7"),
+            ("/v1/jobs/1_%5B1-2%5D", 400, "several tasks"),
+            ("/v1/jobs/7", 404, "job 7 does not exist"),
         ):
             answer = await harness.ask("GET", path, who="alice")
             assert answer.status == status and words in answer.sentence

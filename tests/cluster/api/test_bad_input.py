@@ -84,7 +84,7 @@ CASES: dict[str, tuple[dict[str, Any], int, str, tuple[str, ...], str, bool]] = 
     "no cpus": ({"cpus": 0}, 400, "invalid_field", ("cpus",), "cpus", True),
     "endless": ({"time_limit_s": 10**12}, 400, "invalid_field", ("time_limit_s",), "time_limit_s", True),
     "bad begin": ({"begin_at": "tomorrow"}, 400, "invalid_field", ("tomorrow",), "begin_at", False),
-    "no zone": ({"begin_at": "2026-01-31T12:00:00"}, 400, "invalid_field", ("cannot be read",), "begin_at", False),
+    "no zone": ({"begin_at": "2026-01-31T12:00:00"}, 400, "invalid_field", ("is invalid",), "begin_at", False),
     "odd dependency": ({"dependencies": ["later:1"]}, 400, "invalid_field", ("later:1",), "dependencies", False),
     "no dependency": ({"dependencies": ["afterok:9"]}, 400, "unknown_dependency", ("9",), "dependencies", True),
     "odd array": ({"array": "3-1"}, 400, "invalid_field", ("3-1",), "array", False),
@@ -196,9 +196,9 @@ async def test_what_is_not_json_or_not_as_expected_is_refused_with_its_place(con
             data=b"x",
             headers={"Content-Encoding": "gzip"},
         )
-        await refused("GET", "/v1/jobs/99", 404, "unknown_job", "no job 99")
-        await refused("GET", "/v1/jobs/99/why", 404, "unknown_job", "no job 99")
-        await refused("GET", "/v1/jobs/99/history", 404, "unknown_job", "no job 99")
+        await refused("GET", "/v1/jobs/99", 404, "unknown_job", "job 99 does not exist")
+        await refused("GET", "/v1/jobs/99/why", 404, "unknown_job", "job 99 did not exist")
+        await refused("GET", "/v1/jobs/99/history", 404, "unknown_job", "job 99 does not exist")
         await refused("GET", "/v1/jobs/one", 400, "invalid_field", "'one'")
         await refused("GET", "/v1/jobs/%FF", 400, "invalid_field", "UTF-8")
         await refused("GET", "/v1/jobs?colour=red", 400, "unknown_query", "colour")

@@ -71,7 +71,7 @@ async def test_only_operators_clear_and_each_clear_names_one_buffer(config: Conf
             harness, {"type": "clear_buffer"}, {"type": "clear_buffer", "job_id": job, "name": "lake"}, who="operator"
         )
         assert neither["status"] == both["status"] == 400
-        assert "not said which buffer" in neither["error"]["sentence"]
+        assert "no buffer is named" in neither["error"]["sentence"]
 
 
 @story

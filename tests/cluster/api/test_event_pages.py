@@ -153,14 +153,14 @@ async def test_a_difference_says_what_each_field_was_and_who_changed_it(config: 
     [
         ("/v1/history?from=yesterday", "query from", "from is 'yesterday'"),
         ("/v1/history?to=999999", "query to", "has not happened yet"),
-        ("/v1/history?kind=pool_sett", "query kind", "there is no event 'pool_sett'"),
+        ("/v1/history?kind=pool_sett", "query kind", "no event is named 'pool_sett'"),
         ("/v1/history?of=cloud", "query of", "of is 'cloud'"),
         ("/v1/history?name=fast", "query name", "there is a name and no kind of thing"),
         ("/v1/history?job=1&of=pool", "query of", "at once"),
         ("/v1/history?limit=0", "query limit", "limit is '0'"),
         ("/v1/history/leaders?limit=many", "query limit", "limit is 'many'"),
-        ("/v1/diff", "query from", "the first moment is missing"),
-        ("/v1/diff?from=2&to=1", "query from", "is after the second one"),
+        ("/v1/diff", "query from", "the start of the period is missing"),
+        ("/v1/diff?from=2&to=1", "query from", "is after the end"),
     ],
 )
 def test_a_question_about_the_past_that_is_none_is_refused_by_name(

@@ -132,7 +132,7 @@ async def test_a_scheduler_looks_at_its_own_external_jobs_and_nothing_else(confi
                 answer = await harness.ask("GET", what.format(other), who="slurm")
                 assert (answer.status, answer.sentence) == (
                     403,
-                    "scheduler slurm may look at its own external jobs only",
+                    "scheduler slurm may read only its own external jobs",
                 )
 
 

@@ -89,7 +89,7 @@ async def test_a_name_is_believed_from_a_gateway_alone_and_gives_what_that_perso
                     named = {"Forebay-User": "alice"}
                     answer = await harness.ask(route.method, target(route), body, who=name, headers=named)
                     assert answer.status == 403, (role, route.path, answer)
-                    assert answer.sentence == f"{role} {name} may not speak for a user"
+                    assert answer.sentence == f"{role} {name} may not act for a user"
 
 
 @story

@@ -165,12 +165,12 @@ def test_an_altered_index_is_found_and_nothing_is_called_whole_before(replica: R
     alter(replica, change)
     assert not is_whole(replica)
     if change in FOUND_AT_ONCE:
-        with pytest.raises(JobIndexBroken, match="it was altered"):
+        with pytest.raises(JobIndexBroken, match="the index was altered"):
             start(replica)
         assert not is_whole(replica)
     else:
         start(replica)
-    with pytest.raises(JobIndexBroken, match="not what the ledger comes to"):
+    with pytest.raises(JobIndexBroken, match="differ from the ledger"):
         scrub(replica)
     # As the process does then.
     replica.follower.begin_anew()

@@ -94,7 +94,7 @@ async def test_a_waiting_job_is_changed_as_it_is_asked_and_shows_it(config: Conf
         assert answer.body["dependencies"] == [] and not details["singleton"] and not details["dependency_any"]
         history = (await harness.ask("GET", f"/v1/jobs/{job}/history")).body
         words = str(history)
-        assert "changed: name another; time_limit_s 30" in words and "it asks for 8MiB of pool fast now" in words
+        assert "changed: name another; time_limit_s 30" in words and "its request is now 8MiB of pool fast" in words
 
 
 @story

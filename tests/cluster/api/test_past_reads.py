@@ -101,7 +101,7 @@ async def test_a_listing_of_a_moment_shows_jobs_pools_and_settings_as_they_were(
     "at, status, sentence",
     [
         ("999999", 404, "revision 999999 has not happened yet"),
-        ("2999-01-01T00:00:00Z", 404, "has not come yet"),
+        ("2999-01-01T00:00:00Z", 404, "is in the future"),
         ("yesterday", 400, "at is 'yesterday'"),
         ("0", 400, "at is '0'"),
         ("1e3", 400, "at is '1e3'"),

@@ -202,7 +202,7 @@ async def test_each_role_may_ask_exactly_what_the_table_says(config: Config) -> 
             if allowed and own:
                 # It came past the permission, to a job that is none of its external jobs.
                 assert answer.status == 403, asked
-                assert answer.sentence == "scheduler slurm may look at its own external jobs only", asked
+                assert answer.sentence == "scheduler slurm may read only its own external jobs", asked
             elif allowed:
                 # The empty body of a write is refused as such: the request came past the permission.
                 assert answer.status != 403, asked
@@ -288,7 +288,7 @@ def test_an_agent_may_touch_its_own_node_only(config: Config, what: str) -> None
             revision = harness.controller.state.revision
             answer = await harness.ask("POST", f"/v1/agents/n2/{what}", bodies[what], who="n1")
             assert (answer.status, answer.code) == (403, "permission_denied")
-            assert answer.sentence == "agent n1 may not speak for node 'n2'"
+            assert answer.sentence == "agent n1 may not act for node 'n2'"
             assert harness.controller.state.revision == revision
 
     run()

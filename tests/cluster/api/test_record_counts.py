@@ -80,14 +80,14 @@ async def test_a_replica_signs_nothing_behind_a_record_of_other_counts_than_its_
             assert (await harness.controller.submit(Request(b"", CONTROLLER, command))).refusal is None
             await busy(harness)
             if is_false:
-                with pytest.raises(ProofUnavailable, match="records other counts of the jobs' histories"):
+                with pytest.raises(ProofUnavailable, match="the record counts in entry"):
                     await publisher.publish()
             else:
                 assert await publisher.publish()
         # Also by a historian that has written what it noted, and follows on behind it.
         await harness.service.past.stop()
         harness.service.past.start()
-        with pytest.raises(ProofUnavailable, match="records other counts of the jobs' histories"):
+        with pytest.raises(ProofUnavailable, match="the record counts in entry"):
             await publisher.publish()
         # What came before it is signed on.
         assert (await harness.service.past.root(size)) is not None

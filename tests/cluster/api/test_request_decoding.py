@@ -101,12 +101,12 @@ def test_a_history_says_of_each_option_that_a_job_gave_what_it_asked_for() -> No
     said = sentence_of(e.JobSubmitted(4, asked, array=e.SubmittedTasks((3,))))
     for words in (
         "no nodes", "account physics", "QOS high", "licences matlab:2", "reservation night", "nice 7", "mail end,fail",
-        "as tasks 3 of array 4", "one of its dependencies is enough", "one of its name at a time",
+        "as tasks 3 of array 4", "any one dependency suffices", "only one job of this name at a time",
         "not to be requeued", "partition long",
-        "persistent buffer lake to be made (8MiB of the default pool)", "persistent buffer pond to be removed",
+        "persistent buffer lake to be created (8MiB of the default pool)", "persistent buffer pond to be removed",
         "persistent buffer sea", "1GiB of swap on each node", "colour=blue for the provider",
-        "stage-in by a command of its own", "stage-out by a command of its own",
-        "stage-in of what /in/list lists", "stage-out of what /in/out lists",
+        "stage-in by its own command", "stage-out by its own command",
+        "stage-in of the files listed in /in/list", "stage-out of the files listed in /in/out",
     ):  # fmt: skip
         assert words in said
     plain = JobRequest("n", "u", "#!/bin/sh\n", "/", 60, options=JobOptions(nice=1))
@@ -116,7 +116,7 @@ def test_a_history_says_of_each_option_that_a_job_gave_what_it_asked_for() -> No
 def test_a_history_never_says_that_nothing_was_moved_where_a_provider_moved_it() -> None:
     for event, what in ((e.StagedIn(1, 0, 0), "staged in"), (e.StagedOut(1, 0, 0), "staged out")):
         assert sentence_of(event) == f"{what}: nothing had to be moved"
-        assert sentence_of(event, provider="lua") == f"{what} by burst_buffer/lua, which does not say how much that was"
+        assert sentence_of(event, provider="lua") == f"{what} by burst_buffer/lua, which reports no amounts"
     assert sentence_of(e.StagedIn(1, 2, 2**20), provider="lua") == "staged in: 2 files, 1MiB"
 
 

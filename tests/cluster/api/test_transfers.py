@@ -154,7 +154,7 @@ async def test_receipts_are_shown_and_stay_in_the_ledger_when_their_job_is_gone(
         history = (await harness.ask("GET", f"/v1/jobs/{job}/history", who="operator")).body["rows"]
         sentences = [row["sentence"] for row in history if row["event"].startswith("transfer_")]
         assert sentences == [
-            "stage-in goes on: 1 file, 2KiB are durable",
+            "stage-in continues: 1 file, 2KiB are durable",
             "stage-in moved before it failed: 2 files, 4KiB; 1 left out: /in/fifo (a FIFO); receipt xxh3-128:ab",
             "stage-in moved: 2 files, 4KiB; 1 file, 2KiB of it by an earlier attempt; receipt xxh3-128:ab",
         ]
