@@ -33,7 +33,11 @@ def uid_of(name: str) -> int | None:
 
 
 def account_of(uid: int) -> str | None:
-    """Return the name of an account, or None if it does not exist; OSError if the name service fails."""
+    """Return the name of an account, or None if it does not exist.
+
+    Raises:
+        OSError: The name service fails.
+    """
     try:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):
@@ -41,7 +45,11 @@ def account_of(uid: int) -> str | None:
 
 
 def is_member(account: str, group: str) -> bool:
-    """Return whether an account belongs to a group; OSError if the name service fails."""
+    """Return whether an account belongs to a group.
+
+    Raises:
+        OSError: The name service fails.
+    """
     try:
         found = grp.getgrnam(group)
     except KeyError:
@@ -72,7 +80,11 @@ class PeerAccount(NamedTuple):
 
 
 def peer_account(connection: socket.socket) -> PeerAccount:
-    """Return the credentials of a local connection's peer (SO_PEERCRED); OSError."""
+    """Return the credentials of a local connection's peer (SO_PEERCRED).
+
+    Raises:
+        OSError: The kernel does not know the peer.
+    """
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return PeerAccount(*_CREDENTIALS.unpack(data))
 
@@ -81,7 +93,8 @@ def peer_account(connection: socket.socket) -> PeerAccount:
 def short_path(path: Path) -> Iterator[str]:
     """Provide a name for `path` that fits a socket address of 108 bytes while the context lasts.
 
-    OSError if its directory does not exist.
+    Raises:
+        OSError: The directory of `path` does not exist.
     """
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -58,7 +58,11 @@ class Address(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Parse an address; AddressError names problem and remedy."""
+        """Parse an address.
+
+        Raises:
+            AddressError: The text is not an address; the error has a remedy.
+        """
         if text.startswith("["):
             host, bracket, rest = text[1:].partition("]")
             if not bracket or not rest.startswith(":"):

@@ -49,9 +49,12 @@ def format_instant(instant: Instant) -> str | None:
 
 
 def parse_instant(text: str) -> Instant:
-    """Parse an ISO 8601 time with a zone; ValueError gives the valid form.
+    """Parse an ISO 8601 time with a zone.
 
     A text without a zone is rejected: client and replica in different zones would read two different times.
+
+    Raises:
+        ValueError: The text is not such a time; the message has the valid form.
     """
     try:
         moment = datetime.datetime.fromisoformat(text)

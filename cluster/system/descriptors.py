@@ -25,12 +25,20 @@ SLOW_SYNC_S: Final = 0.02
 
 
 def open_directory(path: str | bytes | os.PathLike[str], *, dir_fd: int | None = None) -> int:
-    """Return a descriptor of the directory; OSError if it is a link or not a directory."""
+    """Return a descriptor of the directory.
+
+    Raises:
+        OSError: The path is a link or not a directory, or cannot be opened.
+    """
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock a file or directory exclusively; return False if another process holds the lock. OSError."""
+    """Lock a file or directory exclusively; return False if another process holds the lock.
+
+    Raises:
+        OSError: The lock failed for another reason.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -39,17 +47,24 @@ def try_lock(descriptor: int) -> bool:
 
 
 def names_in(directory: int) -> list[str]:
-    """Return the names in an open directory, unordered. OSError.
+    """Return the names in an open directory, unordered.
 
     Names created since it was opened or listed are included: from Linux 6.5 on, btrfs shows them only after a seek to
     the start, which os.listdir omits.
+
+    Raises:
+        OSError: The directory cannot be read.
     """
     os.lseek(directory, 0, os.SEEK_SET)
     return os.listdir(directory)
 
 
 def free_bytes(directory: Path) -> int:
-    """Return the free space of a directory's file system, bytes; OSError."""
+    """Return the free space of a directory's file system, bytes.
+
+    Raises:
+        OSError: The file system does not answer.
+    """
     room = os.statvfs(directory)
     return room.f_bavail * room.f_frsize
 
@@ -67,7 +82,11 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in the directory durable. Raises OSError."""
+    """Make the names in the directory durable.
+
+    Raises:
+        OSError: The sync failed.
+    """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

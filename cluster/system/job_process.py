@@ -1,10 +1,8 @@
 """Environment of a job's processes: rights, limits, priority, signals, umask, keyring.
 
-Nothing inherited from the agent.
-
-An agent runs as root, or under a unit with limits and priorities of its own, none of which are meant for jobs. `LIMITS`
-gives the value of each resource limit; call `limit`, `prepare`, `forgo` and `reset` in this order. Sources:
-capabilities(7), prctl(2), setrlimit(2), session-keyring(7), proc(5).
+Nothing of it is inherited from the agent, which runs as root, or under a unit with limits and priorities that are not
+meant for jobs. `LIMITS` gives the value of each resource limit; call `limit`, `prepare`, `forgo` and `reset` in this
+order. Sources: capabilities(7), prctl(2), setrlimit(2), session-keyring(7), proc(5).
 """
 
 from __future__ import annotations
@@ -128,7 +126,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def limit(wanted: JobProcess) -> None:
-    """Set resource limits and priorities as far as permitted; call it while running as the agent's account. OSError."""
+    """Set resource limits and priorities as far as permitted; call it while running as the agent's account.
+
+    Raises:
+        OSError: A limit cannot be set.
+    """
     for number, of in LIMITS.items():
         soft, hard = of(wanted)
         try:
@@ -147,7 +149,11 @@ def limit(wanted: JobProcess) -> None:
 
 
 def prepare(wanted: JobProcess) -> None:
-    """Drop rights that the job's account could regain; call it before changing to that account. OSError."""
+    """Drop rights that the job's account could regain; call it before changing to that account.
+
+    Raises:
+        OSError: A right cannot be dropped.
+    """
     kept = {CAPABILITIES.index(name.lower().removeprefix("cap_")) for name in wanted.capabilities}
     if wanted.no_new_privs:
         kept = set()
@@ -165,7 +171,11 @@ def prepare(wanted: JobProcess) -> None:
 
 
 def forgo(wanted: JobProcess) -> None:
-    """Drop permanently all rights beyond the account's own, after changing to that account. OSError."""
+    """Drop permanently all rights beyond the account's own, after changing to that account.
+
+    Raises:
+        OSError: A right cannot be dropped.
+    """
     _prctl(_PR_SET_KEEPCAPS, 0)
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)

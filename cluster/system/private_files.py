@@ -25,9 +25,12 @@ _TOKEN_BYTES: Final = 8
 
 
 def make_private_directory(directory: Path) -> None:
-    """Create a directory and its missing parents, accessible only to their owner. OSError.
+    """Create a directory and its missing parents, accessible only to their owner.
 
     An existing directory keeps its mode.
+
+    Raises:
+        OSError: A directory cannot be created.
     """
     if not directory.is_dir():
         make_private_directory(directory.parent)
@@ -42,7 +45,12 @@ def name_beside(path: Path) -> Path:
 
 @contextlib.contextmanager
 def new_private_file(path: Path, mode: int = FILE_MODE) -> Iterator[IO[bytes]]:
-    """Create a new file; remove it if the block fails. FileExistsError, OSError."""
+    """Create a new file; remove it if the block fails.
+
+    Raises:
+        FileExistsError: The file exists.
+        OSError: The file cannot be created.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, FILE_MODE)
     try:
@@ -57,14 +65,21 @@ def new_private_file(path: Path, mode: int = FILE_MODE) -> Iterator[IO[bytes]]:
 
 
 def open_private_file(path: Path, flags: int) -> int:
-    """Return a descriptor of a file, created if missing, without following a link. OSError."""
+    """Return a descriptor of a file, created if missing, without following a link.
+
+    Raises:
+        OSError: The file cannot be opened or created.
+    """
     return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
 
 
 def replace_private(path: Path, data: bytes, *, durable: bool = True, mode: int = FILE_MODE) -> None:
-    """Replace the whole file; a new one gets this mode. OSError leaves the old file.
+    """Replace the whole file; a new one gets this mode.
 
     A crash leaves the old file or the new one; with `durable` the new one is on disk on return.
+
+    Raises:
+        OSError: The file cannot be written; the old file remains.
     """
     beside = name_beside(path)
     with new_private_file(beside, mode) as file:
@@ -83,7 +98,10 @@ def keep_ownership(descriptor: int, name: str | os.PathLike[str], *, directory: 
 
     Call it before the rename. A command run by root would otherwise leave a service with a file it cannot read. `name`
     is relative to the open `directory` if one is given. A file in a directory that other accounts may write to is
-    ignored: an attacker may have put it there to be given a key. OSError.
+    ignored: an attacker may have put it there to be given a key.
+
+    Raises:
+        OSError: The owner, group or mode cannot be set.
     """
     try:
         replaced = os.stat(name, dir_fd=directory, follow_symlinks=False)

@@ -56,7 +56,11 @@ def become_subreaper() -> None:
 
 
 def sync_file_system(descriptor: int) -> None:
-    """Sync the whole file system of the descriptor; OSError if that fails."""
+    """Sync the whole file system of the descriptor.
+
+    Raises:
+        OSError: The sync failed.
+    """
     if _libc.syncfs(descriptor) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
@@ -115,7 +119,12 @@ def environment_variables(pid: int) -> list[bytes]:
 
 
 def cgroup_of(pid: int) -> str:
-    """Return a process's cgroup directory (v2); LookupError explains its absence, OSError if the process has ended."""
+    """Return a process's cgroup directory (v2).
+
+    Raises:
+        LookupError: There is no such cgroup; the message gives the reason and the remedy.
+        OSError: The process has ended.
+    """
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     own = next((line[3:] for line in lines if line.startswith("0::")), "")
     if not own.startswith("/") or ".." in own.split("/"):

@@ -30,7 +30,7 @@ def open_trusted(path: str, look: Callable[[os.stat_result, str], None] | None =
     files there. `look` is called with the status and the path of each directory.
 
     Raises:
-        Untrusted: the file cannot be trusted.
+        UntrustedFile: the file cannot be trusted.
         OSError: the file cannot be opened, also if the last step is a link (ELOOP).
     """
     *above, name = path.split("/")[1:]

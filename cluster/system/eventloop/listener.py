@@ -132,7 +132,11 @@ class _UnderWay(NamedTuple):
 
 
 async def listen(address: Address) -> socket.socket:
-    """Return a listening socket; OSError if the address cannot be used."""
+    """Return a listening socket.
+
+    Raises:
+        OSError: The address cannot be used.
+    """
     infos = await asyncio.get_running_loop().getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -181,7 +185,11 @@ class Acceptor:
         return int(self._socket.getsockname()[1])
 
     async def start(self, listening: socket.socket | None = None) -> None:
-        """Listen, on the socket `listening` if given; OSError if the address cannot be used."""
+        """Listen, on the socket `listening` if given.
+
+        Raises:
+            OSError: The address cannot be used.
+        """
         loop = asyncio.get_running_loop()
         self._socket = listening = listening or await listen(self._address)
         listening.setblocking(False)

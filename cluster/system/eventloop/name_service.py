@@ -107,7 +107,11 @@ class NameService(Generic[K, V]):
         return found[0] if found is not None and self._clock.monotonic_s() < found[1] + KEPT_S else None
 
     async def ask(self, key: K) -> V:
-        """Return the answer of the name service. Raises NotKnownNow."""
+        """Return the answer of the name service.
+
+        Raises:
+            NotKnownNow: The name service did not answer in time.
+        """
         found, now_s = self._known.get(key), self._clock.monotonic_s()
         if found is not None and now_s < found[1] + KEPT_S:
             return found[0]

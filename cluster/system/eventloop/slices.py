@@ -22,7 +22,7 @@ BYTES_PER_SLICE: Final = 128 * 1024
 """Bytes decoded, hashed or written in one slice: a millisecond. A single entry may be larger: 1 MiB at most."""
 
 PARTS_PER_RECORD: Final = 32
-"""Small steps that cost as much as rendering one record, count: comparing a key, add_steps a number."""
+"""Small steps that cost as much as rendering one record, count: comparing a key, adding a number."""
 
 PARTS_PER_SLICE: Final = RECORDS_PER_SLICE * PARTS_PER_RECORD
 
