@@ -29,13 +29,20 @@ SERVED_S: Final = 10.0
 def run(arguments: list[str]) -> int:
     """Run the bridge; return the exit code."""
     leave_when_terminated()
-    parser = argparse.ArgumentParser(prog="forebay run bridge", description="Run the bridge to a slurmctld.")
-    parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="the cluster's configuration")
-    parser.add_argument("--name", required=True, help="name of the scheduler in its certificate")
-    parser.add_argument("--state", type=Path, required=True, help="StateSaveLocation of slurm.conf")
-    parser.add_argument("--run", type=Path, default=Path("/run/forebay-slurm"), help="directory of files and socket")
-    parser.add_argument("--metrics", type=Path, help="a .prom file that Prometheus' node exporter reads")
-    parser.add_argument("--when-away", choices=("refuse", "accept"), default="refuse", help="jobs without a bridge")
+    parser = argparse.ArgumentParser(
+        prog="forebay run bridge", description="Run the bridge between a slurmctld and the cluster."
+    )
+    parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="Use this configuration file.")
+    parser.add_argument("--name", required=True, help="Use the certificate of this scheduler.")
+    parser.add_argument("--state", type=Path, required=True, help="Read slurmctld's StateSaveLocation here.")
+    parser.add_argument("--run", type=Path, default=Path("/run/forebay-slurm"), help="Keep files and the socket here.")
+    parser.add_argument("--metrics", type=Path, help="Write counters for Prometheus to this file.")
+    parser.add_argument(
+        "--when-away",
+        choices=("refuse", "accept"),
+        default="refuse",
+        help="Reject or accept jobs with a buffer while no bridge runs.",
+    )
     chosen = parser.parse_args(arguments)
     begin_logging("forebay-slurm-bridge")
     try:

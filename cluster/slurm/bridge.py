@@ -73,7 +73,11 @@ class BridgeRefused(Exception):
 
 
 def cluster_token(state: Path) -> str:
-    """Return the token that identifies this Slurm, kept in its state directory, which all its hosts share; OSError."""
+    """Return the token that identifies this Slurm, kept in its state directory, which all its hosts share.
+
+    Raises:
+        OSError: The state directory cannot be read or written.
+    """
     path = state / "forebay.cluster"
     with contextlib.suppress(FileExistsError):
         beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -153,7 +157,12 @@ class Bridge:
         self._on_served = on_served
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set; BridgeRefused, OSError. Leaves no FIFO, socket or task behind."""
+        """Serve until `stop` is set. Leaves no FIFO, socket or task behind.
+
+        Raises:
+            BridgeRefused: Another bridge runs here, or another Slurm uses this name.
+            OSError: A file, FIFO or socket cannot be created.
+        """
         with self._locked(), contextlib.ExitStack() as stack:
             self._files.publish()
             stack.callback(self._fifos.stop)
@@ -214,7 +223,12 @@ class Bridge:
             await asyncio.sleep(max(0.0, RENEW_S - (uptime_s() - asked_s)))
 
     async def _list(self) -> None:
-        """Update the files of all external jobs; ApiError, OSError."""
+        """Update the files of all external jobs.
+
+        Raises:
+            ApiError: The leader does not answer.
+            OSError: A file cannot be written.
+        """
         self._files.ask()
         asked_s = uptime_s()
         listed = await self._leader.call(operations.LIST_EXTERNAL_JOBS, live="yes", deadline_s=SITE_S)
@@ -245,7 +259,11 @@ class Bridge:
             self._metrics_file = None
 
     async def _register(self) -> None:
-        """Register the external jobs' Slurm; BridgeRefused if another Slurm uses this name."""
+        """Register the external jobs' Slurm.
+
+        Raises:
+            BridgeRefused: Another Slurm uses this name.
+        """
         request = g.RegisterSchedulerRequest(
             command_id=new_command_id(self._clock), cluster=self._cluster, address=self._host
         )

@@ -165,7 +165,11 @@ class PluginCalls:
             return "fail", sentence(error)
 
     async def _told(self, operation: ApiOperation[Any, _T], make: Callable[..., Any] | None, **parameters: Any) -> _T:
-        """Perform an operation until a replica answers; ApiError for permanent rejections."""
+        """Perform an operation until a replica answers.
+
+        Raises:
+            ApiError: The operation is permanently rejected.
+        """
         wait_s = parameters.get("wait_s") or 0
         while True:
             request = None if make is None else make(command_id=new_command_id(self._clock), cluster=self._cluster)
@@ -187,7 +191,11 @@ class PluginCalls:
     async def _tell(
         self, operation: ApiOperation[Any, g.ExternalJobAnswer], job: str, *phases: str, **fields: Any
     ) -> g.ExternalJobAnswer:
-        """Send a command, and return the external job once it has left these phases; ApiError."""
+        """Send a command, and return the external job once it has left these phases.
+
+        Raises:
+            ApiError: The command is permanently rejected.
+        """
         epoch, heard_s = self._epochs.get(job, (0, -math.inf))
         if uptime_s() - heard_s > WARM_S:
             epoch, _ = await self._last(job)
@@ -220,12 +228,20 @@ class PluginCalls:
         return external_job.epoch, external_job.phase
 
     def note_external_job(self, external_job: g.ExternalJobView) -> None:
-        """Remember an external job's epoch, and list the job while Slurm counts it; OSError."""
+        """Remember an external job's epoch, and list the job while Slurm counts it.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
         self._files.update_listing(external_job)
         self.remember(external_job)
 
     def note_reply(self, function: str, words: list[str], word: str) -> None:
-        """Note that Slurm has read the reply to a call; OSError."""
+        """Note that Slurm has read the reply to a call.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
         if function == "teardown" and words:
             self._files.teardown_read(words[0], done=word == "ok")
         if words and (function in STAGE_IN or function == "setup"):
@@ -297,7 +313,11 @@ class PluginCalls:
         return ("fail", external_job.message or f"the buffer is {external_job.phase}") if failed else ("ok", "")
 
     async def _job_files(self, job: str, script: str) -> str:
-        """Create the files that Slurm omits for a task of a job array, and return the script; OSError."""
+        """Create the files that Slurm omits for a task of a job array, and return the script.
+
+        Raises:
+            OSError: A file cannot be created or read.
+        """
         if self._state is None:
             return script
         make_directory(self._state, job)
@@ -625,7 +645,11 @@ def _exported(external_job: g.ExternalJobAnswer) -> Answer:
 
 
 def _account(uid: int, gid: int) -> tuple[str, tuple[int, ...]]:
-    """Return a user's name and groups from the host's name service; KeyError."""
+    """Return a user's name and groups from the host's name service.
+
+    Raises:
+        KeyError: The user does not exist on this host.
+    """
     name = pwd.getpwuid(uid).pw_name
     return name, tuple(os.getgrouplist(name, gid))
 

@@ -88,7 +88,11 @@ class NoSlurm(Exception):
 
 
 def read_slurm_conf(directory: Path) -> SlurmSettings:
-    """Return the settings of slurm.conf and its included files; NoSlurm."""
+    """Return the settings of slurm.conf and its included files.
+
+    Raises:
+        NoSlurm: The file is unusable.
+    """
     path = directory / "slurm.conf"
     try:
         values = read_values(path, includes=True)
@@ -116,7 +120,11 @@ def read_slurm_conf(directory: Path) -> SlurmSettings:
 
 
 def read_values(path: Path, *, includes: bool = False) -> dict[str, str]:
-    """Return the keys of a Slurm configuration file, in lower case, with their values; OSError."""
+    """Return the keys of a Slurm configuration file, in lower case, with their values.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     values: dict[str, str] = {}
     left = [path]
     for _ in range(INCLUDES_MAX):

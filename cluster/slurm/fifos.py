@@ -62,7 +62,11 @@ class Fifos:
         self._since_s: dict[str, float] = {}
 
     def start(self) -> None:
-        """Wake callers left by an earlier bridge, and accept requests; OSError."""
+        """Wake callers left by an earlier bridge, and accept requests.
+
+        Raises:
+            OSError: A FIFO cannot be created or opened.
+        """
         self._wake()
         os.mkfifo(self._requests, 0o600)
         # Open in both directions: for reading only, the end of each caller would be the end of the file.

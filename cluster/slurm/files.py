@@ -138,9 +138,13 @@ class SlurmFiles:
     """Directory of the bridge, private to its account."""
 
     def __init__(self, directory: Path, host: str, *, away: str = "refuse") -> None:
-        """Create it; OSError, DirectoryRefused.
+        """Create it.
 
         `away`: policy for jobs while no bridge runs, `refuse` or `accept`.
+
+        Raises:
+            DirectoryRefused: Other accounts could change the directory.
+            OSError: The directory cannot be created.
         """
         self.directory: Final = directory
         self._host = host
@@ -173,7 +177,11 @@ class SlurmFiles:
         """Jobs being torn down -> uptime until which they are listed: Slurm counts them until it is notified."""
 
     def publish(self) -> None:
-        """Write the parts of burst_buffer.lua, and remove the compiled ones of earlier bridges; OSError."""
+        """Write the parts of burst_buffer.lua, and remove the compiled ones of earlier bridges.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
         self._parts.mkdir(mode=0o700, exist_ok=True)
         wanted = script_parts()
         for name, text in wanted.items():
@@ -210,7 +218,11 @@ class SlurmFiles:
         self._write(self.directory / "site.json", msgspec.json.encode(tables))
 
     def write_variables(self, external_job: ExternalJobView) -> None:
-        """Write the variables of a job whose buffer is staged; OSError."""
+        """Write the variables of a job whose buffer is staged.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
         if external_job.path is None or not _JOB.fullmatch(external_job.job):
             return
         self._since.add(external_job.job)
@@ -232,7 +244,11 @@ class SlurmFiles:
     # Sessions: one file each, so that a change costs the same for any number
 
     def setup_begins(self, session: BufferSession) -> None:
-        """List a job from now on: Slurm counts it even if Forebay does not know it yet; OSError."""
+        """List a job from now on: Slurm counts it even if Forebay does not know it yet.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
         self._setting_up[session.token] = self._setting_up.get(session.token, 0) + 1
         self._leaving_s.pop(session.token, None)
         self._list(session)
@@ -246,10 +262,13 @@ class SlurmFiles:
                 self._unlist(job)
 
     def teardown_begins(self, job: str, now_s: int) -> None:
-        """Keep a job listed until Slurm knows of its teardown, as if created at the Unix time `now_s`; OSError.
+        """Keep a job listed until Slurm knows of its teardown, as if created at the Unix time `now_s`.
 
         A slurmctld that restarts meanwhile repeats the teardown, but only of listed sessions; one that has read the
         reply regards such a young session as unowned.
+
+        Raises:
+            OSError: The file cannot be written.
         """
         known = self._listed.get(job)
         if known is not None:
@@ -271,7 +290,11 @@ class SlurmFiles:
             self._unlist(job)
 
     def update_listing(self, external_job: ExternalJobView) -> None:
-        """List or unlist an external job; OSError."""
+        """List or unlist an external job.
+
+        Raises:
+            OSError: The file cannot be written or removed.
+        """
         if external_job.job in self._leaving_s:
             return
         if is_listed(external_job):
@@ -280,11 +303,19 @@ class SlurmFiles:
             self._unlist(external_job.job)
 
     def list_persistent(self, session: BufferSession) -> None:
-        """List a persistent buffer; OSError."""
+        """List a persistent buffer.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
         self._list(session)
 
     def unlist_persistent(self, name: str) -> None:
-        """Unlist a persistent buffer; OSError."""
+        """Unlist a persistent buffer.
+
+        Raises:
+            OSError: The file cannot be removed.
+        """
         if _PERSISTENT.fullmatch(name):
             self._unlist(name)
 
@@ -354,16 +385,24 @@ def directory_of(state: Path, job: str) -> Path:
 
 
 def make_directory(state: Path, job: str) -> None:
-    """Create a job's directory if it is missing; OSError."""
+    """Create a job's directory if it is missing.
+
+    Raises:
+        OSError: The directory cannot be created.
+    """
     directory = directory_of(state, job)
     directory.parent.mkdir(mode=_PRIVATE, exist_ok=True)
     directory.mkdir(mode=_PRIVATE, exist_ok=True)
 
 
 async def linked_script(state: Path, job: str, ask_array: Callable[[str], Awaitable[str | None]]) -> str:
-    """Link the script of a job array to its task, and return it; empty if there is none. OSError, UnicodeDecodeError.
+    """Link the script of a job array to its task, and return it; empty if there is none.
 
     `ask_array` returns the array ID of a task, None if unknown.
+
+    Raises:
+        OSError: The script cannot be read or linked.
+        UnicodeDecodeError: The script is not UTF-8.
     """
     path = directory_of(state, job) / "script"
     if not path.exists():

@@ -194,13 +194,13 @@ StartLimitIntervalSec=0
 Type=notify
 User={slurm.user}
 Environment=SLURM_CONF={layout.conf / "slurm.conf"}
-# What else a site gives it: `systemctl edit` keeps that apart from this file.
+# Further options of the site; `systemctl edit` keeps them apart from this file.
 Environment=BRIDGE_OPTIONS=
 ExecStart={" ".join(map(str, words))}
 ExecReload=/bin/sh -c "kill -HUP $MAINPID"
 Restart=always
 RestartSec=3
-# The configuration or the certificate is refused: starting again does not help.
+# The configuration or the certificate is invalid: a restart does not help.
 RestartPreventExitStatus=78
 {directory}LimitNOFILE={FIFOS}
 UMask=0077
@@ -307,9 +307,13 @@ def _digest(path: Path) -> str | None:
 
 
 def install(layout: Layout, slurm: SlurmSettings) -> list[Path]:
-    """Write all files, each atomically; return those that changed. InstallRefused, OSError: nothing was changed.
+    """Write all files, each atomically; return those that changed.
 
     An interrupted call is repaired by a later call of this function or of `remove`.
+
+    Raises:
+        InstallRefused: Nothing was changed; the error has the reasons.
+        OSError: A file cannot be written; nothing was changed.
     """
     reasons = obstacles(layout, slurm)
     if reasons:
@@ -382,7 +386,11 @@ def _undo(conf: Path, known: InstallManifest, changed: Mapping[Path, Content], n
 
 
 def known_plugin(conf: Path) -> str:
-    """Return the plugin of an earlier installation; empty if there was none. InstallRefused."""
+    """Return the plugin of an earlier installation; empty if there was none.
+
+    Raises:
+        InstallRefused: The manifest cannot be read.
+    """
     return _manifest(conf).plugin
 
 
@@ -391,7 +399,11 @@ def _beside(path: Path) -> Path:
 
 
 def _stage(path: Path, content: Content) -> None:
-    """Write a file beside its destination, complete and synced; OSError."""
+    """Write a file beside its destination, complete and synced.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     beside = _beside(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(beside, flags, _PRIVATE), "wb") as file:
@@ -412,7 +424,11 @@ def _encoded(manifest: InstallManifest) -> Content:
 
 
 def _manifest(conf: Path) -> InstallManifest:
-    """Return the record of an earlier installation; InstallRefused if the manifest cannot be read."""
+    """Return the record of an earlier installation.
+
+    Raises:
+        InstallRefused: The manifest cannot be read.
+    """
     path = conf / MANIFEST
     try:
         with path.open("rb") as file:
@@ -453,10 +469,14 @@ class RemovalResult(msgspec.Struct, frozen=True):
 
 
 def remove(conf: Path, slurm: SlurmSettings, in_use: str = "") -> RemovalResult:
-    """Remove exactly the written files; do nothing if none are left. InstallRefused, OSError.
+    """Remove exactly the written files; do nothing if none are left.
 
     Rejected while slurm.conf still includes the fragment or names the plugin, since slurmctld would not start again;
     and while the BurstBufferType `in_use` of the running slurmctld is that plugin, since it would lose its programs.
+
+    Raises:
+        InstallRefused: Nothing was removed; the error has the reasons.
+        OSError: A file cannot be removed.
     """
     known = _manifest(conf)
     if not known.files:

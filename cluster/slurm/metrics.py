@@ -81,5 +81,9 @@ class BridgeMetrics:
         self._missing.set(missing)
 
     def write(self, path: Path) -> None:
-        """Write all metrics, by rename; OSError."""
+        """Write all metrics, by rename.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
         write_to_textfile(str(path), self._registry)

@@ -105,7 +105,11 @@ class Reconciler:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Compare once; ApiError if no leader answers."""
+        """Compare once.
+
+        Raises:
+            ApiError: No leader answers.
+        """
         # External jobs first: if neither side has a job, its end has had time to arrive.
         listed = await self._leader.call(operations.LIST_EXTERNAL_JOBS, live="yes", deadline_s=CALL_S)
         looked = await self._ask()
