@@ -89,7 +89,11 @@ class ApiWorkers:
         return [process.pid for process in self._running]
 
     async def start(self) -> None:
-        """Listen, and start the workers; OSError if an address cannot be used."""
+        """Listen, and start the workers.
+
+        Raises:
+            OSError: An address cannot be used.
+        """
         self._sockets.append(await listen(self._api))
         if self._channel is not None:
             self._sockets.append(await listen(self._channel))

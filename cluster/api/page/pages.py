@@ -67,7 +67,7 @@ _STALE: Final = {"stale": "ok"}
 
 Query = Mapping[str, str]
 Ask = Callable[[ApiOperation[Any, Any], dict[str, str], dict[str, str]], Awaitable[Any]]
-"""Performs an operation as the caller, with path and query parameters; Problem, Redirect."""
+"""Performs an operation as the caller, with path and query parameters. May raise Problem or Redirect."""
 
 
 class PageQuery(NamedTuple):

@@ -107,7 +107,11 @@ class ChannelServer:
         return self._acceptor.port
 
     async def start(self) -> None:
-        """Listen; OSError if the address cannot be used."""
+        """Listen.
+
+        Raises:
+            OSError: The address cannot be used.
+        """
         await self._acceptor.start(self._listening)
         self._sweep()
 

@@ -112,7 +112,11 @@ class Server:
         return 0 if self._guarded is None else len(self._guarded.connections)
 
     async def start(self) -> None:
-        """Listen; OSError if the address cannot be used."""
+        """Listen.
+
+        Raises:
+            OSError: The address cannot be used.
+        """
         self._guarded = GuardedServer(
             self._core.peers,
             self._handle,
