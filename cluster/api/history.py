@@ -190,12 +190,10 @@ def _event_filter(call: ApiCall[None], state: State) -> EventFilter:
     if of not in ("", *ops.HISTORY_OF):
         raise bad_request(f"of is {of[:64]!r}", f"use one of {', '.join(ops.HISTORY_OF)}", "query of")
     if name and not of:
-        raise bad_request(
-            "there is a name and no kind of thing", f"say which of {', '.join(ops.HISTORY_OF)}", "query name"
-        )
+        raise bad_request("name is given without of", f"add of, one of {', '.join(ops.HISTORY_OF)}", "query name")
     job = call.integer("job", 0, least=1, most=REVISION_MAX) if "job" in query else 0
     if job and of:
-        raise bad_request(f"a job and a {of} are asked for at once", "ask for one of them", "query of")
+        raise bad_request(f"job and {of} exclude each other", "give one of them", "query of")
     return EventFilter(
         job=job,
         user=query.get("user", ""),

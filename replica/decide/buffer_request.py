@@ -425,7 +425,7 @@ def _resolve_pool(state: Facts, asked: BufferRequest, swap_bytes: int) -> tuple[
     granted = round_up(asked.capacity_bytes, pool.granularity_bytes) + round_up(swap_bytes, pool.granularity_bytes)
     if granted > SIZE_BYTES_MAX:
         raise RejectionError(
-            RefusalCode.INVALID_CAPACITY, "the requested size overflows", "ask for less", capacity_place
+            RefusalCode.INVALID_CAPACITY, "the requested size overflows", "request less", capacity_place
         )
     if granted > pool.usable_bytes and not state.site.hold_oversized:
         raise _over_capacity(state, asked.capacity_bytes + swap_bytes, pool, capacity_place)

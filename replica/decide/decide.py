@@ -48,7 +48,7 @@ def decide(state: Facts, request: c.Request, at: Instant) -> Decision:
     if by_key is not None:
         return _with_slots(state, by_key(state, actor, command, at))
     if not isinstance(state, State):
-        raise TypeError(f"deciding {c.kind_of(command)} walks over jobs and takes a whole State")
+        raise TypeError(f"deciding {c.kind_of(command)} iterates over jobs and needs a complete State")
     return _BY_SCAN[kind](state, actor, command, at)
 
 

@@ -50,9 +50,9 @@ def _fold_site_configured(builder: StateBuilder, event: e.SiteConfigured) -> Non
 
 def _fold_pool_removed(builder: StateBuilder, event: e.PoolRemoved) -> None:
     if event.pool not in builder.pools:
-        raise LedgerViolation(f"pool {event.pool!r} was removed, and there is none")
+        raise LedgerViolation(f"pool {event.pool!r} was removed, but does not exist")
     if builder.held_bytes.get(event.pool, 0):
-        raise LedgerViolation(f"pool {event.pool!r} was removed while something of it is held")
+        raise LedgerViolation(f"pool {event.pool!r} was removed while its space is held")
     builder.pools = builder.pools.delete(event.pool)
     if event.pool in builder.rates:
         builder.rates = builder.rates.delete(event.pool)
@@ -64,7 +64,7 @@ def _fold_filesystem_set(builder: StateBuilder, event: e.FilesystemSet) -> None:
 
 def _fold_filesystem_removed(builder: StateBuilder, event: e.FilesystemRemoved) -> None:
     if event.filesystem not in builder.filesystems:
-        raise LedgerViolation(f"shared filesystem {event.filesystem!r} was removed, and there is none")
+        raise LedgerViolation(f"shared filesystem {event.filesystem!r} was removed, but does not exist")
     if any(pool.filesystem == event.filesystem for pool in builder.pools.values()):
         raise LedgerViolation(f"shared filesystem {event.filesystem!r} was removed while a pool has its buffers there")
     builder.filesystems = builder.filesystems.delete(event.filesystem)
@@ -141,7 +141,7 @@ def _fold_abandoned_buffer_removed(builder: StateBuilder, event: e.AbandonedBuff
     known = builder.abandoned.get(event.node)
     removed = None if known is None else known.find(event.job, event.attempt)
     if known is None or removed is None:
-        raise LedgerViolation(f"nothing of job {event.job} was given up on node {event.node!r}")
+        raise LedgerViolation(f"job {event.job} has no abandoned buffer on node {event.node!r}")
     rest = tuple(one for one in known.buffers if one is not removed)
     if rest:
         builder.abandoned = builder.abandoned.set(event.node, replace(known, buffers=rest))
@@ -160,7 +160,7 @@ def _fold_certificate_revoked(builder: StateBuilder, event: e.CertificateRevoked
 def _fold_certificates_unrevoked(builder: StateBuilder, event: e.CertificatesUnrevoked) -> None:
     for certificate in event.certificates:
         if certificate not in builder.revocations:
-            raise LedgerViolation(f"{certificate!r} was taken off the list of revoked certificates, and is not on it")
+            raise LedgerViolation(f"{certificate!r} was unrevoked, but is not revoked")
         builder.revocations = builder.revocations.delete(certificate)
 
 

@@ -35,7 +35,7 @@ def _fold_drill_started(builder: StateBuilder, event: e.DrillStarted) -> None:
 def _find_drill(builder: StateBuilder, drill: int) -> Drill:
     known = builder.drills.get(drill)
     if known is None:
-        raise LedgerViolation(f"there is no drill {drill}")
+        raise LedgerViolation(f"drill {drill} does not exist")
     return known
 
 
@@ -68,7 +68,7 @@ def _fold_drills_locked(builder: StateBuilder, event: e.DrillsLocked) -> None:
 
 def _fold_drills_unlocked(builder: StateBuilder, event: e.DrillsUnlocked) -> None:
     if event.by not in builder.drill_locks:
-        raise LedgerViolation(f"{event.by} wants drills")
+        raise LedgerViolation(f"{event.by} has no lock on drills")
     builder.drill_locks = builder.drill_locks.delete(event.by)
 
 

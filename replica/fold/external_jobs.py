@@ -49,7 +49,7 @@ def _fold_external_job_set_up(builder: StateBuilder, event: e.ExternalJobSetUp) 
 def _find_external_job(builder: StateBuilder, job_id: int) -> ExternalJob:
     external_job = builder.job(job_id).external_job
     if external_job is None:
-        raise LedgerViolation(f"job {job_id} is no external job")
+        raise LedgerViolation(f"job {job_id} is not an external job")
     return external_job
 
 

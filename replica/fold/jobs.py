@@ -274,7 +274,7 @@ def _fold_job_cancelled(builder: StateBuilder, event: e.JobCancelled) -> None:
 
 def _fold_job_purged(builder: StateBuilder, event: e.JobPurged) -> None:
     if event.job not in builder.finished:
-        raise LedgerViolation(f"job {event.job} was purged though it is not over")
+        raise LedgerViolation(f"job {event.job} was purged though it has not finished")
     job = builder.job(event.job)
     del builder.jobs[event.job]
     del builder.finished[event.job]

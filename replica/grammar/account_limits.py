@@ -30,7 +30,7 @@ def parse_limits(texts: Mapping[str, str]) -> tuple[Limit, ...]:
         LimitTextError: a limit is unknown or its value invalid.
     """
     if len(texts) > LIMITS_PER_RECORD_MAX:
-        raise LimitTextError(f"there are {len(texts)} limits", f"set at most {LIMITS_PER_RECORD_MAX}")
+        raise LimitTextError(f"{len(texts)} limits are given", f"set at most {LIMITS_PER_RECORD_MAX}")
     return tuple(sorted((_limit(key, value) for key, value in texts.items()), key=lambda one: (one.kind, one.tres)))
 
 
@@ -39,16 +39,16 @@ def _limit(key: str, value: str) -> Limit:
     kind = _KINDS.get(word.lower())
     if kind is None:
         listed = ", ".join(known.word for known in LimitKind)
-        raise LimitTextError(f"there is no limit {word[:64]!r}", f"known are {listed}")
+        raise LimitTextError(f"limit {word[:64]!r} does not exist", f"use one of: {listed}")
     if not kind.counts_space:
         if name:
-            raise LimitTextError(f"{kind.word} is no limit of space", f"write {kind.word}={value[:20]}")
+            raise LimitTextError(f"{kind.word} is not a space limit", f"write {kind.word}={value[:20]}")
         if _NUMBER.fullmatch(value) is None or int(value) > SIZE_BYTES_MAX:
             raise LimitTextError(f"{kind.word} is {value[:64]!r}", "write a whole number")
         return Limit(kind, "", int(value))
     if not name.lower().startswith(TRES_PREFIX) or len(name) == len(TRES_PREFIX):
         raise LimitTextError(
-            f"{kind.word} does not say of what",
+            f"{kind.word} names no resource",
             f"write {kind.word}:bb/NAME, where NAME is a pool, or one of {', '.join(PROVIDERS)} for all pools together",
         )
     return Limit(kind, name[len(TRES_PREFIX) :], parse_space(value, kind.word))
@@ -86,7 +86,7 @@ def parse_reserved(text: str, pools: immutables.Map[str, Pool], provider: str) -
     """
     items = [item.strip() for item in text.split(",")]
     if len(items) > POOLS_MAX:
-        raise LimitTextError(f"there are {len(items)} pools", f"list at most {POOLS_MAX}")
+        raise LimitTextError(f"{len(items)} pools are listed", f"list at most {POOLS_MAX}")
     found: dict[str, int] = {}
     for item in items:
         words = item.split(":")

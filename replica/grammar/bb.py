@@ -113,7 +113,7 @@ def read_short(words: tuple[DirectiveWord, ...], builder: RequestBuilder) -> Non
         for key in ("access", "type"):
             if key in known:
                 raise known[key].word.rejection(
-                    f"{key}= without capacity= says nothing", "add capacity=", code=RefusalCode.INVALID_CAPACITY
+                    f"{key}= has no effect without capacity=", "add capacity=", code=RefusalCode.INVALID_CAPACITY
                 )
     if "swap" in known:
         set_swap(known["swap"].word, known["swap"], known.get("pool"), builder)

@@ -84,7 +84,7 @@ def parse_lines(lines: Iterable[ConfLine]) -> ConfContents:
     for joined in _logical_lines(lines):
         _parse_logical_line(joined, settings, faults)
     if len(settings) > SETTINGS_MAX:
-        faults.append(ConfFault("file", f"there are {len(settings)} settings", f"write at most {SETTINGS_MAX}"))
+        faults.append(ConfFault("file", f"the file has {len(settings)} settings", f"write at most {SETTINGS_MAX}"))
     return ConfContents(tuple(settings.values()), tuple(faults))
 
 
@@ -165,7 +165,7 @@ def _add_setting(
         return
     first = settings.get(key.name)
     if first is not None:
-        remedy = f"leave one: the first is at {first.place()}"
+        remedy = f"keep one: the first is at {first.place()}"
         faults.append(ConfFault(joined.place(key_at), f"{key.name} is written twice", remedy))
         return
     if len(value) > SETTING_CHARACTERS_MAX:
@@ -186,18 +186,16 @@ def _syntax_fault(joined: _LogicalLine, position: int) -> ConfFault:
     found = _KEY.match(text, position)
     word = text[start:].split()[0]
     if found is None:
-        return ConfFault(joined.place(start), f"{word[:48]!r} is no key", "write Key=Value")
+        return ConfFault(joined.place(start), f"{word[:48]!r} is not a key", "write Key=Value")
     name = found.group("key")
     if not found.group("equals"):
         known = find_key(name)
         if known is not None:
             return ConfFault(joined.place(found.start("key")), f"{name} has no =", f"write {known.name}=VALUE")
         if name.lower() == "include":
-            return ConfFault(
-                joined.place(start), "Include shares its line with something else", "write Include FILE alone"
-            )
+            return ConfFault(joined.place(start), "Include is not alone on its line", "write Include FILE alone")
         remedy = "write Key=Value; a value with blanks stands in double quotes"
-        return ConfFault(joined.place(start), f"{word[:48]!r} is no Key=Value", remedy)
+        return ConfFault(joined.place(start), f"{word[:48]!r} is not Key=Value", remedy)
     rest = text[found.end() :].lstrip()
     value_at = min(len(text) - len(rest), max(len(text) - 1, 0))
     if not rest:
@@ -232,7 +230,7 @@ def parse_settings(
             remedy = unknown_key_remedy(setting.key)
             raise SettingError(ConfFault(setting.place(), f"the key {setting.key[:64]!r} is unknown", remedy))
         if key.name in found:
-            raise SettingError(ConfFault(setting.place(), f"{key.name} is written twice", "leave one of them"))
+            raise SettingError(ConfFault(setting.place(), f"{key.name} is written twice", "keep one of them"))
         try:
             cleared = default_of is not None and not setting.value
             value = default_of(key) if cleared and default_of is not None else parse_value(key, setting.value)

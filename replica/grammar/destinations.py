@@ -68,7 +68,7 @@ def find_overlap(
                     RefusalCode.INVALID_DIRECTIVE,
                     f"the destination {later.shown!r} overlaps {earlier.shown!r} of another directive, "
                     "so one would replace files of the other",
-                    "give each directive a destination of its own",
+                    "give each directive its own destination",
                     later.place,
                 )
         if outgoing and row[1].source and not row[1].is_file:

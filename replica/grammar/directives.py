@@ -148,7 +148,7 @@ def _read_file(text: str, kinds: DirectiveKinds, builder: RequestBuilder) -> Non
         raise DirectiveRejected(
             Refusal(
                 RefusalCode.INVALID_DIRECTIVE,
-                "the file of --bbf holds no directive",
+                "the file of --bbf contains no directive",
                 f"start its lines with {' or '.join(kinds.known)}",
                 "--bbf line 1, column 1",
             )
@@ -175,7 +175,7 @@ def _read_one(directive: Directive, builder: RequestBuilder) -> None:
     directive = replace(directive, words=strip_comment(directive.words))
     if not directive.words:
         raise directive.at.rejection(
-            f"{directive.kind} is followed by nothing", "write a directive, for example #DW jobdw capacity=10GiB"
+            f"{directive.kind} has no directive after it", "write a directive, for example #DW jobdw capacity=10GiB"
         )
     if directive.kind == "#DW":
         builder.kind = builder.kind if builder.kind == "spur" else "dw"
@@ -193,7 +193,7 @@ def _read_command_line(text: str, kinds: DirectiveKinds, builder: RequestBuilder
         found = find_directives(text, "--bb", kinds, builder.warnings)
         if not found:
             listed = " or ".join(kinds.known)
-            raise start.rejection("the text of --bb holds no directive", f"start it with {listed}")
+            raise start.rejection("the text of --bb contains no directive", f"start it with {listed}")
         _read(found, builder)
         return
     if builder.facts.site_directive:
@@ -202,7 +202,7 @@ def _read_command_line(text: str, kinds: DirectiveKinds, builder: RequestBuilder
     if is_spur(text):
         if builder.provider != NATIVE:
             raise start.rejection(
-                f"the form with ; is not read by the provider {builder.provider}",
+                f"the provider {builder.provider} does not support the form with ;",
                 "write capacity= pool= access= type= swap=",
             )
         read_spur(text, builder)
@@ -210,7 +210,7 @@ def _read_command_line(text: str, kinds: DirectiveKinds, builder: RequestBuilder
     flat = text.replace("\r\n", "\n").replace("\n", " ")
     bad = control_offset(flat)
     if bad is not None:
-        raise start.rejection(f"the text of --bb holds the character U+{ord(flat[bad]):04X}", "remove it", bad)
+        raise start.rejection(f"the text of --bb contains the character U+{ord(flat[bad]):04X}", "remove it", bad)
     words = tuple(split_words(flat, "--bb", 1))
     if not words:
         raise DirectiveWord("", "--bb", 1, 1).rejection("the text of --bb is empty", "write for example capacity=10GiB")

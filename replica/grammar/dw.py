@@ -149,18 +149,18 @@ def _read_choices(stage: str, known: dict[str, OptionValue], builder: RequestBui
             continue
         value, allowed = known[key], CHOICES[key]
         if value.text not in allowed:
-            raise value.rejection(f"{key}={value.text[:48]} says nothing", f"use one of {', '.join(allowed)}")
+            raise value.rejection(f"{key}={value.text[:48]} is not possible", f"use one of {', '.join(allowed)}")
         if key == "move" and stage == "stage_in" and value.text == "yes":
             raise value.rejection(
-                "move=yes would leave the buffer, which goes with its job, with the only copy",
-                "leave it out: only a stage_out moves",
+                "move=yes would leave the only copy in the buffer, which is removed after the job",
+                "leave it out: only stage_out can move files",
             )
         builder.choose(stage, f"{key}={value.text}", listed=known["type"].text == "list")
     if "links" not in known or known["links"].text != "follow":
         return
     if "move" in known and known["move"].text == "yes":
         raise known["links"].rejection(
-            "links=follow and move=yes: what a link leads to is not this transfer's to remove", "leave out one of them"
+            "links=follow excludes move=yes: a link's target does not belong to this transfer", "leave out one of them"
         )
     if "backend" in known and known["backend"].text != "native":
         raise known["links"].rejection(

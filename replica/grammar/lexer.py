@@ -140,7 +140,7 @@ def _read_line(line: str, at: DirectiveWord, pending: _Open | None, found: list[
     bad = control_offset(line)
     if bad is not None:
         raise DirectiveWord(line, at.source, at.line, 1).rejection(
-            f"the directive holds the character U+{ord(line[bad]):04X}, which cannot be shown",
+            f"the directive contains the character U+{ord(line[bad]):04X}, which cannot be printed",
             "remove it, or retype the line",
             bad,
         )
@@ -159,9 +159,7 @@ def _read_line(line: str, at: DirectiveWord, pending: _Open | None, found: list[
         each.backslash = backslash
         return each
     if each.words and ends_in_backslash(each.words[-1].text):
-        raise each.words[-1].rejection(
-            "the directive ends in a backslash, after which nothing comes", "remove the backslash"
-        )
+        raise each.words[-1].rejection("the directive ends in a backslash, but no line follows", "remove the backslash")
     found.append(Directive(each.at, tuple(each.words), " ".join(text for text in each.texts if text)))
     return None
 
@@ -185,7 +183,7 @@ def _check_comment(head: DirectiveWord, kinds: DirectiveKinds, warnings: Request
         is_prefix = head.text.upper().startswith(kind.upper()) if kinds.by_prefix else head.text.startswith(kind)
         if is_prefix or head.text.upper() == kind.upper():
             warnings.add(
-                head.place(), f"{quoted_text(head.text)} is no directive but a comment; a directive starts {kind}"
+                head.place(), f"{quoted_text(head.text)} is a comment, not a directive; a directive starts with {kind}"
             )
             return
 

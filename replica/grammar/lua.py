@@ -51,7 +51,7 @@ def _set_pool(pool: OptionValue, builder: RequestBuilder) -> None:
     if builder.pool_at is not None and name != builder.pool:
         raise pool.rejection(
             f"the pool is {name!r} here, and {builder.pool!r} at {builder.pool_at.place()}",
-            "ask for space of one pool: a job has one buffer",
+            "request space of one pool: a job has one buffer",
         )
     if builder.pool_at is None:
         builder.pool, builder.pool_at = name, pool.word
@@ -61,9 +61,9 @@ def _sum(before: Quantity | None, more: Quantity, at: OptionValue) -> Quantity:
     if before is None:
         return more
     if (before.unit == "nodes") != (more.unit == "nodes"):
-        raise at.rejection("one capacity is in nodes, and another is not", "write both alike", 0, _CAPACITY)
+        raise at.rejection("one capacity is in nodes, and another is not", "use the same unit for both", 0, _CAPACITY)
     if before.value + more.value > SIZE_BYTES_MAX:
-        raise at.rejection("the capacities together overflow", "ask for less", 0, _CAPACITY)
+        raise at.rejection("the capacities together overflow", "request less", 0, _CAPACITY)
     unit = "bytes" if "bytes" in (before.unit, more.unit) else more.unit
     return Quantity(before.value + more.value, unit)
 

@@ -103,7 +103,7 @@ def check_inside(word: DirectiveWord, path: str, offset: int, *, is_file: bool =
         )
     if variable == WHOLE_BUFFER:
         raise word.rejection(
-            f"{quoted_text(path)} also holds directories of Forebay",
+            f"{quoted_text(path)} also contains directories of Forebay",
             "write $DW_JOB_STRIPED for the root of the buffer",
             offset,
         )
@@ -156,13 +156,13 @@ def check_filesystem(filesystems: Mapping[str, SharedFilesystem], name: str, pat
             "filesystem.name",
         )
     if name in filesystems:
-        sentence = f"there is a shared filesystem {name!r} already, at {filesystems[name].path}"
+        sentence = f"shared filesystem {name!r} already exists, at {filesystems[name].path}"
         return Refusal(
             RefusalCode.WRONG_STATE, sentence, "choose another name, or remove that one first", "filesystem.name"
         )
     fault = path_fault(path)
     if fault is None and (path == "/" or any(part in ("", ".") for part in path[1:].split("/"))):
-        fault = f"{path!r:.200} is not written plainly"
+        fault = f"{path!r:.200} is not in its shortest form"
     if fault is not None:
         remedy = "write an absolute path such as /bb/fast, without `..`, `.`, or a slash too many"
         return Refusal(
@@ -176,8 +176,8 @@ def check_filesystem(filesystems: Mapping[str, SharedFilesystem], name: str, pat
     if len(filesystems) >= FILESYSTEMS_MAX:
         return Refusal(
             RefusalCode.LIMIT_EXCEEDED,
-            f"there are {FILESYSTEMS_MAX} shared filesystems",
-            "use one that exists",
+            f"the limit of {FILESYSTEMS_MAX} shared filesystems is reached",
+            "use an existing one",
             "filesystem.name",
         )
     return None

@@ -85,7 +85,7 @@ class RequestBuilder:
         """
         if self.space_at is not None:
             raise at.rejection(
-                f"capacity is asked for a second time (first at {self.space_at.place()})",
+                f"capacity is requested a second time (first at {self.space_at.place()})",
                 "write one request for the whole job",
             )
         self.space_at = at
@@ -98,7 +98,7 @@ class RequestBuilder:
         """
         if self.swap_at is not None:
             raise at.rejection(
-                f"swap is asked for a second time (first at {self.swap_at.place()})", "write one swap for the whole job"
+                f"swap is requested a second time (first at {self.swap_at.place()})", "write one swap for the whole job"
             )
         self.swap_at = at
 
@@ -124,7 +124,7 @@ class RequestBuilder:
         listed = sum(transfer.outgoing == (stage == "stage_out") for transfer in self.lists)
         if len(self.moves[stage]) + listed >= TRANSFERS_PER_STAGE_MAX:
             raise verb.rejection(
-                f"there are more than {TRANSFERS_PER_STAGE_MAX} {stage} directives",
+                f"the job has more than {TRANSFERS_PER_STAGE_MAX} {stage} directives",
                 "stage a directory instead of its files",
                 code=RefusalCode.LIMIT_EXCEEDED,
             )
@@ -251,7 +251,7 @@ class RequestBuilder:
                 does = "creates" if name in self.creates else "uses"
                 raise at.rejection(
                     f"the job destroys the persistent buffer {name!r}, and {does} it at {other.place()}",
-                    "destroy it in a job of its own",
+                    "destroy it in a separate job",
                 )
 
     def _check_swap(self) -> None:
@@ -259,17 +259,17 @@ class RequestBuilder:
             return
         if self.space_at is not None and self.swap_pool != self.pool:
             raise self.swap_at.rejection(
-                "swap and capacity are asked of different pools", "write the same pool= for both", code=_CAPACITY
+                "swap and capacity are requested from different pools", "write the same pool= for both", code=_CAPACITY
             )
         if self.capacity is not None and self.capacity.unit == "nodes":
-            raise self.swap_at.rejection("swap is asked for beside a capacity in nodes", "write sizes", code=_CAPACITY)
+            raise self.swap_at.rejection("swap is requested beside a capacity in nodes", "write sizes", code=_CAPACITY)
         if self.swap_bytes > SIZE_BYTES_MAX - (0 if self.capacity is None else self.capacity.value):
-            raise self.swap_at.rejection("swap and capacity together overflow", "ask for less", code=_CAPACITY)
+            raise self.swap_at.rejection("swap and capacity together overflow", "request less", code=_CAPACITY)
 
     def _check_staged(self) -> None:
         if self.opaque_at is not None and self.space_at is None and not self.uses:
             raise self.opaque_at.rejection(
-                f"{self.opaque_at.text} has no buffer to work on", "add #DW jobdw capacity= or #DW persistentdw name="
+                f"{self.opaque_at.text} has no buffer to act on", "add #DW jobdw capacity= or #DW persistentdw name="
             )
 
 

@@ -67,13 +67,13 @@ class ValueKind(StrEnum):
     RESTART = "forebay or slurm"
     UNKNOWN_OPTIONS = "warn or reject"
     ROOTS = "absolute directories, separated by commas"
-    RATE = "a size for each second, 0 or unlimited"
+    RATE = "a size per second, 0 or unlimited"
     AT_ONCE = "a whole number or unlimited"
     VERIFY = "none, size, digest or read_back"
     ALGORITHM = "xxh3-128 or blake3"
     TIMEOUTS = "progress or fixed"
     BACKENDS = "backends, separated by commas"
-    TEMPLATE = "a command line, its program by absolute path"
+    TEMPLATE = "a command line that begins with an absolute path"
 
 
 class SettingKey(msgspec.Struct, frozen=True):
@@ -121,16 +121,16 @@ KEYS: tuple[SettingKey, ...] = (
         SettingOwner.SITE,
         "allow_users",
         ValueKind.USERS,
-        "who alone may ask for a buffer; not with DenyUsers",
+        "the only users who may request buffers; excludes DenyUsers",
     ),
-    _program_key("CreateBuffer", "create_buffer", f"{_GENERIC}: makes a buffer"),
+    _program_key("CreateBuffer", "create_buffer", f"{_GENERIC}: creates a buffer"),
     SettingKey("DefaultPool", SettingOwner.SITE, "default_pool", ValueKind.WORD, "the pool of requests that name none"),
     SettingKey(
         "DenyUsers",
         SettingOwner.SITE,
         "deny_users",
         ValueKind.DENIED,
-        "who may not ask for a buffer; not with AllowUsers",
+        "users who may not request buffers; excludes AllowUsers",
     ),
     _program_key("DestroyBuffer", "destroy_buffer", f"{_GENERIC}: removes a buffer"),
     SettingKey(
@@ -138,27 +138,33 @@ KEYS: tuple[SettingKey, ...] = (
         SettingOwner.SITE,
         "directive",
         ValueKind.WORD,
-        "what directives of the lua provider begin with, after #",
+        "directive word of the lua provider, after #",
     ),
     SettingKey("Flags", SettingOwner.SITE, "flags", ValueKind.FLAGS, f"some of {', '.join(FLAGS)}"),
-    _program_key("GetSysState", "get_sys_state", "tells pools and performs the datawarp provider's operations"),
-    _program_key("GetSysStatus", "get_sys_status", "answers `forebay slurm bbstat`"),
+    _program_key(
+        "GetSysState", "get_sys_state", "program that reports pools and performs the datawarp provider's operations"
+    ),
+    _program_key("GetSysStatus", "get_sys_status", "program that answers `forebay slurm bbstat`"),
     SettingKey(
-        "Granularity", SettingOwner.SITE, "granularity", ValueKind.SIZE, "granularity of a pool that comes without one"
+        "Granularity",
+        SettingOwner.SITE,
+        "granularity",
+        ValueKind.SIZE,
+        "granularity of a pool that is reported without one",
     ),
     SettingKey(
         "OtherTimeout",
         SettingOwner.SITE,
         "other_timeout_s",
         ValueKind.SECONDS,
-        "for setup, pre-run, post-run and teardown",
+        "time limit of setup, pre-run, post-run and teardown",
     ),
     SettingKey(
         "PollInterval",
         SettingOwner.SITE,
         "poll_interval_s",
         ValueKind.SECONDS,
-        "between two questions to a busy operation",
+        "time between two polls of a busy operation",
     ),
     SettingKey(
         "Pools",
@@ -172,16 +178,22 @@ KEYS: tuple[SettingKey, ...] = (
         SettingOwner.FLAG,
         "PrivateData",
         ValueKind.YES_NO,
-        "users see their own buffers only (also a flag)",
+        "users see only their own buffers (also a flag)",
     ),
-    SettingKey("StageInTimeout", SettingOwner.SITE, "stage_in_timeout_s", ValueKind.SECONDS, "for stage-in"),
-    SettingKey("StageOutTimeout", SettingOwner.SITE, "stage_out_timeout_s", ValueKind.SECONDS, "for stage-out"),
-    _program_key("StartStageIn", "start_stage_in", f"{_GENERIC}: begins stage-in"),
-    _program_key("StartStageOut", "start_stage_out", f"{_GENERIC}: begins stage-out"),
-    _program_key("StopStageIn", "stop_stage_in", f"{_GENERIC}: ends stage-in"),
-    _program_key("StopStageOut", "stop_stage_out", f"{_GENERIC}: ends stage-out"),
+    SettingKey("StageInTimeout", SettingOwner.SITE, "stage_in_timeout_s", ValueKind.SECONDS, "time limit of stage-in"),
     SettingKey(
-        "ValidateTimeout", SettingOwner.SITE, "validate_timeout_s", ValueKind.SECONDS, "for the check of a submit"
+        "StageOutTimeout", SettingOwner.SITE, "stage_out_timeout_s", ValueKind.SECONDS, "time limit of stage-out"
+    ),
+    _program_key("StartStageIn", "start_stage_in", f"{_GENERIC}: starts stage-in"),
+    _program_key("StartStageOut", "start_stage_out", f"{_GENERIC}: starts stage-out"),
+    _program_key("StopStageIn", "stop_stage_in", f"{_GENERIC}: stops stage-in"),
+    _program_key("StopStageOut", "stop_stage_out", f"{_GENERIC}: stops stage-out"),
+    SettingKey(
+        "ValidateTimeout",
+        SettingOwner.SITE,
+        "validate_timeout_s",
+        ValueKind.SECONDS,
+        "time limit of the validation of a submit",
     ),
     _forebay_key("AllowRoot", SettingOwner.SITE, "allow_root", ValueKind.YES_NO, "whether the user root may submit"),
     _forebay_key(
@@ -189,7 +201,7 @@ KEYS: tuple[SettingKey, ...] = (
         SettingOwner.SITE,
         "array_stage_count",
         ValueKind.NUMBER,
-        "tasks of an array that stage at a time",
+        "tasks of an array that stage concurrently",
     ),
     _forebay_key(
         "BurstBufferType", SettingOwner.SITE, "provider", ValueKind.PROVIDER, f"the provider: {', '.join(PROVIDERS)}"
@@ -199,7 +211,7 @@ KEYS: tuple[SettingKey, ...] = (
         SettingOwner.SITE,
         "destinations",
         ValueKind.ROOTS,
-        "where jobs may stage out to; %u is the user",
+        "directories that jobs may stage out to; %u is the user",
     ),
     _forebay_key(
         "FinishedJobsKept", SettingOwner.SITE, "finished_jobs_kept", ValueKind.NUMBER, "finished jobs kept in the state"
@@ -209,90 +221,94 @@ KEYS: tuple[SettingKey, ...] = (
         SettingOwner.SITE,
         "external_job_linger_s",
         ValueKind.SECONDS,
-        "data of an external job torn down before its run is kept",
+        "time that an external job's data is kept after a teardown before its run",
     ),
     _forebay_key(
         "ExternalJobSetupWait",
         SettingOwner.SITE,
         "external_job_setup_wait_s",
         ValueKind.SECONDS,
-        "the setup of an external job waits for space",
+        "longest time that an external job's setup waits for space",
     ),
     _forebay_key(
         "HoldOversized",
         SettingOwner.SITE,
         "hold_oversized",
         ValueKind.YES_NO,
-        "whether what exceeds its pool waits or is refused",
+        "whether requests that exceed their pool wait instead of being rejected",
     ),
     _forebay_key(
-        "LuaScript", SettingOwner.SITE, "lua_script", ValueKind.PROGRAM, "the burst_buffer.lua of the lua provider"
+        "LuaScript", SettingOwner.SITE, "lua_script", ValueKind.PROGRAM, "path of the lua provider's burst_buffer.lua"
     ),
     _forebay_key(
         "MaxPasses",
         SettingOwner.SITE,
         "max_passes",
         ValueKind.NUMBER,
-        "how often smaller requests may pass the first in line",
+        "times that smaller requests may overtake the first one in the queue",
     ),
     _forebay_key(
         "NodeDownRestageTime",
         SettingOwner.SITE,
         "node_down_restage_s",
         ValueKind.SECONDS,
-        "until jobs that have not started leave a node that is down; 0: never",
+        "time until jobs that have not started leave a node that is down; 0: never",
     ),
     _forebay_key(
         "OperationsPerStage",
         SettingOwner.SITE,
         "operations_per_stage_max",
         ValueKind.NUMBER,
-        "operations at once in a stage",
+        "concurrent operations of a stage",
     ),
     _forebay_key(
         "PreRunRequeues",
         SettingOwner.SITE,
         "pre_run_requeues",
         ValueKind.NUMBER,
-        "requeues after a failed pre-run before a hold",
+        "requeues after a failed pre-run before the job is held",
     ),
     _forebay_key(
         "RequeueOnNodeFail",
         SettingOwner.SITE,
         "requeue_on_node_fail",
         ValueKind.YES_NO,
-        "whether jobs of a failed node wait again",
+        "whether jobs of a failed node are requeued",
     ),
     _forebay_key(
         "RestartPolicy",
         SettingOwner.SITE,
         "restart_policy",
         ValueKind.RESTART,
-        "what a new leader does with operations",
+        "treatment of running operations by a new leader",
     ),
     _forebay_key(
         "RetryBackoff",
         SettingOwner.SITE,
         "retry_backoff_s",
         ValueKind.SECONDS,
-        "before the first retry, doubled each time",
+        "wait before the first retry, doubled each time",
     ),
     _forebay_key(
         "RetryBackoffMax",
         SettingOwner.SITE,
         "retry_backoff_max_s",
         ValueKind.SECONDS,
-        "the longest wait before a retry",
+        "longest wait before a retry",
     ),
     _forebay_key(
-        "Sources", SettingOwner.SITE, "sources", ValueKind.ROOTS, "where jobs may stage in from; %u is the user"
+        "Sources",
+        SettingOwner.SITE,
+        "sources",
+        ValueKind.ROOTS,
+        "directories that jobs may stage in from; %u is the user",
     ),
     _forebay_key(
         "StagedHoldTime",
         SettingOwner.SITE,
         "staged_hold_time_s",
         ValueKind.SECONDS,
-        "until a held job's buffer is removed",
+        "time until a held job's buffer is removed",
     ),
     _forebay_key(
         "StageRetries",
@@ -306,13 +322,13 @@ KEYS: tuple[SettingKey, ...] = (
         SettingOwner.SITE,
         "unknown_sbatch_options",
         ValueKind.UNKNOWN_OPTIONS,
-        "what options of sbatch without effect here lead to",
+        "treatment of sbatch options without effect here",
     ),
     _transfer_key(
         "TransferAlgorithm",
         "algorithm",
         ValueKind.ALGORITHM,
-        "the digest of files: the fast one, or one against tampering",
+        "digest of files: xxh3-128 is fast, blake3 resists tampering",
     ),
     _transfer_key(
         "TransferBackends",
@@ -324,34 +340,28 @@ KEYS: tuple[SettingKey, ...] = (
         "TransferOutsideLinks",
         "outside_links",
         ValueKind.YES_NO,
-        "whether links that lead out of what is staged may be made again as they are",
+        "whether links that lead out of the staged tree may be recreated unchanged",
     ),
-    _transfer_key("TransferRate", "transfer_bytes_s", ValueKind.RATE, "how fast one transfer may go; 0 pauses"),
-    _transfer_key("TransferRateOfCluster", "cluster_bytes_s", ValueKind.RATE, "how fast all transfers may go together"),
-    _transfer_key(
-        "TransferRatePerNode", "node_bytes_s", ValueKind.RATE, "how fast the transfers of a node may go together"
-    ),
-    _transfer_key(
-        "TransferRatePerUser", "user_bytes_s", ValueKind.RATE, "how fast the transfers of a user may go together"
-    ),
+    _transfer_key("TransferRate", "transfer_bytes_s", ValueKind.RATE, "rate limit of one transfer; 0 pauses"),
+    _transfer_key("TransferRateOfCluster", "cluster_bytes_s", ValueKind.RATE, "rate limit of all transfers together"),
+    _transfer_key("TransferRatePerNode", "node_bytes_s", ValueKind.RATE, "rate limit of a node's transfers together"),
+    _transfer_key("TransferRatePerUser", "user_bytes_s", ValueKind.RATE, "rate limit of a user's transfers together"),
     _transfer_key("TransferReplace", "replace", ValueKind.YES_NO, "whether files at the destination are replaced"),
+    _transfer_key("TransferStallTime", "stall_s", ValueKind.SECONDS, "longest time without progress in a transfer"),
+    _transfer_key("TransferTemplate", "template", ValueKind.TEMPLATE, "command line of the backend template"),
     _transfer_key(
-        "TransferStallTime", "stall_s", ValueKind.SECONDS, "how long a transfer may stand still before it is late"
-    ),
-    _transfer_key("TransferTemplate", "template", ValueKind.TEMPLATE, "how the backend template calls its program"),
-    _transfer_key(
-        "TransferTimeMax", "hard_cap_s", ValueKind.SECONDS, "how long a transfer may take however well it goes on"
+        "TransferTimeMax", "hard_cap_s", ValueKind.SECONDS, "longest duration of a transfer that makes progress"
     ),
     _transfer_key(
         "TransferTimeouts",
         "timeouts",
         ValueKind.TIMEOUTS,
-        "late by progress, or after StageInTimeout and StageOutTimeout",
+        "whether transfers time out without progress, or after a fixed time",
     ),
-    _transfer_key("TransferVerify", "verify", ValueKind.VERIFY, "what is compared before a file counts as moved"),
-    _transfer_key("TransfersAtOnce", "cluster_at_once", ValueKind.AT_ONCE, "transfers under way in all"),
-    _transfer_key("TransfersPerNode", "node_at_once", ValueKind.AT_ONCE, "transfers under way on a node"),
-    _transfer_key("TransfersPerUser", "user_at_once", ValueKind.AT_ONCE, "transfers under way of a user"),
+    _transfer_key("TransferVerify", "verify", ValueKind.VERIFY, "verification before a file counts as moved"),
+    _transfer_key("TransfersAtOnce", "cluster_at_once", ValueKind.AT_ONCE, "concurrent transfers in total"),
+    _transfer_key("TransfersPerNode", "node_at_once", ValueKind.AT_ONCE, "concurrent transfers of a node"),
+    _transfer_key("TransfersPerUser", "user_at_once", ValueKind.AT_ONCE, "concurrent transfers of a user"),
     _scheduling_key("AccountsRequired", "accounts_required", ValueKind.YES_NO, "reject jobs without an account"),
     _scheduling_key("DefaultAccount", "default_account", ValueKind.WORD, "account of jobs that name none"),
     _scheduling_key("DefaultQOS", "default_qos", ValueKind.WORD, "QOS of jobs that name none"),
@@ -370,15 +380,15 @@ KEYS: tuple[SettingKey, ...] = (
 _BY_NAME = {key.name.lower(): key for key in KEYS}
 
 _ELSEWHERE = {
-    "altpool": "make further pools with `forebay pool create`",
-    "gres": "make pools with `forebay pool create NAME --unit count --quantity N`",
-    "jobsizelimit": "limits by job are limits of users, accounts and QOS",
-    "usersizelimit": "limits by user are limits of users, accounts and QOS",
-    "prioboostalloc": "the priority takes the size of a request into account by its own settings",
-    "prioboostuse": "the priority takes the size of a request into account by its own settings",
+    "altpool": "create further pools with `forebay pool create`",
+    "gres": "create pools with `forebay pool create NAME --unit count --quantity N`",
+    "jobsizelimit": "set limits per job in accounts and QOS",
+    "usersizelimit": "set limits per user in accounts and QOS",
+    "prioboostalloc": "set SizePointsPerGiB for a priority by size",
+    "prioboostuse": "set SizePointsPerGiB for a priority by size",
     "bb_array_stage_cnt": "write ArrayStageCount=10",
     "restart_policy": "write RestartPolicy=slurm",
-    "mailprog": "which program sends mail is said in forebay.toml, [mail]",
+    "mailprog": "name the mail program in forebay.toml, [mail]",
 }
 """Keys of other releases or files, with their equivalents."""
 

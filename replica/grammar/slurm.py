@@ -61,7 +61,7 @@ def read_external_job(script: str, directive: str, builder: RequestBuilder) -> N
         words = strip_comment(each.words)
         if not words:
             raise each.at.rejection(
-                f"{each.kind} is followed by nothing", f"write for example {each.kind} pool=fast capacity=10GiB"
+                f"{each.kind} has no directive after it", f"write for example {each.kind} pool=fast capacity=10GiB"
             )
         builder.kind = "dw"
         if "=" in words[0].text:
@@ -94,8 +94,8 @@ def _check_counted(directive: Directive) -> None:
         index = next((index for index, word in enumerate(words) if f"{key}=" in word.text), None)
         if index is not None and not (asks and index < comment and words[index].text.startswith(f"{key}=")):
             raise words[index].rejection(
-                f"Slurm reads the letters {key}= in {quoted_text(words[index].text)} as what the job asks for",
-                f"write {key}= once, as an option of what asks for capacity, and nowhere else",
+                f"Slurm reads the letters {key}= in {quoted_text(words[index].text)} as a request of the job",
+                f"write {key}= once, as an option of the capacity request, and nowhere else",
                 words[index].text.index(f"{key}="),
             )
     tab = _TAB_AFTER.search(directive.text)
@@ -114,13 +114,13 @@ def _check_whole(builder: RequestBuilder, found: list[Directive]) -> None:
         return
     if builder.capacity_at is None or builder.capacity is None:
         raise found[0].at.rejection(
-            "the job asks for no capacity", f"add for example {found[0].kind} pool=fast capacity=10GiB"
+            "the job requests no capacity", f"add for example {found[0].kind} pool=fast capacity=10GiB"
         )
     at, text = builder.capacity_at, builder.capacity_at.text
     value_at = text.index("=") + 1
     if builder.capacity.unit == "nodes":
         raise at.rejection(
-            "a capacity in nodes is asked for, and the nodes of the job are not known yet",
+            "a capacity in nodes is requested, but the nodes of the job are not known yet",
             "write a size, for example capacity=10GiB",
             value_at,
             RefusalCode.INVALID_CAPACITY,

@@ -30,7 +30,7 @@ def read_spur(text: str, builder: RequestBuilder) -> None:
     bad = control_offset(text)
     if bad is not None:
         raise DirectiveWord(text, "--bb", 1, 1).rejection(
-            f"the text of --bb holds the character U+{ord(text[bad]):04X}", "remove it", bad
+            f"the text of --bb contains the character U+{ord(text[bad]):04X}", "remove it", bad
         )
     builder.kind = "spur"
     builder.lines.append(text.strip(" \t"))
@@ -67,11 +67,11 @@ def _add_capacity(value: OptionValue, builder: RequestBuilder) -> None:
     more = read_capacity(value, BARE_BYTES)
     if more.unit == "nodes":
         raise value.rejection(
-            "a capacity in nodes is not part of this form", "write a size", 0, RefusalCode.INVALID_CAPACITY
+            "this form does not support a capacity in nodes", "write a size", 0, RefusalCode.INVALID_CAPACITY
         )
     total = more.value + (0 if builder.capacity is None else builder.capacity.value)
     if total > SIZE_BYTES_MAX:
-        raise value.rejection("the capacities together overflow", "ask for less", 0, RefusalCode.INVALID_CAPACITY)
+        raise value.rejection("the capacities together overflow", "request less", 0, RefusalCode.INVALID_CAPACITY)
     if builder.capacity is None:
         builder.begin_space(value.word)
         builder.capacity_at = value.word

@@ -53,7 +53,7 @@ def strip_comment(words: tuple[DirectiveWord, ...]) -> tuple[DirectiveWord, ...]
         if word.text.startswith("#"):
             if words[-1].line != word.line:
                 raise word.rejection(
-                    "the directive goes on after the line of this comment",
+                    "the directive continues after the line of this comment",
                     "move the comment to the end of its last line",
                 )
             return words[:index]
@@ -181,7 +181,7 @@ def read_access(value: OptionValue) -> AccessModes:
         found = _ACCESS_MODE.match(value.text, offset)
         if found is None:
             raise value.rejection(
-                "the options of an access mode are not between one ( and one )",
+                "the options of an access mode are not enclosed in one pair of ( )",
                 "write them as striped(client_cache=yes)",
                 offset,
             )

@@ -207,7 +207,7 @@ class MarkNodeDown(msgspec.Struct, frozen=True):
 
 
 class MarkNodeBack(msgspec.Struct, frozen=True):
-    """Mark a node up because its agent is heard again (controller)."""
+    """Mark a node up because its agent responds again (controller)."""
 
     node: str
 

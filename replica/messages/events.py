@@ -189,7 +189,7 @@ class NodeWentDown(EventRecord, frozen=True, tag=18):
 
 
 class NodeCameBack(EventRecord, frozen=True, tag=19):
-    """The agent of a node that was down is heard again."""
+    """The agent of a node that was down responds again."""
 
     node: str
     jobs: tuple[int, ...] = ()

@@ -276,7 +276,7 @@ def check_name(name: str, place: str) -> Refusal | None:
 def check_limits(limits: tuple[Limit, ...], known: Mapping[LimitKind, str], place: str) -> Refusal | None:
     """Return a rejection if the limits are invalid, or None. `known` has the kinds that are supported here."""
     if len(limits) > LIMITS_PER_RECORD_MAX:
-        return _invalid(place, f"there are {len(limits)} limits", f"set at most {LIMITS_PER_RECORD_MAX}")
+        return _invalid(place, f"{len(limits)} limits are given", f"set at most {LIMITS_PER_RECORD_MAX}")
     seen: set[tuple[LimitKind, str]] = set()
     for limit in limits:
         if limit.kind not in known:
@@ -299,7 +299,7 @@ def check_limits(limits: tuple[Limit, ...], known: Mapping[LimitKind, str], plac
 def _check_names(names: Iterable[str], place: str) -> Refusal | None:
     listed = tuple(names)
     if len(listed) > ACCOUNT_USERS_MAX:
-        return _invalid(place, f"there are {len(listed)} names", f"list at most {ACCOUNT_USERS_MAX}")
+        return _invalid(place, f"{len(listed)} names are listed", f"list at most {ACCOUNT_USERS_MAX}")
     if len(set(listed)) != len(listed):
         return _invalid(place, "a name is listed twice", "list each once")
     return next((refusal for name in listed if (refusal := check_name(name, place)) is not None), None)
@@ -321,13 +321,15 @@ def check_account(accounts: Accounts, account: Account) -> Refusal | None:
     if refusal is not None or not account.parent:
         return refusal
     if account.parent not in accounts:
-        return _invalid("account.parent", f"there is no account {account.parent!r}", "make the parent first")
+        return _invalid("account.parent", f"account {account.parent!r} does not exist", "create the parent first")
     above = [one.name for one in ancestors(accounts, account.parent)]
     if account.name in above:
         return _invalid("account.parent", f"{account.parent!r} is below {account.name!r}", "choose another parent")
     deepest = _depth_below(accounts, account.name) if account.name in accounts else 1
     if len(above) + deepest > ACCOUNT_DEPTH_MAX:
-        return _invalid("account.parent", "the accounts would be too deep", f"use at most {ACCOUNT_DEPTH_MAX} levels")
+        return _invalid(
+            "account.parent", "the accounts are nested too deeply", f"use at most {ACCOUNT_DEPTH_MAX} levels"
+        )
     return None
 
 
@@ -389,13 +391,15 @@ def check_licenses_and_nice(licenses: tuple[tuple[str, int], ...], nice: int) ->
     if abs(nice) > NICE_MAX:
         return _invalid("nice", f"nice is {nice}", f"use a number from {-NICE_MAX} to {NICE_MAX}")
     if len(licenses) > LICENSES_PER_JOB_MAX:
-        return _invalid("licenses", f"there are {len(licenses)} licences", f"ask for at most {LICENSES_PER_JOB_MAX}")
+        return _invalid(
+            "licenses", f"the job requests {len(licenses)} licences", f"request at most {LICENSES_PER_JOB_MAX}"
+        )
     if len({name for name, _ in licenses}) != len(licenses):
         return _invalid("licenses", "a licence is listed twice", "list each once")
     for name, count in licenses:
         refusal = check_name(name, "licenses")
         if refusal is None and not 0 < count <= SIZE_BYTES_MAX:
-            refusal = _invalid("licenses", f"{name} is asked for {count} times", "ask for at least one")
+            refusal = _invalid("licenses", f"{count} of licence {name} are requested", "request at least one")
         if refusal is not None:
             return refusal
     return None

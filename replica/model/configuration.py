@@ -282,7 +282,7 @@ def check_site(site: Site) -> Refusal | None:
     ):
         for word in chosen:
             if word not in allowed:
-                return _invalid(field, f"{field} has {word!r}", f"use one of {', '.join(allowed)}")
+                return _invalid(field, f"{field} contains {word!r}", f"use one of {', '.join(allowed)}")
     return _check_words(site)
 
 
@@ -292,7 +292,7 @@ def _check_words(site: Site) -> Refusal | None:
     if "DisablePersistent" in site.flags and "EnablePersistent" in site.flags:
         return _invalid("flags", "DisablePersistent and EnablePersistent contradict each other", "remove one of them")
     if site.allow_users and site.deny_users:
-        return _invalid("deny_users", "there are both AllowUsers and DenyUsers", "use only one of them")
+        return _invalid("deny_users", "AllowUsers and DenyUsers exclude each other", "use only one of them")
     for field in ("allow_users", "deny_users"):
         users = getattr(site, field)
         if len(users) > SITE_USERS_MAX:
@@ -327,7 +327,7 @@ def program_fault(path: str) -> str | None:
     if has_control_character(path):
         return f"{path!r} has a control character"
     if ".." in path.split("/"):
-        return f"{path!r} has .. in it"
+        return f"{path!r} contains .."
     return None
 
 

@@ -168,14 +168,14 @@ def choose_partition(partitions: Partitions, partition: str, user: str, account:
     found = partitions.get(partition)
     if found is None:
         listed = ", ".join(sorted(partitions)[:20])
-        sentence = f"there is no partition {partition!r}"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, f"known are: {listed}", "partition")
+        sentence = f"partition {partition!r} does not exist"
+        return Refusal(RefusalCode.INVALID_FIELD, sentence, f"use one of: {listed}", "partition")
     if not found.admits(user, account):
         who = f"user {user} may not use partition {partition}" + (f" in account {account}" if account else "")
         remedy = "use another partition or account, or ask an operator"
         return Refusal(RefusalCode.PERMISSION_DENIED, who, remedy, "partition")
     if not found.state.takes_jobs:
-        sentence = f"partition {partition} is {found.state.name}, and takes no new jobs"
+        sentence = f"partition {partition} is {found.state.name}, and accepts no new jobs"
         return Refusal(RefusalCode.WRONG_STATE, sentence, "use another partition, or wait until it is up", "partition")
     return partition
 
@@ -189,14 +189,14 @@ def check_partition(partition: Partition) -> Refusal | None:
     if refusal is not None:
         return refusal
     if partition.name.upper() == "ALL":
-        return _invalid("name", "ALL is no name of a partition", "choose another name")
+        return _invalid("name", "ALL cannot name a partition", "choose another name")
     for place, names, most in (
         ("nodes", partition.nodes, NODES_MAX),
         ("users", partition.users, ACCOUNT_USERS_MAX),
         ("accounts", partition.accounts, ACCOUNT_USERS_MAX),
     ):
         if len(names) > most or sum(map(len, names)) > PARTITION_NODES_CHARACTERS_MAX:
-            return _invalid(place, f"there are {len(names)} names", f"list at most {most}, of moderate length")
+            return _invalid(place, f"{len(names)} names are listed", f"list at most {most}, or shorter names")
         if len(set(names)) != len(names):
             return _invalid(place, "a name is listed twice", "list each once")
         for name in names:

@@ -101,7 +101,7 @@ def parse_amount(text: str, unit: PoolUnit) -> int:
         raise SizeError(
             f"the size {text!r} is in nodes, and the pool counts {'bytes' if unit is PoolUnit.BYTES else 'units'}",
             len(text) - len(text.lstrip("0123456789.")),
-            "write it without N, or use a pool of nodes",
+            "write the size without N, or use a pool of nodes",
         )
     if unit is PoolUnit.COUNT and "." in text:
         raise SizeError(
@@ -119,7 +119,7 @@ def _parse_nodes(text: str) -> int:
     digits = found.group(1)
     number = int(digits) if len(digits) <= 40 else SIZE_BYTES_MAX + 1
     if not number:
-        raise SizeError(f"the size {text!r} is zero", 0, "ask for at least one node")
+        raise SizeError(f"the size {text!r} is zero", 0, "request at least one node")
     if number > SIZE_BYTES_MAX:
         raise SizeError(f"the size {text[:48]!r} overflows", 0, f"the largest is {SIZE_BYTES_MAX}")
     return number

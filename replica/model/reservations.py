@@ -62,14 +62,14 @@ def check_reservation(reservation: Reservation, pools: immutables.Map[str, objec
     if refusal is not None:
         return refusal
     if not 0 < reservation.start_at < reservation.end_at:
-        return _invalid("end", "its end is not after its start", "choose an end after its start")
+        return _invalid("end", "the reservation's end is not after its start", "choose an end after its start")
     if reservation.end_at <= at:
-        return _invalid("end", "its end is in the past", "choose a later end")
+        return _invalid("end", "the reservation's end is in the past", "choose a later end")
     if not reservation.users and not reservation.accounts:
-        return _invalid("users", "it names no users and no accounts", "name users or accounts")
+        return _invalid("users", "the reservation names no users and no accounts", "name users or accounts")
     for place, names in (("users", reservation.users), ("accounts", reservation.accounts)):
         if len(names) > ACCOUNT_USERS_MAX:
-            return _invalid(place, f"there are {len(names)} names", f"list at most {ACCOUNT_USERS_MAX}")
+            return _invalid(place, f"{len(names)} names are listed", f"list at most {ACCOUNT_USERS_MAX}")
         for name in names:
             refusal = check_name(name, f"reservation.{place}")
             if refusal is not None:

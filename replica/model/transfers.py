@@ -294,7 +294,7 @@ def check_transfer_rules(rules: TransferRules) -> Refusal | None:
         return _invalid("backends", "backends is empty or names one twice", f"use some of {', '.join(BACKENDS)}")
     for backend in rules.backends:
         if backend not in BACKENDS:
-            return _invalid("backends", f"backends has {backend!r}", f"use some of {', '.join(BACKENDS)}")
+            return _invalid("backends", f"backends contains {backend!r}", f"use some of {', '.join(BACKENDS)}")
     fault = template_fault(rules.template) if rules.template else None
     if fault is not None:
         return _invalid(
@@ -303,10 +303,10 @@ def check_transfer_rules(rules: TransferRules) -> Refusal | None:
             "write the absolute path of a program, then its words",
         )
     if rules.backends == ("command",):
-        return _invalid("backends", "backends has only command", "add a backend that moves files, such as native")
+        return _invalid("backends", "backends contains only command", "add a backend that moves files, such as native")
     if "template" in rules.backends and not rules.template:
         return _invalid(
-            "backends", "backends has template, but TransferTemplate is not set", "set TransferTemplate, too"
+            "backends", "backends contains template, but TransferTemplate is not set", "set TransferTemplate, too"
         )
     return None
 

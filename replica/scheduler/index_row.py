@@ -249,7 +249,7 @@ def update_keys(kept: dict, name: object, key: object, enters: bool) -> None:  #
 
 
 def update_set(kept: dict, name: object, key: int, enters: bool) -> None:  # type: ignore[type-arg]
-    """Do the same as `update_keys`, with a set for each name."""
+    """Add a member to the set of a name, or remove it; otherwise as `update_keys`."""
     if enters:
         kept.setdefault(name, set()).add(key)
     else:

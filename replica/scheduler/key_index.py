@@ -21,7 +21,7 @@ class KeyIndex(Generic[N, K]):
         self._entry = entry
 
     def apply(self, job_id: int, before: IndexRow, after: IndexRow) -> None:
-        """Have the key of the job's row in place of its former one."""
+        """Replace the key of the job's former row by that of its new one."""
         left, entered = self._entry(before), self._entry(after)
         if left == entered:
             return
@@ -38,7 +38,7 @@ class TimerIndex:
         self.timers: SortedKeys[tuple[int, int]] = SortedKeys()
 
     def apply(self, job_id: int, before: IndexRow, after: IndexRow) -> None:
-        """Have the instant of the job's row in place of its former one."""
+        """Replace the instant of the job's former row by that of its new one."""
         if before.due_at != after.due_at:
             if before.due_at:
                 self.timers.discard((before.due_at, job_id))

@@ -439,7 +439,7 @@ class SchedulingCycle:
             self._to_open.add(state.jobs[job_id].node)
 
     def _reserve_persistent(self, job_id: int) -> _Follows:
-        """Do the same as `_reserve` for a job that creates, destroys or uses persistent buffers."""
+        """Allocate space as `_reserve` does, to a job that creates, destroys or uses persistent buffers."""
         job, buffer = self.state.jobs[job_id], self.state.buffers[job_id]
         asked = persistent_request(job)
         assert asked is not None

@@ -24,21 +24,21 @@ def find_violations(state: State) -> list[str]:
     if dict(derived.held_bytes) != {pool: held for pool, held in state.held_bytes.items() if held}:
         faults.append(f"the capacity held is {dict(state.held_bytes)}, but its holders add up to {held_bytes(state)}")
     if derived.using != state.using:
-        faults.append("the index of who uses which persistent buffer does not match the buffers")
+        faults.append("the index of users of persistent buffers does not match the buffers")
     if set(derived.unfinished) != set(state.unfinished) or set(derived.finished) != set(state.finished):
         faults.append("the indexes of finished and unfinished jobs do not match the jobs")
     if derived.on_node != state.on_node or derived.holders != state.holders:
         faults.append("the indexes of jobs by node and by pool do not match the jobs")
     if derived.destinations != state.destinations:
-        faults.append("the index of jobs by what they stage out to does not match the jobs")
+        faults.append("the index of jobs by stage-out destination does not match the jobs")
     if derived.use != state.use:
-        faults.append("the index of what counts against limits does not match the jobs")
+        faults.append("the index of usage under limits does not match the jobs")
     if derived.moving != state.moving:
         faults.append("the index of transfers under way does not match the jobs")
     if derived.operations != state.operations or derived.arrays != state.arrays or derived.named != state.named:
         faults.append("the indexes of operations, of arrays or of names do not match the jobs")
     if derived.kept != state.kept:
-        faults.append("the counts of answers that are kept do not match the answers")
+        faults.append("the counts of cached replies do not match the replies")
     faults.extend(_session_faults(state))
     for pool in sorted(held_bytes(state)):
         if pool not in state.pools:
@@ -58,7 +58,7 @@ def find_violations(state: State) -> list[str]:
         if buffer.filesystem and buffer.filesystem not in state.filesystems:
             faults.append(f"persistent buffer {name!r} lies in unknown shared filesystem {buffer.filesystem!r}")
         if bool(buffer.filesystem) != bool(buffer.directory) or (buffer.filesystem and buffer.node):
-            faults.append(f"it is not said once where the persistent buffer {name!r} lies")
+            faults.append(f"the location of the persistent buffer {name!r} is missing or ambiguous")
     directories = {(buffer.filesystem, buffer.directory) for buffer in state.persistent.values() if buffer.filesystem}
     if len(directories) != sum(bool(buffer.filesystem) for buffer in state.persistent.values()):
         faults.append("two persistent buffers lie in the same directory")
@@ -72,15 +72,19 @@ def _session_faults(state: State) -> list[str]:
         number, sequence = decode_reply_key(key)
         session = state.sessions.get(number)
         if session is None or receipt.actor != session.actor:
-            faults.append(f"the answer {key.hex()} belongs to no session")
+            faults.append(f"the cached reply {key.hex()} belongs to no session")
         elif not session.acknowledged < sequence <= session.newest:
-            faults.append(f"the answer {sequence} of session {number} is kept, and {session.acknowledged} acknowledged")
+            known = session.acknowledged
+            faults.append(f"the reply {sequence} of session {number} is cached, and replies up to {known} acknowledged")
         kept[number] = kept.get(number, 0) + 1
     for number, session in state.sessions.items():
         if session.newest - session.acknowledged > SESSION_WINDOW_MAX:
-            faults.append(f"session {number} has acknowledged {session.acknowledged}, and settled {session.newest}")
+            faults.append(
+                f"session {number} has acknowledged {session.acknowledged} and settled {session.newest}, which are too "
+                "far apart"
+            )
         if session.answers != kept.get(number, 0):
-            faults.append(f"session {number} has {kept.get(number, 0)} answers, and says {session.answers}")
+            faults.append(f"session {number} has {kept.get(number, 0)} cached replies, but counts {session.answers}")
     firsts = [first for _, first in state.receipt_seconds]
     seconds = [second for second, _ in state.receipt_seconds]
     if firsts != sorted(set(firsts)) or seconds != sorted(seconds):
@@ -92,7 +96,7 @@ def _job_faults(state: State, job_id: int) -> list[str]:
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     faults: list[str] = []
     if job_id != job.id or not 0 < job_id < state.next_job:
-        faults.append(f"job {job_id} has number {job.id}, next is {state.next_job}")
+        faults.append(f"job {job_id} has the ID {job.id}; the next ID is {state.next_job}")
     if (job.request.buffer is None) != (buffer is None):
         faults.append(f"job {job_id} and its buffer disagree on whether it has one")
     if buffer is None:

@@ -229,7 +229,7 @@ class Table(msgspec.Struct, frozen=True):
             own_key = attrgetter(self.own_key)
             for key, record in records.items():
                 if own_key(record) != key:
-                    yield f"{self.field}: the record under {key!r} says that it is {own_key(record)!r}"
+                    yield f"{self.field}: the record under {key!r} has the key {own_key(record)!r}"
         if self.of_job:
             for job_id in records:
                 if job_id not in state.jobs:

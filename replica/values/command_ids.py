@@ -76,11 +76,11 @@ def decode_session_command_id(command_id: bytes) -> SessionCommandId:
     session, sequence = number >> 80, number & SEQUENCE_MAX
     is_one = len(command_id) == 16 and number >> 76 & 0xF == SESSION_VERSION and number >> 62 & 0b11 == _VARIANT
     if not is_one or not session or not sequence:
-        raise ValueError(f"{command_id.hex()} is not the id of a command in a session")
+        raise ValueError(f"{command_id.hex()} is not the ID of a command in a session")
     outstanding = number >> 64 & 0xFFF
     if not 0 < outstanding <= min(SESSION_WINDOW_MAX, sequence):
         raise ValueError(
-            f"{command_id.hex()} says that {outstanding} commands up to {sequence} are outstanding; "
+            f"{command_id.hex()} has {outstanding} outstanding commands up to {sequence}; "
             f"from 1 to {SESSION_WINDOW_MAX} may be"
         )
     return SessionCommandId(session, sequence, sequence - outstanding)
@@ -103,7 +103,7 @@ def decode_reply_key(key: bytes) -> tuple[int, int]:
     number = int.from_bytes(key, "big")
     session, sequence = number >> 80, number & SEQUENCE_MAX
     if not 0 < session <= SESSION_NUMBER_MAX or not sequence or key != reply_key(session, sequence):
-        raise ValueError(f"{key.hex()} is not the key of an answer in a session")
+        raise ValueError(f"{key.hex()} is not the key of a reply in a session")
     return session, sequence
 
 

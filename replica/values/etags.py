@@ -5,7 +5,7 @@ import hashlib
 import msgspec
 
 ETAG_BYTES = 8
-"""Two versions of one record are told apart; no one gains from a collision."""
+"""Length of a tag, bytes: it distinguishes versions of one record, and a collision benefits no attacker."""
 
 ABSENT = ""
 """Tag of a record that does not exist."""

@@ -160,7 +160,7 @@ RESTARTED_MAX = 128
 """Jobs whose operations one command restarts, count: three events each stay well below BATCH_BYTES_MAX."""
 
 CANDIDATES_BEHIND_MAX = 500
-"""Candidates behind the first in line for a pool that one scheduling cycle examines, count: each is checked by itself,
+"""Candidates behind the first in a pool's queue that one scheduling cycle examines, count: each is checked by itself,
 and those far behind in a long queue seldom fit (Slurm's bf_max_job_test).
 """
 
@@ -224,7 +224,7 @@ block those behind them, too (compare CANDIDATES_BEHIND_MAX).
 """
 
 REVOKED_PER_CYCLE_MAX = 32
-"""Buffers that one scheduling cycle revokes for the first in line for a pool, count: revoking more does not help soon.
+"""Buffers that one scheduling cycle revokes for the first in a pool's queue, count: revoking more does not help soon.
 """
 
 SETTINGS_MAX = 256

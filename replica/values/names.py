@@ -170,7 +170,7 @@ def parse_nodes(text: str) -> tuple[str, ...]:
     names: set[str] = set()
     for count, name in enumerate(name for item in _split_items(text) for name in _expand_item(item)):
         if count >= NODES_MAX:
-            raise NodeListError(f"more than {NODES_MAX} nodes are listed; write {EVERY_NODE} for all there are")
+            raise NodeListError(f"more than {NODES_MAX} nodes are listed; write {EVERY_NODE} for all nodes")
         names.add(name)
     for name in sorted(names):
         fault = name_fault(name)
@@ -203,7 +203,7 @@ def _expand_item(item: str) -> Iterator[str]:
         first = int(matched[1]) if matched is not None else 0
         last = int(matched[2]) if matched is not None and matched[2] is not None else first
         if matched is None or last < first or last - first >= NODES_MAX:
-            raise NodeListError(f"[{part[:48]}] is no range of at most {NODES_MAX} nodes; write for example n[1-4]")
+            raise NodeListError(f"[{part[:48]}] is not a range of at most {NODES_MAX} nodes; write for example n[1-4]")
         for number in range(first, last + 1):
             yield f"{before}{number:0{len(matched[1])}d}{after}"
 

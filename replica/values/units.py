@@ -117,7 +117,7 @@ def parse_quantity(text: str, bare: int = 1) -> Quantity:
         )
     if unit == "nodes" and decimals:
         raise SizeError(
-            f"the size {written!r} asks for a part of a node",
+            f"the size {written!r} is a fraction of a node",
             len(whole),
             "write a whole number of nodes, for example 2N",
         )
@@ -130,7 +130,7 @@ def parse_quantity(text: str, bare: int = 1) -> Quantity:
     # Integer division rounds up exactly, without a Fraction, which would dominate the cost.
     value = -(-int(whole + decimals) * multiplier // 10 ** len(decimals))
     if value == 0:
-        raise SizeError(f"the size {written!r} is zero", 0, "ask for at least one byte")
+        raise SizeError(f"the size {written!r} is zero", 0, "request at least one byte")
     if value > SIZE_BYTES_MAX:
         raise SizeError(f"the size {written!r} overflows", 0, f"the largest size is {SIZE_BYTES_MAX} bytes")
     return Quantity(value, unit)

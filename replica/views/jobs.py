@@ -40,8 +40,10 @@ class PoolUse(msgspec.Struct, frozen=True):
 
 
 def pool_use(state: State, name: str) -> PoolUse:
-    """Return a pool with its derived free capacity: total - held - out of service. Raises KeyError for an unknown
-    pool.
+    """Return a pool with its derived free capacity: total - held - out of service.
+
+    Raises:
+        KeyError: The pool does not exist.
     """
     pool = state.pools[name]
     held = state.held_bytes.get(name, 0)
@@ -54,17 +56,24 @@ def verdicts(state: State) -> Mapping[int, Verdict]:
 
 
 def verdict_of(state: State, job_id: int) -> Verdict:
-    """Return the reason one job waits for at `state.at`. Raises KeyError if the job is not in the state."""
+    """Return the reason one job waits for at `state.at`.
+
+    Raises:
+        KeyError: The job is not in the state.
+    """
     if job_id in state.unfinished:
         return verdicts_of(SchedulingIndex(state), (job_id,), state.at)[job_id]
     return later_reason(state, state.jobs[job_id], state.buffers.get(job_id))
 
 
 def buffer_word(state: Facts, job_id: int) -> str | None:
-    """Return the buffer state of a job as people see it (`BurstBufferState=`), or None if it asked for no buffer.
+    """Return the displayed buffer state of a job (`BurstBufferState=`), or None if it requested no buffer.
 
-    A job that was held because of what failed, and whose buffer was torn down for that, shows `complete` until it is
-    released (SEMANTICS, When something fails): only then does it wait for another one. KeyError for an unknown job.
+    A job that is held after a failed operation, with its buffer torn down, shows `complete` until it is released: only
+    then does it wait for another buffer (SEMANTICS, When something fails).
+
+    Raises:
+        KeyError: The job is not in the state.
     """
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     if buffer is None:
@@ -164,7 +173,8 @@ class NotExported(msgspec.Struct, frozen=True):
 def not_exported(state: State, job_id: int) -> tuple[NotExported, ...]:
     """Return the job's pending stage-outs and the files its receipts left out; empty until its script has started.
 
-    Raises KeyError if the job is not in the state.
+    Raises:
+        KeyError: The job is not in the state.
     """
     job, buffer = state.jobs[job_id], state.buffers.get(job_id)
     if buffer is None or job.started_at == NEVER:
@@ -220,7 +230,7 @@ def _why_not_yet(job: Job, buffer: Buffer) -> str:
         ways = "released (with --partial, without missing files), cancelled with --hurry, or cleared"
         return f"{job.message}; the buffer is kept until the job is {ways}"
     if job.retry_at != NEVER:
-        return f"{job.message}; it will be tried again"
+        return f"{job.message}; it will be retried"
     if buffer.state is BufferState.POST_RUN:
         return "stage-out has not begun"
-    return "stage-out waits for its turn" if awaited_slot(job, buffer) is not None else "it is being staged out"
+    return "stage-out waits for a slot" if awaited_slot(job, buffer) is not None else "it is being staged out"

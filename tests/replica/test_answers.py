@@ -75,7 +75,7 @@ def test_an_id_in_a_session_says_what_it_was_made_of_and_so_does_the_key_of_its_
     assert said == SessionCommandId(session, sequence, sequence - outstanding)
     assert decode_reply_key(reply_key(session, sequence)) == (session, sequence)
     if outstanding:
-        with pytest.raises(ValueError, match="is not the key of an answer"):
+        with pytest.raises(ValueError, match="is not the key of a reply"):
             decode_reply_key(made)
 
 

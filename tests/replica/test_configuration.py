@@ -241,7 +241,11 @@ def test_only_operators_change_the_configuration(who: c.Actor) -> None:
     [
         ("StageInTimeout=0", "burst_buffer.conf line 1, column 16", "StageInTimeout is 0"),
         ("\nValidateTimeout=99999999", "burst_buffer.conf line 2, column 17", "ValidateTimeout is 99999999"),
-        ("AllowUsers=a\nDenyUsers=b", "burst_buffer.conf line 2, column 11", "there are both AllowUsers and DenyUsers"),
+        (
+            "AllowUsers=a\nDenyUsers=b",
+            "burst_buffer.conf line 2, column 11",
+            "AllowUsers and DenyUsers exclude each other",
+        ),
         ("Flags=PrivateData PrivateData=no", "burst_buffer.conf line 1, column 31", "PrivateData=no contradicts"),
         ("DefaultPool=ssd", "burst_buffer.conf line 1, column 13", "pool 'ssd' does not ex"),
         ("Sources=relative", "burst_buffer.conf line 1, column 9", "'relative' is not an absolute directory"),

@@ -63,8 +63,8 @@ def test_directives_of_another_word_are_comments_with_a_warning() -> None:
         ("#BB_LUA swap 2GiB pool=fast", "column 19", "the letters pool="),
         ("#BB_LUA swap 2GiB", "column 9", "unknown directive 'swap' of #BB_LUA"),
         ("#BB_LUA persistentdw name=a", "column 9", "unknown directive 'persistentdw'"),
-        ("#BB_LUA", "column 1", "followed by nothing"),
-        (f"#BB_LUA {IN}", "column 1", "asks for no capacity; add for example #BB_LUA pool=fast"),
+        ("#BB_LUA", "column 1", "has no directive after it"),
+        (f"#BB_LUA {IN}", "column 1", "requests no capacity; add for example #BB_LUA pool=fast"),
         (f"{SPACE}\n#BB_LUA pool=fast capacity=1GiB", "line 3, column 9", "a second time"),
     ],
 )

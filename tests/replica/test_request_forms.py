@@ -92,7 +92,7 @@ def test_persistent_buffers_are_made_used_and_removed() -> None:
         (("#DW persistentdw name=a", "#DW persistentdw name=a"), "line 3, column 18: .*second time.*line 2, column 18"),
         (("#BB destroy_persistent name=a",) * 2, "line 3, column 24: .*destroyed a second time"),
         (("#BB create_persistent name=a capacity=1G",) * 2, "line 3, column 23: .*created a second time"),
-        (("#DW swap 1G", "#DW swap 1G"), "line 3, column 5: swap is asked for a second time"),
+        (("#DW swap 1G", "#DW swap 1G"), "line 3, column 5: swap is requested a second time"),
         (("#DW swap 1G pool=a", "#DW jobdw capacity=1G pool=b"), "line 2, column 5: .*different pools"),
         (("#DW swap 1G", "#DW jobdw capacity=2N"), "line 2, column 5: .*nodes"),
     ],
@@ -175,7 +175,7 @@ def test_an_indented_directive_is_no_directive() -> None:
 def test_what_only_begins_like_a_directive_is_a_comment_with_a_warning(head: str) -> None:
     found = read(f"{head} jobdw capacity=1G")
     assert found.request is None
-    assert found.warnings[0].startswith(f"script line 2, column 1: {head!r} is no directive but a comment")
+    assert found.warnings[0].startswith(f"script line 2, column 1: {head!r} is a comment, not a directive")
 
 
 @pytest.mark.parametrize("line", ["#SBATCH -n1", "# DW jobdw", "#", "##DW x", "#PBS -l x"])
@@ -239,7 +239,7 @@ def test_the_short_form_stands_for_the_lines_that_slurm_writes(text: str, lines:
         ("create_persistent name=a capacity=1G", 1, "--bb may not contain create_persistent"),
         ("#BB create_persistent name=a capacity=1G", 5, "--bb may not contain create_persistent"),
         ("#BB destroy_persistent name=a", 5, "--bb may not contain destroy_persistent"),
-        ("#SBATCH -n1", 1, "holds no directive"),
+        ("#SBATCH -n1", 1, "contains no directive"),
         ("capacity=1\x1bG", 11, "U+001B"),
         ("capacity=1G\npool=", 18, "is empty"),
     ],
@@ -259,7 +259,7 @@ def test_a_number_without_a_unit_in_bb_is_bytes_and_warned_of() -> None:
 
 def test_a_file_may_make_persistent_buffers_and_must_hold_a_directive() -> None:
     assert options_of(bbf="#BB create_persistent name=a capacity=1G\n").creates[0].place == "--bbf line 1, column 30"
-    assert "--bbf line 1, column 1: the file of --bbf holds no directive" in refused(bbf="echo test_bbf\n")
+    assert "--bbf line 1, column 1: the file of --bbf contains no directive" in refused(bbf="echo test_bbf\n")
     with pytest.raises(DirectiveRejected) as caught:
         read(bbf="#DW jobdw capacity=1G\n" + "#" * DIRECTIVE_TEXT_BYTES_MAX)
     assert caught.value.refusal.code is RefusalCode.LIMIT_EXCEEDED
@@ -398,7 +398,7 @@ def test_the_command_line_may_give_a_directive_by_its_prefix() -> None:
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        (("#conduit_pre cp a b",), "'#conduit_pre' is no directive but a comment; a directive starts #CONDUIT"),
+        (("#conduit_pre cp a b",), "'#conduit_pre' is a comment, not a directive; a directive starts with #CONDUIT"),
         (("true", "#CONDUIT_PRE cp a b"), "#CONDUIT_PRE after the first command is not read; move it up"),
         ((" #CONDUIT_PRE cp a b",), "#CONDUIT_PRE in an indented line is not read"),
     ],
@@ -437,9 +437,9 @@ def test_datawarp_takes_transfers_and_caches_as_they_are() -> None:
 
 def test_datawarp_refuses_what_it_refuses_in_slurm() -> None:
     stage = "#DW stage_in type=file source=/a destination=/b"
-    assert "script line 2, column 5: stage_in has no buffer to work on" in refused(stage, provider="datawarp")
+    assert "script line 2, column 5: stage_in has no buffer to act on" in refused(stage, provider="datawarp")
     assert "script line 2, column 5: unknown directive 'capacity=1G'" in refused("#BB capacity=1G", provider="datawarp")
-    assert "not read by the provider datawarp" in refused(bb="capacity=1;", provider="datawarp")
+    assert "the provider datawarp does not support" in refused(bb="capacity=1;", provider="datawarp")
 
 
 # Writing back --------------------------------------------------------------------------------------------------------

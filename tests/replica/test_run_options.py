@@ -184,7 +184,7 @@ def test_of_several_partitions_a_job_gets_the_first_that_takes_it() -> None:
     for name, users in (("own", ("brenda",)), ("batch", ())):
         assert made.settle(c.SetPartition(Partition(name, every_node=True, users=users))) == 0
     assert requested(made, partition="nosuch,own,batch").effective_options.partition == "batch"
-    assert "no partition 'nosuch'" in refused(made, partition="nosuch,own").sentence
+    assert "partition 'nosuch' does not exist" in refused(made, partition="nosuch,own").sentence
     assert refused(made, partition="a,,b").place == "partition"
 
 

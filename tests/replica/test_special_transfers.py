@@ -119,7 +119,7 @@ def test_an_order_says_what_was_chosen_for_each_transfer() -> None:
     ("line", "column", "says", "remedy"),
     [
         ("#DW stage_in type=file source=/a destination=$DW_JOB_STRIPED/a move=yes", 69,
-         "move=yes would leave the buffer", "only a stage_out moves"),
+         "move=yes would leave the only copy", "only stage_out can move files"),
         ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a move=maybe", 70, "move=maybe", "yes, no"),
         ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a backend=tape", 73, "backend=tape", "rsync"),
         ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a backend=command", 73, "backend=", "native"),
@@ -127,7 +127,7 @@ def test_an_order_says_what_was_chosen_for_each_transfer() -> None:
         ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a acls=keep", 70, "acls=keep", "yes, no"),
         ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a links=copy", 71, "links=copy", "keep, asis"),
         ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a links=follow move=yes", 71,
-         "is not this transfer's to remove", "leave out one"),
+         "does not belong to this transfer", "leave out one"),
         ("#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/a backend=rsync links=follow", 85,
          "only Forebay itself follows links", "leave out one"),
     ],

@@ -240,7 +240,7 @@ def test_what_walks_over_jobs_is_not_decided_on_a_builder() -> None:
     batch.add(Entry(b"", c.CONTROLLER, "run_scheduling_cycle", ()))
     command = c.RunSchedulingCycle()
     assert not is_by_key(command)
-    with pytest.raises(TypeError, match="whole State"):
+    with pytest.raises(TypeError, match="complete State"):
         decide(batch.facts, c.Request(b"", c.CONTROLLER, command), batch.at)
 
 

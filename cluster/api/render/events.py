@@ -316,7 +316,7 @@ def _external_setup_sentence(event: e.ExternalJobSetUp) -> str:
     external_job = event.external_job
     asks = f"{format_size(event.granted_bytes)} of pool {event.pool}" if event.pool else "no space of its own"
     return (
-        f"{external_job.name} was set up, epoch {external_job.epoch}, of user {event.request.user}: it asks for {asks}"
+        f"{external_job.name} was set up, epoch {external_job.epoch}, of user {event.request.user}: it requests {asks}"
     )
 
 
@@ -429,9 +429,9 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.ExternalJobSetUp: _external_setup_sentence,
     e.ExternalJobSpaceAllocated: _external_space_sentence,
     e.ExternalJobSetupFailed: lambda event: f"its setup failed: {event.reason}",
-    e.ExternalJobStageInOrdered: lambda event: f"its scheduler asked for stage-in, which starts on {event.mover}",
+    e.ExternalJobStageInOrdered: lambda event: f"its scheduler requested stage-in, which starts on {event.mover}",
     e.ExternalJobRunBegan: lambda event: "its scheduler began the job",
-    e.ExternalJobRunEnded: lambda event: "its scheduler says that the job has ended",
+    e.ExternalJobRunEnded: lambda event: "its scheduler reports that the job has ended",
     e.ExternalJobLingered: lambda event: "its scheduler tore it down before it ran: the data is kept for a while",
     e.ExternalJobReactivated: lambda event: (
         f"its scheduler set it up again, epoch {event.epoch}: it has its space as before"

@@ -177,7 +177,7 @@ class IdentityAssertions:
             if rules.users and not is_operator and not await self._is_among(account, rules.users):
                 words = f"the account {account} may not use this cluster"
                 raise permission_denied(
-                    words, f"ask for an entry of [access] users, which names {', '.join(rules.users):.200}"
+                    words, f"ask an operator to add it to [access] users, which has {', '.join(rules.users):.200}"
                 )
         except NotKnownNow as error:
             raise too_busy(str(error)) from error

@@ -175,8 +175,8 @@ local function check_counted(each)
       local stands = word.text:find(key, 1, true)
       if stands then
         if not (asks and index < comment and stands == 1) then
-          refuse(word, "Slurm reads the letters " .. key .. " in " .. quote(word.text) .. " as what the job asks for",
-            "write " .. key .. " once, as an option of what asks for capacity, and nowhere else", stands - 1)
+          refuse(word, "Slurm reads the letters " .. key .. " in " .. quote(word.text) .. " as a request of the job",
+            "write " .. key .. " once, as an option of the capacity request, and nowhere else", stands - 1)
         end
         break
       end
@@ -518,7 +518,7 @@ end
 
 local function check_whole(found, asked, site)
   if not asked.space then
-    refuse(found[1].at, "the job asks for no capacity", "add for example #" .. site.directive .. " pool=fast capacity=10GiB")
+    refuse(found[1].at, "the job requests no capacity", "add for example #" .. site.directive .. " pool=fast capacity=10GiB")
   end
   local at = asked.capacity
   if asked.size.nodes then

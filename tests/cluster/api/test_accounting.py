@@ -76,5 +76,5 @@ def test_limits_are_read_as_they_are_written() -> None:
     limits = (Limit(LimitKind.GRP_BB, "fast", 10 * 1024**4), Limit(LimitKind.GRP_CPUS, "", 7))
     assert format_limits(limits) == {"GrpBB:bb/fast": "10TiB", "GrpCPUs": "7"}
     assert parse_limits(format_limits(limits)) == limits
-    with pytest.raises(LimitTextError, match="does not say of what"):
+    with pytest.raises(LimitTextError, match="names no resource"):
         parse_limits({"GrpBB:fast": "1"})

@@ -92,7 +92,7 @@ async def test_an_external_job_goes_through_its_life_as_its_scheduler_says(confi
         assert (await slurm.show())["phase"] == "over"
         history = await harness.ask("GET", "/v1/jobs/slurm:42/history", who="slurm")
         said = [row["sentence"] for row in history.body["rows"]]
-        assert said[0] == "slurm:42 was set up, epoch 1, of user alice: it asks for 8MiB of pool fast"
+        assert said[0] == "slurm:42 was set up, epoch 1, of user alice: it requests 8MiB of pool fast"
         assert "its scheduler began the job" in said
 
 

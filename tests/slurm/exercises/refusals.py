@@ -52,7 +52,7 @@ async def requests(slurm: Slurm) -> None:
         slurm.saw(said.splitlines()[0])
     line = f"stage_out type=file source=$DW_JOB_STRIPED/in destination={site.results}/none"
     said = await refusal(site, site.script("none", lines=(line,)))
-    for sentence in ("line 6, column", "overlaps", "give each directive a destination", REQUEST_REFUSED):
+    for sentence in ("line 6, column", "overlaps", "give each directive its own destination", REQUEST_REFUSED):
         require(sentence in said, f"{sentence!r} is not in {said!r}")
     slurm.saw(said.splitlines()[0])
     if site.plugin == "datawarp":
