@@ -292,7 +292,7 @@ def node_view(state: State, name: str, liveness: Liveness | None) -> NodeView:
         ),
         registered_time=format_instant(node.registered_at),
         jobs=tuple(jobs),
-        tasks={job: name for job in jobs if (name := task_words(state, job)) is not None},
+        tasks={job: task for job in jobs if (task := task_words(state, job)) is not None},
         last_contact_s=None if liveness is None else liveness.last_contact_s(name),
         abandoned=() if name not in state.abandoned else tuple(one.job for one in state.abandoned[name].buffers),
         revision=state.revision,
