@@ -387,28 +387,12 @@ class WorkerOperation:
             if self._home.cgroups is not None and order.provision is None:
                 # Processes that a provider leaves running on purpose belong to no job.
                 cgroup = self._home.cgroups.operation(order.job, order.attempt, next(_numbers))
-            work = WorkerTask(
-                order=order,
-                home=str(self._home.path),
-                storage_id=self._home.storage_id,
-                accounts=self._settings.accounts,
-                progress=progress,
-                control=control.descriptor,
-                process=self._settings.process,
-                capacity_control=self._home.capacity_control.word,
-                cluster=self._settings.cluster,
-                left=left,
-                agent=os.getpid(),
-                local=self._settings.local,
-                node=self._settings.node,
-                cgroups=self._home.cgroups_of(order.job) if self._settings.accounts == "switch" else "",
-            )
             # Use files instead of pipes, so that neither side has to read while the other writes.
             with (
                 closing(os.memfd_create("forebay-work", os.MFD_CLOEXEC)) as request,
                 closing(os.memfd_create("forebay-result", os.MFD_CLOEXEC)) as answer,
             ):
-                write_all(request, msgspec.json.encode(work))
+                write_all(request, msgspec.json.encode(self._task(order, left, progress, control)))
                 os.lseek(request, 0, os.SEEK_SET)
                 worker = self._home.fork_server.spawn(
                     "cluster.agent.worker.worker",
@@ -456,6 +440,25 @@ class WorkerOperation:
             os.close(progress)
             if cgroup is not None:
                 await self._end_cgroup(cgroup)
+
+    def _task(self, order: Order, left: Orphans | None, progress: int, control: TransferControl) -> WorkerTask:
+        """Return the task of the worker, which inherits both descriptors."""
+        return WorkerTask(
+            order=order,
+            home=str(self._home.path),
+            storage_id=self._home.storage_id,
+            accounts=self._settings.accounts,
+            progress=progress,
+            control=control.descriptor,
+            process=self._settings.process,
+            capacity_control=self._home.capacity_control.word,
+            cluster=self._settings.cluster,
+            left=left,
+            agent=os.getpid(),
+            local=self._settings.local,
+            node=self._settings.node,
+            cgroups=self._home.cgroups_of(order.job) if self._settings.accounts == "switch" else "",
+        )
 
     async def _end_cgroup(self, cgroup: Cgroup) -> None:
         """Kill processes of the operation that outlived its worker."""

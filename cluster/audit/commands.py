@@ -3,9 +3,9 @@
 import contextlib
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, NoReturn
 
 import click
 import msgspec
@@ -22,7 +22,7 @@ from cluster.audit.archive.commands import (
     verified_archive,
     verify_alone,
 )
-from cluster.audit.deep import snapshots_in, verify_deep, verify_index, verify_tree
+from cluster.audit.deep import Deep, snapshots_in, verify_deep, verify_index, verify_tree
 from cluster.audit.opening import OTHER_REPLICA, age_of, end_of
 from cluster.audit.opening import directory_of as _directory
 from cluster.audit.opening import environment_of as _environment
@@ -83,6 +83,8 @@ from snapshots import inspect as inspect_snapshot
 from snapshots import load_snapshot
 from wal import (
     EntryKind,
+    Gap,
+    IndexPosition,
     Ledger,
     LedgerEntry,
     LedgerSummary,
@@ -108,7 +110,31 @@ def verify(options: dict[str, Any]) -> None:
     if options["archive"] is not None and options["data"] is None and options["name"] is None:
         verify_alone(options)
         return
-    expected, compared, indexed, signed = _expected(options["expect"]), None, None, None
+    found = _verified(options)
+    if options["complete"] and found.gaps:
+        _fail_incomplete(found)
+    if options["as_json"]:
+        show_json(_verified_fields(found))
+    else:
+        show(fields_table(_verified_rows(found)))
+
+
+class _Verified(NamedTuple):
+    """Result of `verify`. The fields of a deep verification are None without --deep."""
+
+    ledger: LedgerSummary
+    revision: int
+    gaps: Sequence[Gap]
+    pruned: PrunedRange | None
+    archived: VerifiedArchive | None
+    compared: Deep | None = None
+    indexed: IndexPosition | None = None
+    signed: int | None = None
+
+
+def _verified(options: dict[str, Any]) -> _Verified:
+    """Verify a directory, and its archive if one is named."""
+    expected = _expected(options["expect"])
     archived: VerifiedArchive | None = None
     with _environment(options) as environment:
         running = Ledger(environment)
@@ -132,69 +158,82 @@ def verify(options: dict[str, Any]) -> None:
             ledger = running.as_of_now()
         if expected is not None:
             _check_expected(ledger, *expected)
-        if options["deep"]:
-            with _progress("folding") as progress:
-                compared = verify_deep(ledger, gaps, snapshots, progress)
-            home = _directory(options).parent
-            indexed = verify_index(running, home / "index", home / "snapshots")
-            with _progress("deriving") as progress:
-                signed = verify_tree(running, home, progress)
-    if options["complete"] and gaps:
-        listed = ", ".join(f"{gap.first_index} to {gap.last_index}" for gap in gaps)
-        remedy = "a running replica fetches them from its peers; verify a replica that has them"
-        if pruned is not None and gaps[0].first_index < pruned.below:
-            remedy = f"entries before {pruned.below} were pruned: name their archive with --archive"
-        raise Failure(
-            ExitCode.VERIFICATION_FAILED,
-            f"the ledger is sound but incomplete: entries {listed} are missing",
-            remedy,
-        )
-    found = {
+        found = _Verified(verified, revision, gaps, pruned, archived)
+        if not options["deep"]:
+            return found
+        with _progress("folding") as progress:
+            compared = verify_deep(ledger, gaps, snapshots, progress)
+        home = _directory(options).parent
+        indexed = verify_index(running, home / "index", home / "snapshots")
+        with _progress("deriving") as progress:
+            return found._replace(compared=compared, indexed=indexed, signed=verify_tree(running, home, progress))
+
+
+def _fail_incomplete(found: _Verified) -> NoReturn:
+    listed = ", ".join(f"{gap.first_index} to {gap.last_index}" for gap in found.gaps)
+    remedy = "a running replica fetches them from its peers; verify a replica that has them"
+    if found.pruned is not None and found.gaps[0].first_index < found.pruned.below:
+        remedy = f"entries before {found.pruned.below} were pruned: name their archive with --archive"
+    raise Failure(
+        ExitCode.VERIFICATION_FAILED,
+        f"the ledger is sound but incomplete: entries {listed} are missing",
+        remedy,
+    )
+
+
+def _verified_fields(found: _Verified) -> dict[str, Any]:
+    """Return the result for `--json`."""
+    ledger, compared = found.ledger, found.compared
+    fields: dict[str, Any] = {
         "verified": True,
-        "entries": verified.entries,
-        "first_index": verified.first_index,
-        "last_index": verified.last_index,
-        "revision": revision,
-        "ledger_digest": verified.digest.hex(),
+        "entries": ledger.entries,
+        "first_index": ledger.first_index,
+        "last_index": ledger.last_index,
+        "revision": found.revision,
+        "ledger_digest": ledger.digest.hex(),
         "missing": [
             {"first_index": gap.first_index, "last_index": gap.last_index, "revision_after": gap.revision_after}
-            for gap in gaps
+            for gap in found.gaps
         ],
-        "pruned": None if pruned is None else _pruned_view(pruned),
+        "pruned": None if found.pruned is None else _pruned_view(found.pruned),
     }
-    if archived is not None:
-        found["archive"] = archive_fields(archived)
+    if found.archived is not None:
+        fields["archive"] = archive_fields(found.archived)
     if compared is not None:
-        found["state_digest"] = compared.state_digest.hex()
-        found["digests_recorded"], found["digests_compared"] = compared.digests_recorded, compared.digests_compared
-        found["snapshots"] = [
+        fields["state_digest"] = compared.state_digest.hex()
+        fields["digests_recorded"], fields["digests_compared"] = compared.digests_recorded, compared.digests_compared
+        fields["snapshots"] = [
             {"file": str(one.path), "index": one.entry, "state_digest": one.state_digest.hex(), "proven": one.proven}
             for one in compared.snapshots
         ]
-        found["signed_entries"] = signed
-        found["job_index"] = None if indexed is None else {"index": indexed.index, "revision": indexed.revision}
-    if options["as_json"]:
-        show_json(found)
-        return
-    missing = ", ".join(f"{gap.first_index} to {gap.last_index}" for gap in gaps) or "nothing"
+        fields["signed_entries"] = found.signed
+        indexed = found.indexed
+        fields["job_index"] = None if indexed is None else {"index": indexed.index, "revision": indexed.revision}
+    return fields
+
+
+def _verified_rows(found: _Verified) -> list[tuple[str, str | int | None]]:
+    """Return the result as rows of a table."""
+    pruned, compared = found.pruned, found.compared
+    missing = ", ".join(f"{gap.first_index} to {gap.last_index}" for gap in found.gaps) or "nothing"
     rows: list[tuple[str, str | int | None]] = [
-        ("LedgerSummary", verified_words(verified)),
-        ("Revision", revision),
-        ("LedgerDigest", verified.digest.hex()),
+        ("LedgerSummary", verified_words(found.ledger)),
+        ("Revision", found.revision),
+        ("LedgerDigest", found.ledger.digest.hex()),
         ("NotHeldHere", missing),
     ]
     if pruned is not None:
         rows.append(("PrunedRange", f"before entry {pruned.below}, in {len(pruned.segments)} segments of the archive"))
-    if archived is not None:
-        rows += archive_rows(archived)
+    if found.archived is not None:
+        rows += archive_rows(found.archived)
     if compared is not None:
         rows.append(("StateDigest", compared.state_digest.hex()))
         rows.append(("StateDigests", _digests_words(compared.digests_recorded, compared.digests_compared)))
         rows += [("Snapshot", f"{one.path.name}: {_PROVEN if one.proven else _UNPROVEN}") for one in compared.snapshots]
-        up_to = "none yet" if indexed is None else f"matches the ledger up to entry {indexed.index}"
+        up_to = "none yet" if found.indexed is None else f"matches the ledger up to entry {found.indexed.index}"
         rows.append(("JobIndex", up_to))
-        rows.append(("Signed", "nothing" if signed is None else f"matches the ledger up to entry {signed}"))
-    show(fields_table(rows))
+        rows.append(("Signed", "nothing" if found.signed is None else f"matches the ledger up to entry {found.signed}"))
+    return rows
 
 
 def _digests_words(recorded: int, compared: int) -> str:

@@ -38,6 +38,10 @@ class ReplicaCollector(Collector):
         """Read all values, on the event loop."""
         self._families = [
             *self._consensus(),
+            *self._peers(),
+            *self._clocks(),
+            *self._ledger(),
+            *self._snapshots(),
             *self._history(),
             *self._traces(),
             *self._checkpoints(),
@@ -77,6 +81,9 @@ class ReplicaCollector(Collector):
             "Batches voided since this process started, because they were decided on an outdated state.",
             controller.entries_void,
         )
+
+    def _peers(self) -> Iterator[Metric]:
+        engine = self._controller.engine
         lag = GaugeMetricFamily("forebay_peer_lag_entries", "Entries the peer lacks; leader only.", labels=["peer"])
         contact = GaugeMetricFamily(
             "forebay_peer_contact_age_seconds", "Time since the last frame from the peer.", labels=["peer"]
@@ -103,16 +110,22 @@ class ReplicaCollector(Collector):
         yield forgot
         yield contact
         yield offset
+
+    def _clocks(self) -> Iterator[Metric]:
+        controller = self._controller
         yield gauge(
             "forebay_clock_skewed",
             "1 if this replica's wall clock deviates too far from a majority's; it then does not campaign.",
-            engine.clock_off,
+            controller.engine.clock_off,
         )
         yield gauge(
             "forebay_clock_ahead_seconds",
             "Lead of the cluster's time over the wall clocks of a majority.",
             controller.agreed.ahead_us / MICROSECONDS_PER_SECOND,
         )
+
+    def _ledger(self) -> Iterator[Metric]:
+        controller = self._controller
         yield gauge(
             "forebay_journal_fill_ratio", "Used share of the journal's space, from 0 to 1.", controller.journal_fill
         )
@@ -153,6 +166,9 @@ class ReplicaCollector(Collector):
             "Damaged ledger entries repaired since this process started.",
             scrubbed.mended,
         )
+
+    def _snapshots(self) -> Iterator[Metric]:
+        controller = self._controller
         yield gauge("forebay_snapshot_index", "Index of the entry of the newest snapshot.", controller.snapshot_index)
         yield gauge(
             "forebay_snapshot_behind_entries",
