@@ -430,7 +430,7 @@ class BatchDirectory:
     """Batch directory in use. `staging` stays the caller's. Every method may raise OSError."""
 
     def __init__(self, staging: int, tag: str, item: int, first: int, *, whole: bool) -> None:
-        """Create it; `first` is the index of the group's first record.
+        """Create the directory; `first` is the index of the group's first record.
 
         If `whole`, it receives all files of a directory under their own names.
         """
@@ -452,7 +452,7 @@ class BatchDirectory:
         return self._descriptor
 
     def close(self) -> None:
-        """Close it until it is needed again."""
+        """Close the directory until it is needed again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
