@@ -130,7 +130,7 @@ class Bridge:
         ask_array: Callable[[str], Awaitable[str | None]] = array_of,
         on_served: Callable[[], None] = lambda: None,
     ) -> None:
-        """Create it.
+        """Create a bridge; `run` starts it.
 
         `ask` returns slurmctld's jobs, `ask_owner` the uid of a job's user, `ask_array` the job array of a task.
         `state` is StateSaveLocation, which holds the token `cluster`. Counters are written to `metrics_file`, if given.

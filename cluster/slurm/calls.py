@@ -116,7 +116,7 @@ class PluginCalls:
         state: Path | None = None,
         ask_array: Callable[[str], Awaitable[str | None]] = array_of,
     ) -> None:
-        """Create it.
+        """Create the functions of one bridge.
 
         `cluster` identifies this Slurm in the registrations of all its hosts; `state` is StateSaveLocation. `ask_owner`
         returns the uid of a job's user, `ask_array` the job array of a task.

@@ -53,7 +53,7 @@ class Fifos:
     """FIFOs of one bridge, in its directory."""
 
     def __init__(self, run: Path, take: Callable[[FifoRequest], None]) -> None:
-        """Create it; `take` receives each request, and replies through `open_reply`."""
+        """Prepare without creating FIFOs; `take` receives each request, and replies through `open_reply`."""
         self._requests, self._slots, self.calls = run / "requests", run / "slots", run / "calls"
         self._take = take
         self._descriptor = -1

@@ -138,7 +138,7 @@ class SlurmFiles:
     """Directory of the bridge, private to its account."""
 
     def __init__(self, directory: Path, host: str, *, away: str = "refuse") -> None:
-        """Create it.
+        """Create the directory.
 
         `away`: policy for jobs while no bridge runs, `refuse` or `accept`.
 

@@ -66,7 +66,7 @@ class Reconciler:
         ask: Callable[[], Awaitable[SlurmView | str]],
         pools: Callable[[], Collection[str] | None] = lambda: None,
     ) -> None:
-        """Create it.
+        """Create a reconciler; `run` starts it.
 
         `ask` reads slurmctld's view; see `cluster.slurm.slurmctld.look`. `pools` returns the names of Forebay's pools,
         None until the leader has sent them: buffers in other pools belong to a script of the site's own.

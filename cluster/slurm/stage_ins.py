@@ -41,7 +41,7 @@ class StageIns:
     """Stage-ins of one slurmctld, by job ID."""
 
     def __init__(self, now_s: Callable[[], float] = uptime_s) -> None:
-        """Create it; `now_s` is a monotonic clock, seconds."""
+        """Begin without stage-ins; `now_s` is a monotonic clock, seconds."""
         self._now_s = now_s
         self._due_s: dict[str, float] = {}
         """Jobs whose next call, or the reading of a reply, is expected -> deadline."""
