@@ -50,7 +50,7 @@ class Collector:
     """Runs a full collection at start and then periodically, when it disturbs nothing."""
 
     def __init__(self, *, leads: Callable[[], bool], election_min_s: float, clock: Clock) -> None:
-        """Create it; `leads` returns whether a pause of this process would cost the cluster its leader."""
+        """Create a collector; `leads` returns whether a pause of this process would cost the cluster its leader."""
         self._leads = leads
         self._bound_s = FULL_SHARE * election_min_s
         self._clock = clock

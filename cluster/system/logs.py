@@ -132,7 +132,7 @@ class JsonFormatter(logging.Formatter):
     """Formats each record as a JSON object on one line, in ASCII."""
 
     def __init__(self, said: dict[str, _Value]) -> None:
-        """Create it; `said` is the common subject of all records."""
+        """Create a formatter; `said` is the common subject of all records."""
         super().__init__()
         self._said = said
 
@@ -159,7 +159,7 @@ class JournalHandler(logging.Handler):
     """
 
     def __init__(self, identifier: str, said: dict[str, _Value], path: str = JOURNAL_SOCKET) -> None:
-        """Create it; `said` is the common subject of all records, `path` journald's socket."""
+        """Create a handler; `said` is the common subject of all records, `path` journald's socket."""
         super().__init__()
         self._identifier, self._said, self._path = identifier, said, path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)

@@ -54,7 +54,7 @@ class Background(ABC):
     _task: asyncio.Task[None] | None = None
 
     def __init__(self, fail: Callable[[BaseException], NoReturn]) -> None:
-        """Create it; `fail` stops the replica."""
+        """Create a task that is not started; `fail` stops the replica."""
         self._fail = fail
 
     def start(self) -> None:
@@ -62,7 +62,7 @@ class Background(ABC):
         self._task = asyncio.get_running_loop().create_task(self._guarded())
 
     async def stop(self) -> None:
-        """Cancel it, and wait for its end."""
+        """Cancel the task, and wait for its end."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -157,7 +157,7 @@ class Acceptor:
     """Listens at one address and passes each connection with a client certificate to a protocol."""
 
     def __init__(self, factory: ProtocolFactory, address: Address, tls: Callable[[], ssl.SSLContext]) -> None:
-        """Create it; `factory` creates the protocol of a connection.
+        """Create a listener; `factory` creates the protocol of a connection.
 
         `tls` returns the context of the next handshake, which must request client certificates.
         """

@@ -42,7 +42,7 @@ class Lookups(Generic[K, V]):
     """Lookup thread with its waiting callers; concurrent requests for a key share one lookup."""
 
     def __init__(self, lookup: Callable[[K], V], note: Callable[[K, asyncio.Future[V]], None]) -> None:
-        """Create it; `lookup` may block, and any exception becomes an OSError for the callers.
+        """Begin without lookups; `lookup` may block, and any exception becomes an OSError for the callers.
 
         `note` receives each result on the loop.
         """

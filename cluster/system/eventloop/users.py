@@ -35,7 +35,7 @@ class Identities:
     """Name service of this machine for the API."""
 
     def __init__(self, clock: Clock, *, lookup: Lookup = uid_of, wait_s: float = WAIT_S) -> None:
-        """Create it; `lookup` may block."""
+        """Begin with an empty cache; `lookup` may block."""
         self._clock = clock
         self._wait_s = wait_s
         self._known: dict[str, tuple[int | None, float]] = {}

@@ -16,7 +16,7 @@ class Watchdog:
     """Notifies the service manager after each check that finds the process sound; idle if no watchdog was requested."""
 
     def __init__(self, is_sound: Callable[[], bool], status: Callable[[], str] = str) -> None:
-        """Create it; `is_sound` is called on the loop, so that a blocked loop sends no notification either."""
+        """Create a watchdog; `is_sound` is called on the loop, so that a blocked loop sends no notification either."""
         self._is_sound: Final = is_sound
         self._status: Final = status
         self._task: asyncio.Task[None] | None = None
