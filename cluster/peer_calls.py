@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from cluster.client import ApiError, Client, WitnessClient, WitnessReply, WitnessUnreachable
-from cluster.config import Config
-from cluster.schemas import ApiOperation, CheckpointRequest, HandedView, SignRequest, StatusView
-from cluster.schemas import operations as ops
-from cluster.security.proofs import VerifierKey, parse_key
-from cluster.server import Digests
-from cluster.server.tlog import CountedHistories, LogPeers, NoAnswer, SignedCheckpoint
-from cluster.system import Address, Clock
+from forebay.cluster.client import ApiError, Client, WitnessClient, WitnessReply, WitnessUnreachable
+from forebay.cluster.config import Config
+from forebay.cluster.schemas import ApiOperation, CheckpointRequest, HandedView, SignRequest, StatusView
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.security.proofs import VerifierKey, parse_key
+from forebay.cluster.server import Digests
+from forebay.cluster.server.tlog import CountedHistories, LogPeers, NoAnswer, SignedCheckpoint
+from forebay.cluster.system import Address, Clock
 
 _Asked = TypeVar("_Asked")
 _T = TypeVar("_T")

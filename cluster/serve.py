@@ -24,9 +24,9 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import uvloop
 
-from cluster.api import ApiService, ApiWorkers, ChannelServer, LocalBackend, Server
-from cluster.config import AGREED, Config, ConfigError, Reloader, ReplicaConfig
-from cluster.consensus import (
+from forebay.cluster.api import ApiService, ApiWorkers, ChannelServer, LocalBackend, Server
+from forebay.cluster.config import AGREED, Config, ConfigError, Reloader, ReplicaConfig
+from forebay.cluster.consensus import (
     Consensus,
     Engine,
     HistoryElsewhere,
@@ -37,10 +37,10 @@ from cluster.consensus import (
     Seals,
     Timing,
 )
-from cluster.peer_calls import PeerCalls
-from cluster.providers.calls import PoolWatch
-from cluster.security import Credentials, Peers, TlsError, until_valid
-from cluster.server import (
+from forebay.cluster.peer_calls import PeerCalls
+from forebay.cluster.providers.calls import PoolWatch
+from forebay.cluster.security import Credentials, Peers, TlsError, until_valid
+from forebay.cluster.server import (
     Backfill,
     Checkpoints,
     Controller,
@@ -57,10 +57,10 @@ from cluster.server import (
     note_superseded,
     open_storage,
 )
-from cluster.server.mail import DrillReminder, Mailer, post_of, sender_of
-from cluster.server.recovery import refuse_beside_history, refuse_incarnation_over
-from cluster.server.tlog import SIGNING_DIRECTORY, private_key
-from cluster.system import (
+from forebay.cluster.server.mail import DrillReminder, Mailer, post_of, sender_of
+from forebay.cluster.server.recovery import refuse_beside_history, refuse_incarnation_over
+from forebay.cluster.server.tlog import SIGNING_DIRECTORY, private_key
+from forebay.cluster.system import (
     EXIT_CONFIGURATION,
     LEVELS,
     READY,
@@ -74,14 +74,23 @@ from cluster.system import (
     say_at_last,
     tell_manager,
 )
-from cluster.system.eventloop import Identities, Watchdog, stop_on_signals
-from replica.messages import ReleaseNeeded
-from snapshots import SnapshotFailed
-from wal import BrokenInvariant, Configuration, Environment, Member, RecoveryRefused, StorageFailed, initial, unknown
+from forebay.cluster.system.eventloop import Identities, Watchdog, stop_on_signals
+from forebay.replica.messages import ReleaseNeeded
+from forebay.snapshots import SnapshotFailed
+from forebay.wal import (
+    BrokenInvariant,
+    Configuration,
+    Environment,
+    Member,
+    RecoveryRefused,
+    StorageFailed,
+    initial,
+    unknown,
+)
 
 _T = TypeVar("_T")
 
-LOGGER = logging.getLogger("cluster.serve")  # not __main__, whichever way it is started
+LOGGER = logging.getLogger("forebay.cluster.serve")  # not __main__, whichever way it is started
 
 EXIT_OK = 0
 EXIT_USAGE = 64

@@ -1,6 +1,6 @@
 """Snapshots: a replica's state in a file that is complete, checksummed, and verified before use."""
 
-from snapshots.finalize import (
+from forebay.snapshots.finalize import (
     SNAPSHOT_BYTES_MAX,
     SnapshotAbandoned,
     SnapshotFailed,
@@ -8,7 +8,7 @@ from snapshots.finalize import (
     UnsyncedDisk,
     write_snapshot,
 )
-from snapshots.image import Assembly, Image, ImageRejected, to_sections
-from snapshots.receive import Receiver
-from snapshots.restore import SnapshotRefused, Summary, inspect, load_snapshot
-from snapshots.store import SnapshotStore
+from forebay.snapshots.image import Assembly, Image, ImageRejected, to_sections
+from forebay.snapshots.receive import Receiver
+from forebay.snapshots.restore import SnapshotRefused, Summary, inspect, load_snapshot
+from forebay.snapshots.store import SnapshotStore

@@ -21,8 +21,8 @@ from zlib import crc32
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 
-from replica.state import TABLES
-from snapshots.image import Image, ImageRejected, Slice, nothing, to_sections
+from forebay.replica.state import TABLES
+from forebay.snapshots.image import Image, ImageRejected, Slice, nothing, to_sections
 
 MAGIC = b"FBIMAG"
 MAGIC_OF_A_STEP = b"FBSNAP"

@@ -18,9 +18,9 @@ import immutables
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 
-from replica.messages import CachedReply, features
-from replica.model import Pool, SchedulingRules, Site, TransferRules, free_bytes
-from replica.state import (
+from forebay.replica.messages import CachedReply, features
+from forebay.replica.model import Pool, SchedulingRules, Site, TransferRules, free_bytes
+from forebay.replica.state import (
     TABLES,
     SessionReplies,
     SingleReplies,
@@ -32,9 +32,9 @@ from replica.state import (
     intern_job,
     intern_receipt,
 )
-from replica.values import BATCH_BYTES_MAX, Instant, LedgerViolation, Revision
-from wal import ConfigurationAt, is_earlier_form
-from wal import check as check_members
+from forebay.replica.values import BATCH_BYTES_MAX, Instant, LedgerViolation, Revision
+from forebay.wal import ConfigurationAt, is_earlier_form
+from forebay.wal import check as check_members
 
 SLICE_BYTES = 64 * 1024
 """Size at which a slice ends: 0.3 ms of encoding, after which another thread may run."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from snapshots.finalize import (
+from forebay.snapshots.finalize import (
     SNAPSHOT_BYTES_MAX,
     SnapshotAbandoned,
     SnapshotDisk,
@@ -23,8 +23,8 @@ from snapshots.finalize import (
     open_directory,
     reopen_temporary,
 )
-from snapshots.image import Image
-from snapshots.restore import SnapshotRefused, load_open
+from forebay.snapshots.image import Image
+from forebay.snapshots.restore import SnapshotRefused, load_open
 
 CHUNK_BYTES_MAX = 8 * 1024 * 1024
 """Maximum chunk: larger than any frame of the peers' transport."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgpack  # type: ignore[import-untyped]
 import msgspec
 
-from snapshots.finalize import (
+from forebay.snapshots.finalize import (
     FORMAT_VERSION,
     MAGIC,
     MAGIC_OF_A_STEP,
@@ -27,7 +27,7 @@ from snapshots.finalize import (
     SnapshotName,
     frame_checksum,
 )
-from snapshots.image import SLICE_BYTES_MAX, Assembly, Image, ImageRejected, nothing
+from forebay.snapshots.image import SLICE_BYTES_MAX, Assembly, Image, ImageRejected, nothing
 
 READ_BYTES = 256 * 1024
 """Size of one read: large enough that system calls do not matter, small enough for memory."""

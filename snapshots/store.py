@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from snapshots.finalize import (
+from forebay.snapshots.finalize import (
     DISK,
     TEMPORARY_SUFFIX,
     SnapshotAbandoned,
@@ -27,9 +27,9 @@ from snapshots.finalize import (
     reopen_temporary,
     write_snapshot,
 )
-from snapshots.image import Image
-from snapshots.receive import RECEIVING_SUFFIX, Receiver, receiving_name
-from snapshots.restore import SnapshotRefused, load_open, open_snapshot, sound_prefix_bytes
+from forebay.snapshots.image import Image
+from forebay.snapshots.receive import RECEIVING_SUFFIX, Receiver, receiving_name
+from forebay.snapshots.restore import SnapshotRefused, load_open, open_snapshot, sound_prefix_bytes
 
 LOGGER = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from unittest.mock import patch
 
 from click.testing import CliRunner, Result
 
-from cluster.audit.commands import COMMANDS
-from cluster.cli.app import cli
-from cluster.cli.audit.offline import decode_options
+from forebay.cluster.audit.commands import COMMANDS
+from forebay.cluster.cli.app import cli
+from forebay.cluster.cli.audit.offline import decode_options
 
 
 def audit(*words: object) -> Result:
@@ -16,5 +16,5 @@ def audit(*words: object) -> Result:
         name, options = command[-2:]
         COMMANDS[name](decode_options(options))
 
-    with patch("cluster.cli.audit.offline.become", carry_out):
+    with patch("forebay.cluster.cli.audit.offline.become", carry_out):
         return CliRunner().invoke(cli, [str(word) for word in words], env={"FOREBAY_CONFIG": None})

@@ -18,8 +18,8 @@ from typing import Any
 
 import aiohttp
 
-from cluster.config.config import Config
-from cluster.security.tls import client_context
+from forebay.cluster.config.config import Config
+from forebay.cluster.security.tls import client_context
 
 CHROMIUM = shutil.which("chromium")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from replica.values.units import MICROSECONDS_PER_SECOND, NEVER, Instant
+from forebay.replica.values.units import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 
 class ManualClock:

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from replica.messages import features
-from replica.messages.features import LEVELS, Level
+from forebay.replica.messages import features
+from forebay.replica.messages.features import LEVELS, Level
 
 MADE_UP = (*LEVELS, Level(len(LEVELS) + 1, "9.1.0", "nothing"), Level(len(LEVELS) + 2, "9.2.0", "nothing either"))
 

@@ -11,25 +11,25 @@ import random
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from replica.fold.apply import apply_batch
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.messages.entries import Batch, Entry
-from replica.model.arrays import parse_array
-from replica.model.job_states import JobState
-from replica.model.jobs import Hold
-from replica.model.orders import Order
-from replica.model.stages import Stage
-from replica.model.transfers import TransferReceipt
-from replica.scheduler import SchedulingIndex, run_cycle
-from replica.state.digest import state_digest
-from replica.values import MICROSECONDS_PER_SECOND, Instant, Revision
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.messages.entries import Batch, Entry
+from forebay.replica.model.arrays import parse_array
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.orders import Order
+from forebay.replica.model.stages import Stage
+from forebay.replica.model.transfers import TransferReceipt
+from forebay.replica.scheduler import SchedulingIndex, run_cycle
+from forebay.replica.state.digest import state_digest
+from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant, Revision
+from forebay.wal.codec import encode_batch
+from forebay.wal.configuration import Member, encode_configuration, initial
+from forebay.wal.environment import Environment
+from forebay.wal.journal import Entry as LedgerRow
+from forebay.wal.journal import Journal
 from tests.replica.world import World
-from wal.codec import encode_batch
-from wal.configuration import Member, encode_configuration, initial
-from wal.environment import Environment
-from wal.journal import Entry as LedgerRow
-from wal.journal import Journal
 
 GIB: Final = 1 << 30
 POOLS: Final = {"fast": 96 * GIB, "wide": 768 * GIB}

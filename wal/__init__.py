@@ -1,7 +1,7 @@
 """Storage of a replica: the Raft journal, which is also the ledger, in one LMDB environment."""
 
-from wal.archived import ArchivedLedger
-from wal.codec import (
+from forebay.wal.archived import ArchivedLedger
+from forebay.wal.codec import (
     CodecError,
     EntryKind,
     SettledCommands,
@@ -19,7 +19,7 @@ from wal.codec import (
     one_of_batch,
     revision_after,
 )
-from wal.configuration import (
+from forebay.wal.configuration import (
     LEARNERS_MAX,
     VOTERS_MAX,
     Change,
@@ -37,11 +37,11 @@ from wal.configuration import (
     name_of,
     unknown,
 )
-from wal.environment import Environment
-from wal.failures import BrokenInvariant, Condition, RecoveryRefused, StorageFailed
-from wal.job_index import CLUSTER, Hole, IndexPosition, JobIndex, JobIndexBroken, JobIndexRow
-from wal.journal import Journal
-from wal.ledger import (
+from forebay.wal.environment import Environment
+from forebay.wal.failures import BrokenInvariant, Condition, RecoveryRefused, StorageFailed
+from forebay.wal.job_index import CLUSTER, Hole, IndexPosition, JobIndex, JobIndexBroken, JobIndexRow
+from forebay.wal.journal import Journal
+from forebay.wal.ledger import (
     DAMAGED_MAX,
     HistoryEntry,
     Ledger,
@@ -54,8 +54,8 @@ from wal.ledger import (
     fill,
     replace_damaged,
 )
-from wal.pruning import authorise, insert_beginning, prunable_below, prune_some
-from wal.records import (
+from forebay.wal.pruning import authorise, insert_beginning, prunable_below, prune_some
+from forebay.wal.records import (
     ENTRY_MAX_BYTES,
     FIRST_INCARNATION,
     KEPT_ENTRIES,
@@ -69,5 +69,5 @@ from wal.records import (
     lineage_of,
     parse_lineage,
 )
-from wal.recovery import may_have_run
-from wal.segments import Archive, Segment, SegmentBroken, SegmentManifest, archive_from
+from forebay.wal.recovery import may_have_run
+from forebay.wal.segments import Archive, Segment, SegmentBroken, SegmentManifest, archive_from

@@ -6,10 +6,10 @@ The replica keeps both digests.
 
 from pathlib import Path
 
-from wal.environment import Environment
-from wal.ledger import STEP_MAX_BYTES, Ledger, LedgerBroken, LedgerEntry, _Scan
-from wal.records import ChainRow, Gap
-from wal.segments import Archive, SegmentBroken
+from forebay.wal.environment import Environment
+from forebay.wal.ledger import STEP_MAX_BYTES, Ledger, LedgerBroken, LedgerEntry, _Scan
+from forebay.wal.records import ChainRow, Gap
+from forebay.wal.segments import Archive, SegmentBroken
 
 
 class ArchivedLedger(Ledger):

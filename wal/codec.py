@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from replica.messages import EVENTS, Batch, Entry, FeatureLevelRaised, ReleaseNeeded, features
-from replica.values import Instant, Revision
-from wal.records import ENTRY_MAX_BYTES
+from forebay.replica.messages import EVENTS, Batch, Entry, FeatureLevelRaised, ReleaseNeeded, features
+from forebay.replica.values import Instant, Revision
+from forebay.wal.records import ENTRY_MAX_BYTES
 
 
 class EntryKind(IntEnum):

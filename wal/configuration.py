@@ -16,7 +16,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from wal.codec import CodecError, EntryKind, kind_of
+from forebay.wal.codec import CodecError, EntryKind, kind_of
 
 VOTERS_MAX: Final = 9
 """Maximum number of voters: more than seven cost more per commit than they add in safety; two more during a change."""

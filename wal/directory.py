@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import lmdb
 
-from wal.failures import DATA_FILE, LOG_FILE, READERS_FILE, Condition, RecoveryRefused
+from forebay.wal.failures import DATA_FILE, LOG_FILE, READERS_FILE, Condition, RecoveryRefused
 
 # struct MDB_page header (16 bytes), then struct MDB_meta of LMDB 0.9 on a 64-bit machine, in its own byte order:
 # magic, version, address, map size, two MDB_db of 48 bytes, last page number, transaction number.

@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING, Final, Self
 
 import lmdb
 
-from wal import directory as directories
-from wal import records
-from wal.directory import Lock, OpenedFiles
-from wal.failures import DATA_FILE, LOG_FILE, READERS_FILE, BrokenInvariant, Condition, RecoveryRefused, StorageFailed
-from wal.records import (
+from forebay.wal import directory as directories
+from forebay.wal import records
+from forebay.wal.directory import Lock, OpenedFiles
+from forebay.wal.failures import (
+    DATA_FILE,
+    LOG_FILE,
+    READERS_FILE,
+    BrokenInvariant,
+    Condition,
+    RecoveryRefused,
+    StorageFailed,
+)
+from forebay.wal.records import (
     FIRST_INCARNATION,
     GENESIS,
     TABLES,
@@ -26,7 +34,7 @@ from wal.records import (
     Marks,
     StorageIdentity,
 )
-from wal.sync_log import DiskStore, SyncLog, SyncRecord, is_used, make_log, open_log
+from forebay.wal.sync_log import DiskStore, SyncLog, SyncRecord, is_used, make_log, open_log
 
 if TYPE_CHECKING:
     from lmdb import _Database

@@ -18,10 +18,10 @@ from typing import Final, NamedTuple
 
 import lmdb
 
-from wal.directory import ends_early, lengthen
-from wal.environment import LMDB_ENGINE, MAP_SIZE_BYTES
-from wal.failures import DATA_FILE, READERS_FILE
-from wal.records import DIGEST_BYTES, GENESIS, DamagedValue, pack_checked, unpack_checked
+from forebay.wal.directory import ends_early, lengthen
+from forebay.wal.environment import LMDB_ENGINE, MAP_SIZE_BYTES
+from forebay.wal.failures import DATA_FILE, READERS_FILE
+from forebay.wal.records import DIGEST_BYTES, GENESIS, DamagedValue, pack_checked, unpack_checked
 
 CLUSTER: Final = 0
 """Key in place of a job ID for events that concern no job, such as those of pools and nodes, and for rejections."""

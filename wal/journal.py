@@ -11,13 +11,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
-from wal import records, recovery, replay, rows
-from wal.environment import Environment
-from wal.failures import BrokenInvariant
-from wal.records import ENTRY_MAX_BYTES, SEAL_MAX_BYTES, ChainRow, Entry, Gap, HardState, Incarnation, Marks
-from wal.replay import ReplayedLog, Sync
-from wal.rows import AppliedRow, CheckpointChanges
-from wal.sync_log import RECORD_MAX_BYTES
+from forebay.wal import records, recovery, replay, rows
+from forebay.wal.environment import Environment
+from forebay.wal.failures import BrokenInvariant
+from forebay.wal.records import ENTRY_MAX_BYTES, SEAL_MAX_BYTES, ChainRow, Entry, Gap, HardState, Incarnation, Marks
+from forebay.wal.replay import ReplayedLog, Sync
+from forebay.wal.rows import AppliedRow, CheckpointChanges
+from forebay.wal.sync_log import RECORD_MAX_BYTES
 
 RECENT_MAX_BYTES: Final = 32 << 20
 """Data kept in memory for followers that lag slightly: about 30 full entries, or seconds of a busy cluster."""

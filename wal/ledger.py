@@ -17,14 +17,24 @@ from typing import Final, NamedTuple
 
 import lmdb
 
-from wal import records
-from wal.codec import CodecError, WrittenLater
-from wal.environment import Environment, log_mark
-from wal.failures import BrokenInvariant, Condition, RecoveryRefused
-from wal.records import ChainRow, DamagedValue, Entry, Gap, Incarnation, Marks, PrunedRange, PrunedSegment, chain_digest
-from wal.replay import Contradiction, replay
-from wal.rows import read_chain_row
-from wal.sync_log import SyncLog
+from forebay.wal import records
+from forebay.wal.codec import CodecError, WrittenLater
+from forebay.wal.environment import Environment, log_mark
+from forebay.wal.failures import BrokenInvariant, Condition, RecoveryRefused
+from forebay.wal.records import (
+    ChainRow,
+    DamagedValue,
+    Entry,
+    Gap,
+    Incarnation,
+    Marks,
+    PrunedRange,
+    PrunedSegment,
+    chain_digest,
+)
+from forebay.wal.replay import Contradiction, replay
+from forebay.wal.rows import read_chain_row
+from forebay.wal.sync_log import SyncLog
 
 SCANS_MAX: Final = 20
 """Scans before a reader gives up, count: a scan takes milliseconds, and checkpoints are much further apart."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import lmdb
 
-from wal import records
-from wal.environment import Environment
-from wal.failures import BrokenInvariant
-from wal.ledger import LedgerBroken
-from wal.records import (
+from forebay.wal import records
+from forebay.wal.environment import Environment
+from forebay.wal.failures import BrokenInvariant
+from forebay.wal.ledger import LedgerBroken
+from forebay.wal.records import (
     GENESIS,
     KEPT_ENTRIES,
     PRUNED_SEGMENTS_MAX,
@@ -26,7 +26,7 @@ from wal.records import (
     PrunedRange,
     chain_digest,
 )
-from wal.rows import peek_base
+from forebay.wal.rows import peek_base
 
 if TYPE_CHECKING:
     from lmdb import _Database

@@ -11,7 +11,7 @@ import struct
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
-from replica.values import BATCH_BYTES_MAX
+from forebay.replica.values import BATCH_BYTES_MAX
 
 FORMAT_VERSION: Final = 1
 """Version of these layouts: stored when a storage is created, and compared when it is opened."""

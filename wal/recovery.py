@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from wal import directory as directories
-from wal import records, sync_log
-from wal.environment import Environment
-from wal.failures import DATA_FILE, LOG_FILE, Condition, RecoveryRefused
-from wal.records import ChainRow, DamagedValue, Entry, HardState, Marks
-from wal.replay import Contradiction, ReplayedLog, replay
+from forebay.wal import directory as directories
+from forebay.wal import records, sync_log
+from forebay.wal.environment import Environment
+from forebay.wal.failures import DATA_FILE, LOG_FILE, Condition, RecoveryRefused
+from forebay.wal.records import ChainRow, DamagedValue, Entry, HardState, Marks
+from forebay.wal.replay import Contradiction, ReplayedLog, replay
 
 
 class SoundStorage(NamedTuple):

@@ -8,10 +8,10 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from wal import codec, records
-from wal.failures import BrokenInvariant
-from wal.records import DIGEST_BYTES, ENTRY_MAX_BYTES, ChainRow, DamagedValue, Entry, HardState, Marks
-from wal.rows import AppliedRow
+from forebay.wal import codec, records
+from forebay.wal.failures import BrokenInvariant
+from forebay.wal.records import DIGEST_BYTES, ENTRY_MAX_BYTES, ChainRow, DamagedValue, Entry, HardState, Marks
+from forebay.wal.rows import AppliedRow
 
 _FIXED = struct.Struct(f">QQQQ{DIGEST_BYTES}sHII")
 _ENTRY = struct.Struct(">QIH")

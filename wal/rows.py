@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import lmdb
 
-from wal import records
-from wal.environment import Environment
-from wal.failures import REPLACE, BrokenInvariant, StorageFailed
-from wal.records import ChainRow, DamagedValue, Entry, Gap, HardState, Incarnation, Marks
+from forebay.wal import records
+from forebay.wal.environment import Environment
+from forebay.wal.failures import REPLACE, BrokenInvariant, StorageFailed
+from forebay.wal.records import ChainRow, DamagedValue, Entry, Gap, HardState, Incarnation, Marks
 
 
 class AppliedRow(NamedTuple):

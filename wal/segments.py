@@ -22,10 +22,18 @@ from typing import Final
 
 import msgspec
 
-from replica.values import Instant
-from wal.codec import CodecError, instant_of
-from wal.ledger import LedgerEntry, SegmentName
-from wal.records import DIGEST_BYTES, ENTRY_MAX_BYTES, GENESIS, PRUNED_SEGMENTS_MAX, ChainRow, Entry, chain_digest
+from forebay.replica.values import Instant
+from forebay.wal.codec import CodecError, instant_of
+from forebay.wal.ledger import LedgerEntry, SegmentName
+from forebay.wal.records import (
+    DIGEST_BYTES,
+    ENTRY_MAX_BYTES,
+    GENESIS,
+    PRUNED_SEGMENTS_MAX,
+    ChainRow,
+    Entry,
+    chain_digest,
+)
 
 SEGMENT_FORMAT: Final = "forebay-segment/1"
 MAGIC: Final = SEGMENT_FORMAT.encode() + b"\n"

@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from wal import records, sectors
-from wal.failures import LOG_FILE, BrokenInvariant, Condition, RecoveryRefused
-from wal.records import StorageIdentity
+from forebay.wal import records, sectors
+from forebay.wal.failures import LOG_FILE, BrokenInvariant, Condition, RecoveryRefused
+from forebay.wal.records import StorageIdentity
 
 LOG_BYTES: Final = 4 << 20
 """Size of a new log: a thousand small syncs between two checkpoints, written in some milliseconds at creation."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cluster.config import Config
+    from forebay.cluster.config import Config
 
 __all__ = ["main"]
 
@@ -18,6 +18,6 @@ def main(config: Config, name: str, *, mover: bool = False) -> int:
 
     A `mover` stages data on shared filesystems and runs no scripts.
     """
-    from cluster.agent.service import serve
+    from forebay.cluster.agent.service import serve
 
     return serve(config, name, mover=mover)

@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from cluster.agent import main
-from cluster.config import Config, ConfigError
-from cluster.system import EXIT_CONFIGURATION, begin_logging, leave_when_terminated, say_at_last
+from forebay.cluster.agent import main
+from forebay.cluster.config import Config, ConfigError
+from forebay.cluster.system import EXIT_CONFIGURATION, begin_logging, leave_when_terminated, say_at_last
 
 
 def run(arguments: list[str]) -> int:
     """Read the command line and the configuration, then run the agent; return the exit code."""
     leave_when_terminated()
-    parser = argparse.ArgumentParser(prog="python -m cluster.agent", description="Run the agent of one node.")
+    parser = argparse.ArgumentParser(prog="python -m forebay.cluster.agent", description="Run the agent of one node.")
     parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="Cluster configuration file")
     parser.add_argument("--name", required=True, help="Node name, as in its [[agent]] table")
     parser.add_argument(

@@ -9,19 +9,19 @@ from collections.abc import Iterable
 from functools import partial
 from typing import cast
 
-from cluster.agent.capacity_watch import CapacityWatch
-from cluster.agent.files import RemovalFailed
-from cluster.agent.limits import (
+from forebay.cluster.agent.capacity_watch import CapacityWatch
+from forebay.cluster.agent.files import RemovalFailed
+from forebay.cluster.agent.limits import (
     GATHER_FROM,
     HUNG_MAX,
     ORPHAN_S,
     PROVIDER_WORKERS_MAX,
     WORKERS_MAX,
 )
-from cluster.agent.messages import failure, order_label, result_message
-from cluster.agent.operation import MOVING, AgentSettings, WorkerOperation
-from cluster.agent.rate_loop import RateLoop
-from cluster.agent.reconcile import (
+from forebay.cluster.agent.messages import failure, order_label, result_message
+from forebay.cluster.agent.operation import MOVING, AgentSettings, WorkerOperation
+from forebay.cluster.agent.rate_loop import RateLoop
+from forebay.cluster.agent.reconcile import (
     RUN,
     CancelScript,
     EndActivity,
@@ -31,14 +31,14 @@ from cluster.agent.reconcile import (
     SuspendScript,
     plan,
 )
-from cluster.agent.runtime import ReportOutbox, RetryAbandoned, StateDirectory
-from cluster.agent.script_run import ProviderScriptRun, ScriptRun
-from cluster.agent.scripts import ScriptRecord, recorded_jobs, remove_record
-from cluster.agent.transfer import PHASES, Rate, workspace
-from cluster.agent.worker import SWEEP, jobs_with_orphans
-from cluster.schemas import PROGRESS_ROWS_MAX, OperationProgress, OperationReport, StageWord
-from cluster.system import Clock, about
-from replica.messages import (
+from forebay.cluster.agent.runtime import ReportOutbox, RetryAbandoned, StateDirectory
+from forebay.cluster.agent.script_run import ProviderScriptRun, ScriptRun
+from forebay.cluster.agent.scripts import ScriptRecord, recorded_jobs, remove_record
+from forebay.cluster.agent.transfer import PHASES, Rate, workspace
+from forebay.cluster.agent.worker import SWEEP, jobs_with_orphans
+from forebay.cluster.schemas import PROGRESS_ROWS_MAX, OperationProgress, OperationReport, StageWord
+from forebay.cluster.system import Clock, about
+from forebay.replica.messages import (
     OperationDone,
     OperationFailed,
     PersistentChanged,
@@ -46,7 +46,7 @@ from replica.messages import (
     ScriptStarted,
     TransferProgressed,
 )
-from replica.model import Order
+from forebay.replica.model import Order
 
 logger = logging.getLogger(__name__)
 

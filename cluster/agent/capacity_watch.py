@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from cluster.agent.files import buffer_path, capacity
-from cluster.agent.limits import WATCH_REST_TIMES, WATCH_S, WATCH_TIMEOUT_S
-from cluster.agent.messages import format_bytes, format_count
-from cluster.agent.processes import ChildProcess, cgroup_of_script
-from cluster.agent.runtime import StateDirectory
-from cluster.agent.script_run import ScriptRun
-from cluster.agent.worker import Usage, UsageQuery, UsageReply, UsageRequest, blocks_of, inodes_of
-from cluster.system import about
+from forebay.cluster.agent.files import buffer_path, capacity
+from forebay.cluster.agent.limits import WATCH_REST_TIMES, WATCH_S, WATCH_TIMEOUT_S
+from forebay.cluster.agent.messages import format_bytes, format_count
+from forebay.cluster.agent.processes import ChildProcess, cgroup_of_script
+from forebay.cluster.agent.runtime import StateDirectory
+from forebay.cluster.agent.script_run import ScriptRun
+from forebay.cluster.agent.worker import Usage, UsageQuery, UsageReply, UsageRequest, blocks_of, inodes_of
+from forebay.cluster.system import about
 
 _DIRECTORIES = 100
 """Allowance for directories that exist in every buffer or are empty, count."""
@@ -162,7 +162,7 @@ class _Counter:
             held.callback(os.close, answered)
             ours.callback(os.close, self._answers)
             self._process: ChildProcess = home.fork_server.spawn(
-                "cluster.agent.worker.usage_counter",
+                "forebay.cluster.agent.worker.usage_counter",
                 (str(os.getpid()),),
                 descriptors=(),
                 stdin=asked,

@@ -25,8 +25,8 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from cluster.agent.limits import FORK_DESCRIPTORS_MAX, FORK_REQUEST_BYTES_MAX
-from cluster.agent.processes import (
+from forebay.cluster.agent.limits import FORK_DESCRIPTORS_MAX, FORK_REQUEST_BYTES_MAX
+from forebay.cluster.agent.processes import (
     BEGIN,
     OPERATION_VARIABLE,
     READY,
@@ -37,15 +37,15 @@ from cluster.agent.processes import (
     fork,
     load_accounts,
 )
-from cluster.agent.scripts import ProcessName, ScriptOrder, supervisor
-from cluster.agent.worker import usage_counter, worker
-from cluster.system import die_with_parent, ignore_hangup
-from replica.messages import ScriptEnded
+from forebay.cluster.agent.scripts import ProcessName, ScriptOrder, supervisor
+from forebay.cluster.agent.worker import usage_counter, worker
+from forebay.cluster.system import die_with_parent, ignore_hangup
+from forebay.replica.messages import ScriptEnded
 
 MAINS: Final[dict[str, Callable[[Sequence[str]], int]]] = {
-    "cluster.agent.worker.worker": lambda arguments: worker.main(list(arguments)),
-    "cluster.agent.scripts.supervisor": lambda arguments: supervisor.main(list(arguments)),
-    "cluster.agent.worker.usage_counter": lambda arguments: usage_counter.main(int(arguments[0])),
+    "forebay.cluster.agent.worker.worker": lambda arguments: worker.main(list(arguments)),
+    "forebay.cluster.agent.scripts.supervisor": lambda arguments: supervisor.main(list(arguments)),
+    "forebay.cluster.agent.worker.usage_counter": lambda arguments: usage_counter.main(int(arguments[0])),
 }
 """Permitted modules and their entry points."""
 

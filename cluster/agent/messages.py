@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Final
 
-from replica.messages import (
+from forebay.replica.messages import (
     OperationDone,
     OperationFailed,
     OperationResult,
@@ -14,8 +14,8 @@ from replica.messages import (
     ScriptStarted,
     TransferProgressed,
 )
-from replica.model import Order, TransferReceipt
-from replica.values import MESSAGE_CHARACTERS_MAX, plain
+from forebay.replica.model import Order, TransferReceipt
+from forebay.replica.values import MESSAGE_CHARACTERS_MAX, plain
 
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MOVING: Final = ("stage_in", "stage_out")

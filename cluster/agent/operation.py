@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from cluster.agent.files import FileRefused, ImageFailed, capacity
-from cluster.agent.limits import (
+from forebay.cluster.agent.files import FileRefused, ImageFailed, capacity
+from forebay.cluster.agent.limits import (
     KILL_WAIT_S,
     LOCK_RETRY_S,
     LOCK_WAIT_S,
@@ -26,16 +26,30 @@ from cluster.agent.limits import (
     SWEEP_TIMEOUT_S,
     WORKER_GRACE_S,
 )
-from cluster.agent.messages import failure, format_bytes, format_count, order_label, result_message
-from cluster.agent.processes import OPERATION_VARIABLE, AccountRefused, Cgroup, Mode, account_for, kill_operation
-from cluster.agent.rate_governor import RateGovernor
-from cluster.agent.runtime import RetryAbandoned, StateDirectory, WorkerEnd, WorkerLimits, kernel_location, supervise
-from cluster.agent.transfer import Counters, SharedCounters, TransferControl
-from cluster.agent.worker import PERSISTENT_CHANGE, Orphans, Outcome, WorkerTask, orphans
-from cluster.providers import NO_LOCAL, Local
-from cluster.system import JobProcess, about, closing, is_disk_full, write_all
-from replica.messages import OperationDone, OperationFailed, PersistentChanged
-from replica.model import DEFAULT_TRANSFER_RULES, Order, default_backend
+from forebay.cluster.agent.messages import failure, format_bytes, format_count, order_label, result_message
+from forebay.cluster.agent.processes import (
+    OPERATION_VARIABLE,
+    AccountRefused,
+    Cgroup,
+    Mode,
+    account_for,
+    kill_operation,
+)
+from forebay.cluster.agent.rate_governor import RateGovernor
+from forebay.cluster.agent.runtime import (
+    RetryAbandoned,
+    StateDirectory,
+    WorkerEnd,
+    WorkerLimits,
+    kernel_location,
+    supervise,
+)
+from forebay.cluster.agent.transfer import Counters, SharedCounters, TransferControl
+from forebay.cluster.agent.worker import PERSISTENT_CHANGE, Orphans, Outcome, WorkerTask, orphans
+from forebay.cluster.providers import NO_LOCAL, Local
+from forebay.cluster.system import JobProcess, about, closing, is_disk_full, write_all
+from forebay.replica.messages import OperationDone, OperationFailed, PersistentChanged
+from forebay.replica.model import DEFAULT_TRANSFER_RULES, Order, default_backend
 
 logger = logging.getLogger(__name__)
 
@@ -395,7 +409,7 @@ class WorkerOperation:
                 write_all(request, msgspec.json.encode(self._task(order, left, progress, control)))
                 os.lseek(request, 0, os.SEEK_SET)
                 worker = self._home.fork_server.spawn(
-                    "cluster.agent.worker.worker",
+                    "forebay.cluster.agent.worker.worker",
                     (),
                     descriptors=(progress, control.descriptor, lock),
                     stdin=request,

@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from cluster.agent.transfer import UNLIMITED, SharedCounters, TransferControl
-from replica.model import RateShares
+from forebay.cluster.agent.transfer import UNLIMITED, SharedCounters, TransferControl
+from forebay.replica.model import RateShares
 
 GOVERN_S: Final = 0.1
 """Seconds between two distributions: the longest a growing transfer waits."""

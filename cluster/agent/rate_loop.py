@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Coroutine
 
-from cluster.agent.limits import CHECKPOINT_BYTES, CHECKPOINT_POLL_S, CHECKPOINT_S
-from cluster.agent.operation import WorkerOperation
-from cluster.agent.rate_governor import GOVERN_S, RateGovernor
-from cluster.agent.runtime import ReportOutbox
-from cluster.system import Clock
-from replica.messages import TransferProgressed
-from replica.model import Stage, TransferCheckpoint
+from forebay.cluster.agent.limits import CHECKPOINT_BYTES, CHECKPOINT_POLL_S, CHECKPOINT_S
+from forebay.cluster.agent.operation import WorkerOperation
+from forebay.cluster.agent.rate_governor import GOVERN_S, RateGovernor
+from forebay.cluster.agent.runtime import ReportOutbox
+from forebay.cluster.system import Clock
+from forebay.replica.messages import TransferProgressed
+from forebay.replica.model import Stage, TransferCheckpoint
 
 
 class RateLoop:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
-from cluster.agent.files import (
+from forebay.cluster.agent.files import (
     BUFFERS,
     PERSISTENT,
     RECEIPTS,
@@ -21,7 +21,7 @@ from cluster.agent.files import (
     inside_target,
     variable_of,
 )
-from cluster.agent.transfer import (
+from forebay.cluster.agent.transfer import (
     STAGES,
     Algorithm,
     ItemKind,
@@ -33,8 +33,8 @@ from cluster.agent.transfer import (
     read_places,
     recheck,
 )
-from cluster.system import closing, open_directory
-from replica.model import PERSISTENT_PREFIX, persistent_variable
+from forebay.cluster.system import closing, open_directory
+from forebay.replica.model import PERSISTENT_PREFIX, persistent_variable
 
 ALGORITHMS: Final = ("xxh3-128", "blake3")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from replica.model import Order
+from forebay.replica.model import Order
 
 RUN = "run"
 

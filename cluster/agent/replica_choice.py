@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Final
 
-from cluster.client import ApiError, Client
-from cluster.schemas import (
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import (
     FilesystemsAnswer,
     PollAnswer,
     PollRequest,
@@ -24,8 +24,8 @@ from cluster.schemas import (
     ReportsAnswer,
     ReportsRequest,
 )
-from cluster.schemas.operations import LIST_FILESYSTEMS
-from cluster.system import Address, AddressError, Clock
+from forebay.cluster.schemas.operations import LIST_FILESYSTEMS
+from forebay.cluster.system import Address, AddressError, Clock
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from cluster.agent.files import (
+from forebay.cluster.agent.files import (
     STEPS,
     FileRefused,
     FilesystemRefused,
@@ -24,10 +24,15 @@ from cluster.agent.files import (
     is_resource_exhausted,
     open_parent,
 )
-from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX, SUPERVISOR_LAUNCHES_MAX, SUPERVISOR_POLL_S
-from cluster.agent.messages import failure, signal_name
-from cluster.agent.operation import AgentSettings, WorkerOperation
-from cluster.agent.processes import (
+from forebay.cluster.agent.limits import (
+    DISK_FULL_RETRY_S,
+    DISK_FULL_RETRY_S_MAX,
+    SUPERVISOR_LAUNCHES_MAX,
+    SUPERVISOR_POLL_S,
+)
+from forebay.cluster.agent.messages import failure, signal_name
+from forebay.cluster.agent.operation import AgentSettings, WorkerOperation
+from forebay.cluster.agent.processes import (
     CANNOT_EXECUTE,
     CGROUP_FILE,
     AccountRefused,
@@ -37,8 +42,8 @@ from cluster.agent.processes import (
     account_for,
     kill_job,
 )
-from cluster.agent.runtime import BufferSync, Handle, RetryAbandoned, StateDirectory
-from cluster.agent.scripts import (
+from forebay.cluster.agent.runtime import BufferSync, Handle, RetryAbandoned, StateDirectory
+from forebay.cluster.agent.scripts import (
     OVERRUN,
     RESUME,
     SUSPEND,
@@ -48,10 +53,10 @@ from cluster.agent.scripts import (
     recorded_jobs,
     remove_record,
 )
-from cluster.agent.worker import PRE_RUN, inodes_of, paths_of
-from cluster.system import about, boot_id, closing, open_directory, start_time
-from replica.messages import OperationFailed, ScriptEnded
-from replica.model import JobState, Order, OrderFilesystem
+from forebay.cluster.agent.worker import PRE_RUN, inodes_of, paths_of
+from forebay.cluster.system import about, boot_id, closing, open_directory, start_time
+from forebay.replica.messages import OperationFailed, ScriptEnded
+from forebay.replica.model import JobState, Order, OrderFilesystem
 
 logger = logging.getLogger(__name__)
 
@@ -373,7 +378,7 @@ class ScriptRun:
                     says = (tells,)
                 # The child inherits the lock, so it is never free between agent and supervisor.
                 self._child = self._home.fork_server.spawn(
-                    "cluster.agent.scripts.supervisor",
+                    "forebay.cluster.agent.scripts.supervisor",
                     (os.path.join(self._home.path, STEPS, str(self._order.job)), str(lock), *map(str, says)),
                     descriptors=(lock, *says),
                     stdin=nothing,

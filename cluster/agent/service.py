@@ -13,9 +13,9 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, Final
 
-from cluster.agent.activities import Activities
-from cluster.agent.files import BUFFERS, FileRefused, FilesystemRefused, identity_at
-from cluster.agent.limits import (
+from forebay.cluster.agent.activities import Activities
+from forebay.cluster.agent.files import BUFFERS, FileRefused, FilesystemRefused, identity_at
+from forebay.cluster.agent.limits import (
     BACK_OFF_S,
     BACK_OFF_S_MAX,
     FILESYSTEMS_LOOK_S,
@@ -26,14 +26,14 @@ from cluster.agent.limits import (
     POLL_WAIT_S_MAX,
     POLL_WHILE_MOVING_S,
 )
-from cluster.agent.messages import attempt_label
-from cluster.agent.operation import AgentSettings
-from cluster.agent.processes import AUTO, NONE
-from cluster.agent.replica_choice import STALE_INSTANCE, UNKNOWN_NODE, AgentClient, ReplicaChoice
-from cluster.agent.runtime import AgentFailed, DiskFullRetry, ReportOutbox, RetryAbandoned, StateDirectory
-from cluster.client import ApiError, Client
-from cluster.config import Config, ConfigError, Reloader
-from cluster.schemas import (
+from forebay.cluster.agent.messages import attempt_label
+from forebay.cluster.agent.operation import AgentSettings
+from forebay.cluster.agent.processes import AUTO, NONE
+from forebay.cluster.agent.replica_choice import STALE_INSTANCE, UNKNOWN_NODE, AgentClient, ReplicaChoice
+from forebay.cluster.agent.runtime import AgentFailed, DiskFullRetry, ReportOutbox, RetryAbandoned, StateDirectory
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.config import Config, ConfigError, Reloader
+from forebay.cluster.schemas import (
     OperationReport,
     PollAnswer,
     PollRequest,
@@ -42,8 +42,8 @@ from cluster.schemas import (
     ReportsRequest,
     new_command_id,
 )
-from cluster.security import TlsError, until_valid
-from cluster.system import (
+from forebay.cluster.security import TlsError, until_valid
+from forebay.cluster.system import (
     EXIT_CONFIGURATION,
     READY,
     STOPPING,
@@ -54,7 +54,7 @@ from cluster.system import (
     say_at_last,
     tell_manager,
 )
-from cluster.system.eventloop import Watchdog, stop_on_signals
+from forebay.cluster.system.eventloop import Watchdog, stop_on_signals
 
 logger = logging.getLogger(__name__)
 

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from replica.lazy_exports import export_lazily
+from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from cluster.api.local_backend import LocalBackend
-    from cluster.api.service import ApiService
-    from cluster.api.worker import ChannelServer, Server
-    from cluster.api.workers import ApiWorkers
+    from forebay.cluster.api.local_backend import LocalBackend
+    from forebay.cluster.api.service import ApiService
+    from forebay.cluster.api.worker import ChannelServer, Server
+    from forebay.cluster.api.workers import ApiWorkers
 else:
     # An API worker loads only some of the modules.
     __getattr__ = export_lazily(

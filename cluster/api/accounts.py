@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from cluster.api.privacy import check_may_see, only_user
-from cluster.api.service import ApiCall, CommandBody, Reply, Route, encode_view, handles
-from cluster.api.web import Problem, bad_request, unknown_job
-from cluster.schemas import Answer, ApiOperation, Command, made_of
-from cluster.schemas import accounts as v
-from cluster.schemas import operations as ops
-from cluster.system import format_instant, parse_instant
-from cluster.system.eventloop import SlicedWork, iterate_paced
-from replica.decide import record_etag
-from replica.grammar import LimitTextError, format_limits, format_reserved, parse_limits, parse_reserved
-from replica.messages import commands as c
-from replica.model import (
+from forebay.cluster.api.privacy import check_may_see, only_user
+from forebay.cluster.api.service import ApiCall, CommandBody, Reply, Route, encode_view, handles
+from forebay.cluster.api.web import Problem, bad_request, unknown_job
+from forebay.cluster.schemas import Answer, ApiOperation, Command, made_of
+from forebay.cluster.schemas import accounts as v
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import format_instant, parse_instant
+from forebay.cluster.system.eventloop import SlicedWork, iterate_paced
+from forebay.replica.decide import record_etag
+from forebay.replica.grammar import LimitTextError, format_limits, format_reserved, parse_limits, parse_reserved
+from forebay.replica.messages import commands as c
+from forebay.replica.model import (
     Account,
     AccountUser,
     JobState,
@@ -27,9 +27,16 @@ from replica.model import (
     Qos,
     Reservation,
 )
-from replica.scheduler import effective_priority
-from replica.state import State
-from replica.values import EVERY_NODE, MICROSECONDS_PER_SECOND, Instant, NodeListError, format_nodes, parse_nodes
+from forebay.replica.scheduler import effective_priority
+from forebay.replica.state import State
+from forebay.replica.values import (
+    EVERY_NODE,
+    MICROSECONDS_PER_SECOND,
+    Instant,
+    NodeListError,
+    format_nodes,
+    parse_nodes,
+)
 
 _Listed = TypeVar("_Listed", bound=Answer)
 Listing = Callable[[State, SlicedWork], Awaitable[_Listed]]

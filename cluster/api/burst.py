@@ -8,14 +8,14 @@ from typing import Final
 
 import msgspec
 
-from cluster.api.privacy import only_user, owns
-from cluster.api.render import buffer_view, external_job_fields, persistent_view
-from cluster.api.service import ApiCall, Reply, encode_view, handles
-from cluster.api.web import Problem, actor_of, bad_request, queue_full
-from cluster.providers import STATUS_ARGUMENT_BYTES_MAX, STATUS_ARGUMENTS_MAX, OperationError
-from cluster.providers.calls import TooManyCalls
-from cluster.providers.worker import CallRequest
-from cluster.schemas import (
+from forebay.cluster.api.privacy import only_user, owns
+from forebay.cluster.api.render import buffer_view, external_job_fields, persistent_view
+from forebay.cluster.api.service import ApiCall, Reply, encode_view, handles
+from forebay.cluster.api.web import Problem, actor_of, bad_request, queue_full
+from forebay.cluster.providers import STATUS_ARGUMENT_BYTES_MAX, STATUS_ARGUMENTS_MAX, OperationError
+from forebay.cluster.providers.calls import TooManyCalls
+from forebay.cluster.providers.worker import CallRequest
+from forebay.cluster.schemas import (
     BuffersAnswer,
     BurstAnswer,
     BurstBufferView,
@@ -25,12 +25,12 @@ from cluster.schemas import (
     burst_lines,
     made_of,
 )
-from cluster.schemas import operations as ops
-from cluster.system import format_instant
-from cluster.system.eventloop import iterate_paced
-from replica.model import provider_facts, provision_of
-from replica.operations import ExternalJobPhase
-from replica.views import Burst, BurstBuffer, burst_buffers, burst_of, burst_place
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import format_instant
+from forebay.cluster.system.eventloop import iterate_paced
+from forebay.replica.model import provider_facts, provision_of
+from forebay.replica.operations import ExternalJobPhase
+from forebay.replica.views import Burst, BurstBuffer, burst_buffers, burst_of, burst_place
 
 BUFFERS_LISTED_MAX = 10_000
 """Newest buffers in one list, count; old and completed ones are omitted first."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from cluster.api.service import ApiCall, Reply, handles
-from cluster.api.web import Problem, actor_of, bad_request
-from cluster.schemas import Command, made_of
-from cluster.schemas import certificates as v
-from cluster.schemas import operations as ops
-from cluster.schemas import sessions as w
-from cluster.security import CERTIFICATE_LIFETIME_DAYS
-from cluster.system import format_instant, parse_instant
-from replica.messages import ActorRole
-from replica.messages import commands as c
-from replica.state import State
-from replica.values import (
+from forebay.cluster.api.service import ApiCall, Reply, handles
+from forebay.cluster.api.web import Problem, actor_of, bad_request
+from forebay.cluster.schemas import Command, made_of
+from forebay.cluster.schemas import certificates as v
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas import sessions as w
+from forebay.cluster.security import CERTIFICATE_LIFETIME_DAYS
+from forebay.cluster.system import format_instant, parse_instant
+from forebay.replica.messages import ActorRole
+from forebay.replica.messages import commands as c
+from forebay.replica.state import State
+from forebay.replica.values import (
     MICROSECONDS_PER_SECOND,
     NEVER,
     SESSION_IDLE_S_MAX,

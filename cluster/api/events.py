@@ -12,14 +12,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import msgspec
 
-from cluster.api.privacy import may_see
-from cluster.api.render import event_view
-from cluster.api.service import ApiCall, handles
-from cluster.api.web import Problem, Stream, StreamChunk, bad_request, too_busy, too_many
-from cluster.schemas import EventView
-from cluster.schemas import operations as ops
-from cluster.server import AppliedEntry, settled_at
-from cluster.system.eventloop import SlicedWork
+from forebay.cluster.api.privacy import may_see
+from forebay.cluster.api.render import event_view
+from forebay.cluster.api.service import ApiCall, handles
+from forebay.cluster.api.web import Problem, Stream, StreamChunk, bad_request, too_busy, too_many
+from forebay.cluster.schemas import EventView
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.server import AppliedEntry, settled_at
+from forebay.cluster.system.eventloop import SlicedWork
 
 STREAMS_MAX = 128
 """Concurrent subscribers, count; intended for dashboards and exporters, not users."""

@@ -6,26 +6,26 @@ import asyncio
 import contextlib
 from typing import Any
 
-from cluster.api import request_decoding
-from cluster.api.service import ApiCall, CommandBody, Reply, encode_view, handles
-from cluster.api.web import Problem, bad_request, too_many
-from cluster.schemas import Command
-from cluster.schemas import external_jobs as v
-from cluster.schemas import operations as ops
-from cluster.system import format_instant
-from cluster.system.eventloop import iterate_paced
-from replica.decide import find_persistent_job
-from replica.messages import commands as c
-from replica.model import Access, BufferState, CreatePersistent, Hold, external_job_name
-from replica.operations import (
+from forebay.cluster.api import request_decoding
+from forebay.cluster.api.service import ApiCall, CommandBody, Reply, encode_view, handles
+from forebay.cluster.api.web import Problem, bad_request, too_many
+from forebay.cluster.schemas import Command
+from forebay.cluster.schemas import external_jobs as v
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import format_instant
+from forebay.cluster.system.eventloop import iterate_paced
+from forebay.replica.decide import find_persistent_job
+from forebay.replica.messages import commands as c
+from forebay.replica.model import Access, BufferState, CreatePersistent, Hold, external_job_name
+from forebay.replica.operations import (
     ExternalJobLookup,
     ExternalJobPhase,
     find_external_job,
     lingers_until,
     persistent_wait_message,
 )
-from replica.state import State
-from replica.views import buffer_path, persistent_paths
+from forebay.replica.state import State
+from forebay.replica.views import buffer_path, persistent_paths
 
 EXTERNAL_JOBS_LISTED_MAX = 100_000
 """External jobs in one list, count: the limit of unfinished jobs."""

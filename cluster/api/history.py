@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from cluster.api.history_service import (
+from forebay.cluster.api.history_service import (
     NO_JOB,
     REJECTED,
     REVERSED,
@@ -22,8 +22,8 @@ from cluster.api.history_service import (
     RecordsReply,
     WhyReply,
 )
-from cluster.api.privacy import RecordedJob, check_may_see, check_may_see_of, only_user
-from cluster.api.render import (
+from forebay.cluster.api.privacy import RecordedJob, check_may_see, check_may_see_of, only_user
+from forebay.cluster.api.render import (
     actor_words,
     as_json,
     event_name,
@@ -32,9 +32,9 @@ from cluster.api.render import (
     task_words,
     why_view,
 )
-from cluster.api.service import ApiCall, Reply, encode_view, handles
-from cluster.api.web import Problem, bad_request, permission_denied, too_busy, too_many, unknown_job
-from cluster.schemas import (
+from forebay.cluster.api.service import ApiCall, Reply, encode_view, handles
+from forebay.cluster.api.web import Problem, bad_request, permission_denied, too_busy, too_many, unknown_job
+from forebay.cluster.schemas import (
     ArchivedView,
     DiffAnswer,
     ErrorView,
@@ -47,16 +47,16 @@ from cluster.schemas import (
     WhyView,
     made_of,
 )
-from cluster.schemas import operations as ops
-from cluster.security import Role
-from cluster.system import format_instant, parse_instant
-from cluster.system.eventloop import SlicedWork, iterate_paced
-from replica.messages import EVENTS, Batch, Entry, Event, JobSubmitted, job_of
-from replica.messages.events import ExternalJobSetUp
-from replica.model import has_private_data
-from replica.state import State
-from replica.values import NEVER, Instant
-from wal import decode_batch
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.security import Role
+from forebay.cluster.system import format_instant, parse_instant
+from forebay.cluster.system.eventloop import SlicedWork, iterate_paced
+from forebay.replica.messages import EVENTS, Batch, Entry, Event, JobSubmitted, job_of
+from forebay.replica.messages.events import ExternalJobSetUp
+from forebay.replica.model import has_private_data
+from forebay.replica.state import State
+from forebay.replica.values import NEVER, Instant
+from forebay.wal import decode_batch
 
 ROWS_MAX = 10_000
 """Events of one job in a response, count; a job that is retried forever has more, and the oldest are shown."""

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cluster.api import request_decoding
-from cluster.api.privacy import may_see, owns, redact_job, visible_reason
-from cluster.api.render import JobVerdicts, capacity_controls, holders, job_view, left_out, node_view, pool_view
-from cluster.api.service import ApiCall, ApiService, CommandBody, Reply, Route, encode_view, handles, is_long
-from cluster.api.transfers import with_transfers
-from cluster.api.web import Problem, Redirect, bad_request, no_leader, rejection_problem, unknown_job
-from cluster.providers import CALLS_MAX
-from cluster.schemas import (
+from forebay.cluster.api import request_decoding
+from forebay.cluster.api.privacy import may_see, owns, redact_job, visible_reason
+from forebay.cluster.api.render import JobVerdicts, capacity_controls, holders, job_view, left_out, node_view, pool_view
+from forebay.cluster.api.service import ApiCall, ApiService, CommandBody, Reply, Route, encode_view, handles, is_long
+from forebay.cluster.api.transfers import with_transfers
+from forebay.cluster.api.web import Problem, Redirect, bad_request, no_leader, rejection_problem, unknown_job
+from forebay.cluster.providers import CALLS_MAX
+from forebay.cluster.schemas import (
     ApiOperation,
     BulkAnswer,
     CollapsedTasksView,
@@ -29,17 +29,17 @@ from cluster.schemas import (
     SubmitRequest,
     UpdateRequest,
 )
-from cluster.schemas import operations as ops
-from cluster.schemas import requests as r
-from cluster.server import Answer, Settlement
-from cluster.system import format_instant
-from cluster.system.eventloop import RECORDS_PER_SLICE, SlicedWork, iterate_paced
-from replica.decide import job_of_task, jobs_of_tasks
-from replica.messages import commands as c
-from replica.model import Job, JobState, Tasks, format_reference
-from replica.state import State
-from replica.values import NEVER, Instant, Refusal
-from replica.views import buffer_path, persistent_notes, shared_destinations
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas import requests as r
+from forebay.cluster.server import Answer, Settlement
+from forebay.cluster.system import format_instant
+from forebay.cluster.system.eventloop import RECORDS_PER_SLICE, SlicedWork, iterate_paced
+from forebay.replica.decide import job_of_task, jobs_of_tasks
+from forebay.replica.messages import commands as c
+from forebay.replica.model import Job, JobState, Tasks, format_reference
+from forebay.replica.state import State
+from forebay.replica.values import NEVER, Instant, Refusal
+from forebay.replica.views import buffer_path, persistent_notes, shared_destinations
 
 JOB_ID_MAX = 2**63 - 1
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import msgspec
 
-from cluster.api.history import history_busy
-from cluster.api.history_service import HistoryServiceBusy, HistoryServiceTimeout, ProofUnavailable
-from cluster.api.members import members_of
-from cluster.api.metrics import CONTENT_TYPE
-from cluster.api.render import entry_view, record_event, record_head
-from cluster.api.service import ApiCall, Reply, encode_view, handles
-from cluster.api.statuses import machine_status
-from cluster.api.web import Problem, bad_request, too_busy
-from cluster.consensus import OFF_US, Role
-from cluster.schemas import (
+from forebay.cluster.api.history import history_busy
+from forebay.cluster.api.history_service import HistoryServiceBusy, HistoryServiceTimeout, ProofUnavailable
+from forebay.cluster.api.members import members_of
+from forebay.cluster.api.metrics import CONTENT_TYPE
+from forebay.cluster.api.render import entry_view, record_event, record_head
+from forebay.cluster.api.service import ApiCall, Reply, encode_view, handles
+from forebay.cluster.api.statuses import machine_status
+from forebay.cluster.api.web import Problem, bad_request, too_busy
+from forebay.cluster.consensus import OFF_US, Role
+from forebay.cluster.schemas import (
     CheckpointAnswer,
     CheckpointRequest,
     ClockAnswer,
@@ -42,17 +42,17 @@ from cluster.schemas import (
     StoredSnapshotView,
     WitnessKeyView,
 )
-from cluster.schemas import operations as ops
-from cluster.server import PRUNED, AppliedEntry, NotLeading, Unavailable, Verdict, settled_at, snapshot_view
-from cluster.server.tlog import NoteNotTaken, SignRefused, proof_file
-from cluster.system import format_instant, parse_instant
-from cluster.system.eventloop import SlicedWork
-from replica.fold import find_reply
-from replica.messages import SetClock, features
-from replica.state import State, state_digest
-from replica.values import MICROSECONDS_PER_SECOND
-from snapshots import SNAPSHOT_BYTES_MAX, SnapshotFailed, SnapshotName, SnapshotRefused, inspect
-from wal import HistoryEntry, export_history
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.server import PRUNED, AppliedEntry, NotLeading, Unavailable, Verdict, settled_at, snapshot_view
+from forebay.cluster.server.tlog import NoteNotTaken, SignRefused, proof_file
+from forebay.cluster.system import format_instant, parse_instant
+from forebay.cluster.system.eventloop import SlicedWork
+from forebay.replica.fold import find_reply
+from forebay.replica.messages import SetClock, features
+from forebay.replica.state import State, state_digest
+from forebay.replica.values import MICROSECONDS_PER_SECOND
+from forebay.snapshots import SNAPSHOT_BYTES_MAX, SnapshotFailed, SnapshotName, SnapshotRefused, inspect
+from forebay.wal import HistoryEntry, export_history
 
 ENTRIES_BYTES_MAX = 1024 * 1024
 """Ledger bytes of the entries in one response; as JSON they are several times larger."""

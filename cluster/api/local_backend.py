@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import msgspec
 
-from cluster.api import (
+from forebay.cluster.api import (
     accounts,
     burst,
     clients,
@@ -23,8 +23,8 @@ from cluster.api import (
     transfers,
     watch,
 )
-from cluster.api.service import ApiCall, ApiService, Handler, Route, is_long
-from cluster.api.web import (
+from forebay.cluster.api.service import ApiCall, ApiService, Handler, Route, is_long
+from forebay.cluster.api.web import (
     AccessRules,
     CommandClient,
     DecodedSubmit,
@@ -37,16 +37,16 @@ from cluster.api.web import (
     no_leader,
     rejection_problem,
 )
-from cluster.api.web.exchange import ApiRequest
-from cluster.providers import CALLS_MAX
-from cluster.schemas import OPERATIONS, BulkCommand, SubmitCommand
-from cluster.schemas import operations as ops
-from cluster.security import Identity, PeerCertificate
-from cluster.server import Settlement
-from cluster.system import about
-from replica.messages import SubmitJob
-from replica.model import Site
-from wal import BrokenInvariant, StorageFailed
+from forebay.cluster.api.web.exchange import ApiRequest
+from forebay.cluster.providers import CALLS_MAX
+from forebay.cluster.schemas import OPERATIONS, BulkCommand, SubmitCommand
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.security import Identity, PeerCertificate
+from forebay.cluster.server import Settlement
+from forebay.cluster.system import about
+from forebay.replica.messages import SubmitJob
+from forebay.replica.model import Site
+from forebay.wal import BrokenInvariant, StorageFailed
 
 LOGGER = logging.getLogger(__name__)
 

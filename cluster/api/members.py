@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.api.service import ApiCall, CommandBody, Reply, handles
-from cluster.api.web import Problem, bad_request, no_leader, outcome_unknown, permission_denied
-from cluster.consensus import ChangeRefused, MemberChange
-from cluster.schemas import (
+from forebay.cluster.api.service import ApiCall, CommandBody, Reply, handles
+from forebay.cluster.api.web import Problem, bad_request, no_leader, outcome_unknown, permission_denied
+from forebay.cluster.consensus import ChangeRefused, MemberChange
+from forebay.cluster.schemas import (
     Command,
     FeatureLevelAnswer,
     MemberLevelView,
@@ -16,19 +16,19 @@ from cluster.schemas import (
     TransferAnswer,
     made_of,
 )
-from cluster.schemas import drills as d
-from cluster.schemas import operations as ops
-from cluster.schemas import requests as r
-from cluster.security import NAME_RULE, Role, is_name
-from cluster.server import UNHEARD, MemberLevel, NotLeading, OutcomeUnknown
-from cluster.server import members as member_rows
-from cluster.system import Address, AddressError, format_instant
-from replica.messages import RaiseFeatureLevel, features
-from replica.messages import commands as c
-from replica.model import Drill, DrillVerdict
-from replica.state import State
-from replica.values import Instant
-from wal import ChangeKind
+from forebay.cluster.schemas import drills as d
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas import requests as r
+from forebay.cluster.security import NAME_RULE, Role, is_name
+from forebay.cluster.server import UNHEARD, MemberLevel, NotLeading, OutcomeUnknown
+from forebay.cluster.server import members as member_rows
+from forebay.cluster.system import Address, AddressError, format_instant
+from forebay.replica.messages import RaiseFeatureLevel, features
+from forebay.replica.messages import commands as c
+from forebay.replica.model import Drill, DrillVerdict
+from forebay.replica.state import State
+from forebay.replica.values import Instant
+from forebay.wal import ChangeKind
 
 NOT_FOUND = "unknown_member"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.api import request_decoding
-from cluster.api.render import NODE_WORDS, lost_job_view, node_view, node_word
-from cluster.api.service import ApiCall, CommandBody, Reply, encode_view, handles
-from cluster.api.web import Problem, bad_request, no_leader, permit_node, rejection_problem
-from cluster.schemas import (
+from forebay.cluster.api import request_decoding
+from forebay.cluster.api.render import NODE_WORDS, lost_job_view, node_view, node_word
+from forebay.cluster.api.service import ApiCall, CommandBody, Reply, encode_view, handles
+from forebay.cluster.api.web import Problem, bad_request, no_leader, permit_node, rejection_problem
+from forebay.cluster.schemas import (
     AdmittedAnswer,
     Command,
     NodeLostAnswer,
@@ -19,10 +19,10 @@ from cluster.schemas import (
     ReportResult,
     ReportsAnswer,
 )
-from cluster.schemas import agents as agent_schemas
-from cluster.schemas import operations as ops
-from cluster.schemas import requests as r
-from cluster.server import (
+from forebay.cluster.schemas import agents as agent_schemas
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas import requests as r
+from forebay.cluster.server import (
     POLLS_MAX,
     SPREAD_S_MAX,
     SPREAD_S_PER_POLL,
@@ -32,13 +32,13 @@ from cluster.server import (
     NotLeading,
     Unavailable,
 )
-from cluster.system.eventloop import iterate_paced
-from replica.decide import loss_refusal
-from replica.messages import commands as c
-from replica.model import ObservedFilesystem
-from replica.state import State
-from replica.values import NODES_MAX
-from replica.views import orders_for
+from forebay.cluster.system.eventloop import iterate_paced
+from forebay.replica.decide import loss_refusal
+from forebay.replica.messages import commands as c
+from forebay.replica.model import ObservedFilesystem
+from forebay.replica.state import State
+from forebay.replica.values import NODES_MAX
+from forebay.replica.views import orders_for
 
 PARTS_PER_NODE = 12
 """Slice parts for rendering one node: about twenty microseconds."""

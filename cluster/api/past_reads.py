@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from cluster.api.history_service import PastQuery, PastReply
-from cluster.api.history_service.__main__ import main
-from cluster.system import SystemClock
-from replica.state import State
-from replica.values import NEVER, Instant
+from forebay.cluster.api.history_service import PastQuery, PastReply
+from forebay.cluster.api.history_service.__main__ import main
+from forebay.cluster.system import SystemClock
+from forebay.replica.state import State
+from forebay.replica.values import NEVER, Instant
 
 if TYPE_CHECKING:
-    from cluster.api.service import ApiService
+    from forebay.cluster.api.service import ApiService
 
 
 class _Controller:
@@ -46,8 +46,8 @@ class _Service:
     """Service substitute for read handlers, at one state."""
 
     def __init__(self, state: State, *, is_private: bool) -> None:
-        from cluster.api.render import Verdicts
-        from cluster.system.eventloop import Identities, Slices
+        from forebay.cluster.api.render import Verdicts
+        from forebay.cluster.system.eventloop import Identities, Slices
 
         self.controller = _Controller(state)
         self.clock = _Clock(state.at)
@@ -65,10 +65,10 @@ class _Service:
 
 def answer_past_query(asked: PastQuery, state: State) -> PastReply:
     """Return the response a read would have had from a state."""
-    from cluster.api.local_backend import ROUTES
-    from cluster.api.service import ApiCall
-    from cluster.api.web import ApiRequest, Problem
-    from cluster.security import Identity, PeerCertificate, Role
+    from forebay.cluster.api.local_backend import ROUTES
+    from forebay.cluster.api.service import ApiCall
+    from forebay.cluster.api.web import ApiRequest, Problem
+    from forebay.cluster.security import Identity, PeerCertificate, Role
 
     route = ROUTES[asked.operation]
     who = PeerCertificate(Identity(Role(asked.role), asked.name), "", NEVER)
@@ -84,7 +84,7 @@ def answer_past_query(asked: PastQuery, state: State) -> PastReply:
         content = reply.content if reply.content is not None else msgspec.json.encode(reply.view)
         return PastReply(asked.number, state.revision, 200, content, reply.content_type)
 
-    from cluster.api.web import Stream
+    from forebay.cluster.api.web import Stream
 
     return asyncio.run(handled())
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cluster.api import request_decoding
-from cluster.api.render import capacity_controls, holders, pool_view
-from cluster.api.service import ApiCall, CommandBody, Reply, handles
-from cluster.api.web import bad_request, rejection_problem
-from cluster.schemas import Command, FilesystemsAnswer, FilesystemView, PoolsAnswer, PoolView, made_of
-from cluster.schemas import configuration as v
-from cluster.schemas import operations as ops
-from cluster.schemas import requests as r
-from replica.decide import (
+from forebay.cluster.api import request_decoding
+from forebay.cluster.api.render import capacity_controls, holders, pool_view
+from forebay.cluster.api.service import ApiCall, CommandBody, Reply, handles
+from forebay.cluster.api.web import bad_request, rejection_problem
+from forebay.cluster.schemas import Command, FilesystemsAnswer, FilesystemView, PoolsAnswer, PoolView, made_of
+from forebay.cluster.schemas import configuration as v
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas import requests as r
+from forebay.replica.decide import (
     configuration_events,
     configured_default_pool,
     differences,
@@ -20,11 +20,11 @@ from replica.decide import (
     file_value,
     target_configuration,
 )
-from replica.grammar import KEYS, ConfSetting, SettingOwner
-from replica.messages import commands as c
-from replica.model import DEFAULT_SITE, PoolUnit, parse_amount, parse_unit, pool_unit
-from replica.state import State
-from replica.values import Refusal, SizeError
+from forebay.replica.grammar import KEYS, ConfSetting, SettingOwner
+from forebay.replica.messages import commands as c
+from forebay.replica.model import DEFAULT_SITE, PoolUnit, parse_amount, parse_unit, pool_unit
+from forebay.replica.state import State
+from forebay.replica.values import Refusal, SizeError
 
 ALL = "all"
 """In place of a size: the pool's whole capacity when the command is decided."""

@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from cluster.api.service import ApiCall
-from cluster.api.web import Problem, permission_denied
-from cluster.schemas import JOB_FIELDS, JobDetailsView, JobView
-from cluster.security import Role
-from replica.model import has_private_data
-from replica.state import State
+from forebay.cluster.api.service import ApiCall
+from forebay.cluster.api.web import Problem, permission_denied
+from forebay.cluster.schemas import JOB_FIELDS, JobDetailsView, JobView
+from forebay.cluster.security import Role
+from forebay.replica.model import has_private_data
+from forebay.replica.state import State
 
 PRIVATE_WORD = "(private)"
 """Replaces a hidden text."""

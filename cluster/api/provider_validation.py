@@ -10,14 +10,14 @@ import asyncio
 from collections import OrderedDict
 from typing import Final
 
-from cluster.api.web import Problem, queue_full
-from cluster.providers import Local, OperationError, Subject
-from cluster.providers.calls import ProviderCalls, TooManyCalls
-from cluster.providers.worker import CallRequest
-from replica.fold import find_reply
-from replica.messages import commands as c
-from replica.model import JobStatus, Provision, format_dependencies, provision_of
-from replica.state import State
+from forebay.cluster.api.web import Problem, queue_full
+from forebay.cluster.providers import Local, OperationError, Subject
+from forebay.cluster.providers.calls import ProviderCalls, TooManyCalls
+from forebay.cluster.providers.worker import CallRequest
+from forebay.replica.fold import find_reply
+from forebay.replica.messages import commands as c
+from forebay.replica.model import JobStatus, Provision, format_dependencies, provision_of
+from forebay.replica.state import State
 
 VERDICTS_KEPT: Final = 1024
 """Verdicts kept, count, so that a retry of a submit gets the verdict of its first try."""

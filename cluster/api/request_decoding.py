@@ -9,16 +9,22 @@ from typing import Any
 
 import msgspec
 
-from cluster.api.web import LONG_CHARACTERS, DecodedSubmit, Problem, bad_request, permission_denied
-from cluster.schemas import OtherError, SubmitRequest, UpdateRequest, made_of, shared_fields
-from cluster.schemas import agents as agent_schemas
-from cluster.schemas import external_jobs as g
-from cluster.schemas import requests as r
-from cluster.security import Identity, Role
-from cluster.system import parse_instant
-from replica.grammar import DirectiveRejected, ParsedRequest, read_external_job_request, read_request, script_bytes_max
-from replica.messages import commands as c
-from replica.model import (
+from forebay.cluster.api.web import LONG_CHARACTERS, DecodedSubmit, Problem, bad_request, permission_denied
+from forebay.cluster.schemas import OtherError, SubmitRequest, UpdateRequest, made_of, shared_fields
+from forebay.cluster.schemas import agents as agent_schemas
+from forebay.cluster.schemas import external_jobs as g
+from forebay.cluster.schemas import requests as r
+from forebay.cluster.security import Identity, Role
+from forebay.cluster.system import parse_instant
+from forebay.replica.grammar import (
+    DirectiveRejected,
+    ParsedRequest,
+    read_external_job_request,
+    read_request,
+    script_bytes_max,
+)
+from forebay.replica.messages import commands as c
+from forebay.replica.model import (
     DEFAULT_SITE,
     AfterTask,
     ArrayError,
@@ -40,7 +46,7 @@ from replica.model import (
     parse_reference,
     with_options,
 )
-from replica.values import (
+from forebay.replica.values import (
     DEPENDENCIES_MAX,
     NEVER,
     SCRIPT_BYTES_MAX,

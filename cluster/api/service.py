@@ -11,14 +11,14 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
-from cluster.api import request_decoding, web
-from cluster.api.history_service import HistoryService
-from cluster.api.metrics import MetricsRegistry
-from cluster.api.provider_validation import ProviderValidation
-from cluster.api.render import Verdicts
-from cluster.api.statuses import Statuses
-from cluster.api.traces import Tracer
-from cluster.api.web import (
+from forebay.cluster.api import request_decoding, web
+from forebay.cluster.api.history_service import HistoryService
+from forebay.cluster.api.metrics import MetricsRegistry
+from forebay.cluster.api.provider_validation import ProviderValidation
+from forebay.cluster.api.render import Verdicts
+from forebay.cluster.api.statuses import Statuses
+from forebay.cluster.api.traces import Tracer
+from forebay.cluster.api.web import (
     COMMAND_TOO_OLD,
     COMMIT_WAIT_S,
     LONG_CHARACTERS,
@@ -38,11 +38,11 @@ from cluster.api.web import (
     too_many_answers,
     unknown_job,
 )
-from cluster.config import Config
-from cluster.consensus import Role as RaftRole
-from cluster.schemas import PEOPLE, ApiOperation, BulkCommand, bytes_of, instant_in, requests
-from cluster.security import Identity, Peers, Role
-from cluster.server import (
+from forebay.cluster.config import Config
+from forebay.cluster.consensus import Role as RaftRole
+from forebay.cluster.schemas import PEOPLE, ApiOperation, BulkCommand, bytes_of, instant_in, requests
+from forebay.cluster.security import Identity, Peers, Role
+from forebay.cluster.server import (
     Answer,
     Asker,
     CannotDecide,
@@ -55,7 +55,7 @@ from cluster.server import (
     TooManyAnswers,
     Unavailable,
 )
-from cluster.server.tlog import (
+from forebay.cluster.server.tlog import (
     LOG_DIRECTORY,
     NOBODY,
     SIGNING_DIRECTORY,
@@ -68,14 +68,14 @@ from cluster.server.tlog import (
     Witness,
     origin_of,
 )
-from cluster.system import Address
-from cluster.system.eventloop import Identities, SlicedWork, Slices
-from replica.decide import job_of_task
-from replica.fold import find_reply, may_be_forgotten, may_cache_reply
-from replica.messages import CONTROLLER, Command, RecordHistories, Request, SubmitJob
-from replica.model import Tasks
-from replica.state import State
-from replica.values import MICROSECONDS_PER_SECOND, Instant, is_in_session
+from forebay.cluster.system import Address
+from forebay.cluster.system.eventloop import Identities, SlicedWork, Slices
+from forebay.replica.decide import job_of_task
+from forebay.replica.fold import find_reply, may_be_forgotten, may_cache_reply
+from forebay.replica.messages import CONTROLLER, Command, RecordHistories, Request, SubmitJob
+from forebay.replica.model import Tasks
+from forebay.replica.state import State
+from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant, is_in_session
 
 COMMAND_AGE_S_MAX = 300
 """Largest age of a command ID by the leader's clock, seconds: more than any retry takes."""

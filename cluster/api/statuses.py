@@ -9,12 +9,12 @@ import logging
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from cluster.config import Config, ConfigError
-from cluster.schemas import StatusView
-from cluster.security import TlsError, TlsFiles, expiries
-from cluster.server import Controller
-from cluster.system import format_instant
-from replica.values import NEVER, Instant
+from forebay.cluster.config import Config, ConfigError
+from forebay.cluster.schemas import StatusView
+from forebay.cluster.security import TlsError, TlsFiles, expiries
+from forebay.cluster.server import Controller
+from forebay.cluster.system import format_instant
+from forebay.replica.values import NEVER, Instant
 
 LOGGER = logging.getLogger(__name__)
 

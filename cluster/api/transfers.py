@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from cluster.api.history import decode_records, recorded_job, records_of
-from cluster.api.privacy import check_may_see, may_see, owns
-from cluster.api.render import task_words
-from cluster.api.service import ApiCall, Reply, encode_view, handles
-from cluster.api.web import bad_request, unknown_job
-from cluster.schemas import (
+from forebay.cluster.api.history import decode_records, recorded_job, records_of
+from forebay.cluster.api.privacy import check_may_see, may_see, owns
+from forebay.cluster.api.render import task_words
+from forebay.cluster.api.service import ApiCall, Reply, encode_view, handles
+from forebay.cluster.api.web import bad_request, unknown_job
+from forebay.cluster.schemas import (
     CheckpointView,
     JobTransfersView,
     JobView,
@@ -28,17 +28,25 @@ from cluster.schemas import (
     TransferView,
     made_of,
 )
-from cluster.schemas import operations as ops
-from cluster.security import Role
-from cluster.server import Transfer
-from cluster.system import format_instant
-from cluster.system.eventloop import SlicedWork, iterate_paced
-from replica.messages import events as e
-from replica.model import TRANSFERS, Job, RateShares, TransferCheckpoint, TransferReceipt, awaited_slot, stage_of
-from replica.operations import active_rules, node_bytes_s, rate_shares
-from replica.state import State
-from replica.values import NEVER
-from replica.views import NO_TRANSFERS, not_exported
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.security import Role
+from forebay.cluster.server import Transfer
+from forebay.cluster.system import format_instant
+from forebay.cluster.system.eventloop import SlicedWork, iterate_paced
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
+    TRANSFERS,
+    Job,
+    RateShares,
+    TransferCheckpoint,
+    TransferReceipt,
+    awaited_slot,
+    stage_of,
+)
+from forebay.replica.operations import active_rules, node_bytes_s, rate_shares
+from forebay.replica.state import State
+from forebay.replica.values import NEVER
+from forebay.replica.views import NO_TRANSFERS, not_exported
 
 RECEIPTS_LISTED_MAX = 1_000
 """Newest receipts of one job in a response, count; a job that is retried forever has more."""

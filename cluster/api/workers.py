@@ -19,8 +19,8 @@ from typing import Any, cast
 
 import msgspec
 
-from cluster.api.local_backend import FAULT_REMEDY, LocalBackend
-from cluster.api.web import (
+from forebay.cluster.api.local_backend import FAULT_REMEDY, LocalBackend
+from forebay.cluster.api.web import (
     ApiRequest,
     Problem,
     Program,
@@ -32,12 +32,12 @@ from cluster.api.web import (
     internal_error,
     permit,
 )
-from cluster.api.worker import frames as f
-from cluster.schemas import OPERATIONS, BulkCommand, ChannelProtocolError, FrameSplitter
-from cluster.security import Identity, PeerCertificate, Role, TlsFiles, revocable_as
-from cluster.system import Address
-from cluster.system.eventloop import BYTES_PER_SLICE, ReadingProtocol, listen, read_buffer
-from replica.values import NEVER
+from forebay.cluster.api.worker import frames as f
+from forebay.cluster.schemas import OPERATIONS, BulkCommand, ChannelProtocolError, FrameSplitter
+from forebay.cluster.security import Identity, PeerCertificate, Role, TlsFiles, revocable_as
+from forebay.cluster.system import Address
+from forebay.cluster.system.eventloop import BYTES_PER_SLICE, ReadingProtocol, listen, read_buffer
+from forebay.replica.values import NEVER
 
 LOGGER = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ class ApiWorkers:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "cluster.api.worker",
+                "forebay.cluster.api.worker",
                 *words,
                 pass_fds=descriptors,
                 stdin=asyncio.subprocess.DEVNULL,

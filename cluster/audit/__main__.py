@@ -2,10 +2,10 @@
 
 import sys
 
-from cluster.audit.commands import COMMANDS
-from cluster.cli.audit.offline import decode_options
-from cluster.cli.group import run_to_exit
-from cluster.system import collect_for_a_reader
+from forebay.cluster.audit.commands import COMMANDS
+from forebay.cluster.cli.audit.offline import decode_options
+from forebay.cluster.cli.group import run_to_exit
+from forebay.cluster.system import collect_for_a_reader
 
 if __name__ == "__main__":
     collect_for_a_reader()

@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 import click
 import msgspec
 
-from cluster.api.render import entry_view, record_view
-from cluster.audit.archive import VerifiedArchive
-from cluster.audit.archive.commands import (
+from forebay.cluster.api.render import entry_view, record_view
+from forebay.cluster.audit.archive import VerifiedArchive
+from forebay.cluster.audit.archive.commands import (
     archive,
     archive_fields,
     archive_rows,
@@ -22,29 +22,29 @@ from cluster.audit.archive.commands import (
     verified_archive,
     verify_alone,
 )
-from cluster.audit.deep import Deep, snapshots_in, verify_deep, verify_index, verify_tree
-from cluster.audit.opening import OTHER_REPLICA, age_of, end_of
-from cluster.audit.opening import directory_of as _directory
-from cluster.audit.opening import environment_of as _environment
-from cluster.audit.opening import ledger_of as _ledger
-from cluster.audit.opening import progress_of as _progress
-from cluster.audit.opening import sentences as _sentences
-from cluster.audit.proving import NotProven, proof_of
-from cluster.audit.recovering import recover_command, restore_command
-from cluster.audit.redecide import RedecidingReplay
-from cluster.audit.redecide_text import first_words, show_redecided
-from cluster.audit.release import BadTree, Release, ReleaseFailed
-from cluster.audit.release_fold import fold_with
-from cluster.audit.replay import (
+from forebay.cluster.audit.deep import Deep, snapshots_in, verify_deep, verify_index, verify_tree
+from forebay.cluster.audit.opening import OTHER_REPLICA, age_of, end_of
+from forebay.cluster.audit.opening import directory_of as _directory
+from forebay.cluster.audit.opening import environment_of as _environment
+from forebay.cluster.audit.opening import ledger_of as _ledger
+from forebay.cluster.audit.opening import progress_of as _progress
+from forebay.cluster.audit.opening import sentences as _sentences
+from forebay.cluster.audit.proving import NotProven, proof_of
+from forebay.cluster.audit.recovering import recover_command, restore_command
+from forebay.cluster.audit.redecide import RedecidingReplay
+from forebay.cluster.audit.redecide_text import first_words, show_redecided
+from forebay.cluster.audit.release import BadTree, Release, ReleaseFailed
+from forebay.cluster.audit.release_fold import fold_with
+from forebay.cluster.audit.replay import (
     finish_replay,
     fold,
     from_image,
     from_nothing,
     replay,
 )
-from cluster.audit.replay_in_parts import replay_in_parts
-from cluster.audit.report import ReportSource, page_of, read_jobs, read_window
-from cluster.audit.whatif import (
+from forebay.cluster.audit.replay_in_parts import replay_in_parts
+from forebay.cluster.audit.report import ReportSource, page_of, read_jobs, read_window
+from forebay.cluster.audit.whatif import (
     BadChange,
     ChangeRejected,
     Edge,
@@ -56,11 +56,11 @@ from cluster.audit.whatif import (
     what_if,
     what_if_page,
 )
-from cluster.cli.audit.offline import SINCE_FORMS, WINDOW_FORMS, write_proof
-from cluster.cli.commands.config import parse_settings, read_settings
-from cluster.cli.exits import ExitCode, Failure, bad_input, convert_input
-from cluster.cli.files import write_whole
-from cluster.cli.text import (
+from forebay.cluster.cli.audit.offline import SINCE_FORMS, WINDOW_FORMS, write_proof
+from forebay.cluster.cli.commands.config import parse_settings, read_settings
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input, convert_input
+from forebay.cluster.cli.files import write_whole
+from forebay.cluster.cli.text import (
     fields_table,
     format_elapsed,
     format_time,
@@ -72,16 +72,16 @@ from cluster.cli.text import (
     snapshot_fields,
     table,
 )
-from cluster.schemas import LedgerEntryView, SnapshotView, made_of
-from cluster.server import AppliedEntry, snapshot_view
-from cluster.system import SystemClock, format_instant, parse_instant
-from replica.messages import Batch, jobs_of
-from replica.model import JobState
-from replica.state import state_digest
-from replica.values import Instant, Revision, seconds
-from snapshots import inspect as inspect_snapshot
-from snapshots import load_snapshot
-from wal import (
+from forebay.cluster.schemas import LedgerEntryView, SnapshotView, made_of
+from forebay.cluster.server import AppliedEntry, snapshot_view
+from forebay.cluster.system import SystemClock, format_instant, parse_instant
+from forebay.replica.messages import Batch, jobs_of
+from forebay.replica.model import JobState
+from forebay.replica.state import state_digest
+from forebay.replica.values import Instant, Revision, seconds
+from forebay.snapshots import inspect as inspect_snapshot
+from forebay.snapshots import load_snapshot
+from forebay.wal import (
     EntryKind,
     Gap,
     IndexPosition,

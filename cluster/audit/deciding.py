@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from cluster.server import Planner
-from replica.decide import decide, is_by_key
-from replica.fold import SpeculativeState
-from replica.messages import Batch, Entry, Event, Request, RunSchedulingCycle
-from replica.state import State
-from replica.values import LedgerViolation, Refusal
+from forebay.cluster.server import Planner
+from forebay.replica.decide import decide, is_by_key
+from forebay.replica.fold import SpeculativeState
+from forebay.replica.messages import Batch, Entry, Event, Request, RunSchedulingCycle
+from forebay.replica.state import State
+from forebay.replica.values import LedgerViolation, Refusal
 
 Ask = Callable[[SpeculativeState, int], Request | None]
 """Returns the command of the entry at this position of a batch, given the state so far; None to skip it."""

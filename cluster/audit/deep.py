@@ -7,8 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from cluster.api.history_service import Follower
-from cluster.audit.replay import (
+from forebay.cluster.api.history_service import Follower
+from forebay.cluster.audit.replay import (
     Progress,
     ReplayFailed,
     ReplayFold,
@@ -18,8 +18,8 @@ from cluster.audit.replay import (
     from_image,
     from_nothing,
 )
-from cluster.security.proofs import Checkpoint, NoteError, parse_checkpoint, parse_note
-from cluster.server.tlog import (
+from forebay.cluster.security.proofs import Checkpoint, NoteError, parse_checkpoint, parse_note
+from forebay.cluster.server.tlog import (
     CHECKPOINT_NAME,
     LOG_DIRECTORY,
     SIGNED_NAME,
@@ -27,10 +27,10 @@ from cluster.server.tlog import (
     LedgerTree,
     NoDisclosureKey,
 )
-from cluster.system import SystemClock
-from replica.state import state_digest
-from snapshots import SnapshotName, SnapshotRefused, load_snapshot
-from wal import Gap, IndexPosition, JobIndex, JobIndexBroken, Ledger, LedgerBroken
+from forebay.cluster.system import SystemClock
+from forebay.replica.state import state_digest
+from forebay.snapshots import SnapshotName, SnapshotRefused, load_snapshot
+from forebay.wal import Gap, IndexPosition, JobIndex, JobIndexBroken, Ledger, LedgerBroken
 
 MADE_ANEW = "remove that directory: the replica rebuilds it"
 

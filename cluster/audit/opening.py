@@ -8,16 +8,16 @@ from typing import Any, Final
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from cluster.audit.archive import NotArchived, PruneRefused
-from cluster.audit.replay import READ_ENTRIES, ReplayFailed, ReplayRefused
-from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.session import Session
-from cluster.cli.text import stderr_console
-from replica.messages import ReleaseNeeded
-from replica.state import StateDigestMismatch
-from replica.values import NEVER, Instant
-from snapshots import SnapshotRefused
-from wal import (
+from forebay.cluster.audit.archive import NotArchived, PruneRefused
+from forebay.cluster.audit.replay import READ_ENTRIES, ReplayFailed, ReplayRefused
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
+from forebay.cluster.cli.session import Session
+from forebay.cluster.cli.text import stderr_console
+from forebay.replica.messages import ReleaseNeeded
+from forebay.replica.state import StateDigestMismatch
+from forebay.replica.values import NEVER, Instant
+from forebay.snapshots import SnapshotRefused
+from forebay.wal import (
     Archive,
     ArchivedLedger,
     CodecError,

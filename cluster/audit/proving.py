@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.security.proofs import HistoryCounts, NoteError, ProofError, parse_checkpoint, parse_note
-from cluster.server.tlog import (
+from forebay.cluster.security.proofs import HistoryCounts, NoteError, ProofError, parse_checkpoint, parse_note
+from forebay.cluster.server.tlog import (
     CHECKPOINT_NAME,
     LOG_DIRECTORY,
     CountLeaf,
@@ -17,8 +17,8 @@ from cluster.server.tlog import (
     records_between,
     records_proven,
 )
-from replica.messages import jobs_of
-from wal import EntryKind, JobIndex, JobIndexBroken, Ledger, LedgerBroken, decode_batch, kind_of
+from forebay.replica.messages import jobs_of
+from forebay.wal import EntryKind, JobIndex, JobIndexBroken, Ledger, LedgerBroken, decode_batch, kind_of
 
 
 class NotProven(Exception):

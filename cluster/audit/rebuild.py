@@ -17,15 +17,15 @@ from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from cluster.audit.resubmit import external_job_requests, submits, updates
-from cluster.server import jobs_under_way
-from replica.decide import TargetConfiguration, differences
-from replica.fold import SpeculativeState
-from replica.grammar import ConfSetting
-from replica.messages import Actor, Command, Entry, Event, Request, command_digest
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model import (
+from forebay.cluster.audit.resubmit import external_job_requests, submits, updates
+from forebay.cluster.server import jobs_under_way
+from forebay.replica.decide import TargetConfiguration, differences
+from forebay.replica.fold import SpeculativeState
+from forebay.replica.grammar import ConfSetting
+from forebay.replica.messages import Actor, Command, Entry, Event, Request, command_digest
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     ENDED,
     TRANSFERS,
     Job,
@@ -37,9 +37,9 @@ from replica.model import (
     TransferReceipt,
     operation_of,
 )
-from replica.operations import active_stage
-from replica.state import Facts, State
-from replica.values import RESTARTED_MAX
+from forebay.replica.operations import active_stage
+from forebay.replica.state import Facts, State
+from forebay.replica.values import RESTARTED_MAX
 
 CANDIDATES_MAX: Final = 8_192
 """Candidates compared with a digest, count: 40 ms. A script can end in 4,000 ways."""

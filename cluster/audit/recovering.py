@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import msgspec
 
-from cluster.cli.confirmation import can_ask, confirm
-from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.session import Session
-from cluster.cli.text import fields_table, format_time, note, show, show_json
-from cluster.config import Config
-from cluster.server import StorageRefused
-from cluster.server.recovery import (
+from forebay.cluster.cli.confirmation import can_ask, confirm
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
+from forebay.cluster.cli.session import Session
+from forebay.cluster.cli.text import fields_table, format_time, note, show, show_json
+from forebay.cluster.config import Config
+from forebay.cluster.server import StorageRefused
+from forebay.cluster.server.recovery import (
     RecoveryNotPossible,
     RecoveryPlan,
     RecoveryResult,
@@ -28,12 +28,12 @@ from cluster.server.recovery import (
     recover,
     restore_snapshot,
 )
-from cluster.system import SystemClock, format_instant, start_command
-from replica.messages import ReleaseNeeded
-from replica.model import Recovery
-from replica.values import plain
-from snapshots import SnapshotFailed, SnapshotRefused
-from wal import Condition, RecoveryRefused, StorageFailed
+from forebay.cluster.system import SystemClock, format_instant, start_command
+from forebay.replica.messages import ReleaseNeeded
+from forebay.replica.model import Recovery
+from forebay.replica.values import plain
+from forebay.snapshots import SnapshotFailed, SnapshotRefused
+from forebay.wal import Condition, RecoveryRefused, StorageFailed
 
 _NEXT: Final = "Next: start it with `{start}`. {others}Auditors keep a new key: `forebay audit keys`. {jobs}"
 _OTHERS: Final = "Then, for each other replica, move its directory away, and run {commands}. "

@@ -11,18 +11,18 @@ from typing import Final
 
 import msgspec
 
-from cluster.audit.deciding import CommandOutcome, Deciding, in_turn, recorded_outcome
-from cluster.audit.rebuild import REBUILDERS, rebuilt
-from cluster.audit.release import Release
-from cluster.audit.release_fold import tables_that_differ
-from cluster.audit.replay import ReplayFold
-from replica.fold import SpeculativeState
-from replica.messages import Batch, Event, Request, job_of
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.state import State, table_digests
-from replica.values import Instant
-from wal import encode_batch
+from forebay.cluster.audit.deciding import CommandOutcome, Deciding, in_turn, recorded_outcome
+from forebay.cluster.audit.rebuild import REBUILDERS, rebuilt
+from forebay.cluster.audit.release import Release
+from forebay.cluster.audit.release_fold import tables_that_differ
+from forebay.cluster.audit.replay import ReplayFold
+from forebay.replica.fold import SpeculativeState
+from forebay.replica.messages import Batch, Event, Request, job_of
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.state import State, table_digests
+from forebay.replica.values import Instant
+from forebay.wal import encode_batch
 
 ASKED_BATCHES: Final = 256
 ASKED_BYTES: Final = 8 << 20

@@ -6,13 +6,13 @@ from typing import Any, Final
 import click
 import msgspec
 
-from cluster.api.render import record_event
-from cluster.audit.deciding import CommandOutcome
-from cluster.audit.redecide import DecisionDifference, Deviation, RedecidingReplay, lacking
-from cluster.cli.text import fields_table, format_time, show, show_json, table
-from cluster.system import format_instant
-from replica.messages import Event
-from replica.values import plain
+from forebay.cluster.api.render import record_event
+from forebay.cluster.audit.deciding import CommandOutcome
+from forebay.cluster.audit.redecide import DecisionDifference, Deviation, RedecidingReplay, lacking
+from forebay.cluster.cli.text import fields_table, format_time, show, show_json, table
+from forebay.cluster.system import format_instant
+from forebay.replica.messages import Event
+from forebay.replica.values import plain
 
 SHOWN_MAX: Final = 20
 """Differences in the table, the grave ones first, count; `--json` has more."""

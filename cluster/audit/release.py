@@ -13,12 +13,12 @@ from typing import IO, Final
 
 import msgspec
 
-from cluster.audit.deciding import CommandOutcome
-from cluster.system import python_of
-from replica.messages import Actor, Command, Request, kind_of
-from replica.messages import commands as c
-from replica.state import State
-from snapshots import Image, to_sections
+from forebay.cluster.audit.deciding import CommandOutcome
+from forebay.cluster.system import python_of
+from forebay.replica.messages import Actor, Command, Request, kind_of
+from forebay.replica.messages import commands as c
+from forebay.replica.state import State
+from forebay.snapshots import Image, to_sections
 
 DIALOGUE: Final = 1
 """Version of the pipe protocol."""
@@ -31,7 +31,7 @@ LENGTH_BYTES: Final = 8
 ENDING_S: Final = 10
 """Seconds for which a process that closed its pipe may take to end, so that its last output is complete."""
 
-WORKER: Final = "cluster.audit.worker"
+WORKER: Final = "forebay.cluster.audit.worker"
 
 
 class GivenCommand(msgspec.Struct, frozen=True, array_like=True, gc=False):

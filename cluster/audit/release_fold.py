@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from cluster.audit.release import Release
-from cluster.audit.replay import Progress, ReplayFailed, ReplayFold, ReplayRefused
-from replica.state import table_digests
-from wal import Ledger, LedgerEntry
+from forebay.cluster.audit.release import Release
+from forebay.cluster.audit.replay import Progress, ReplayFailed, ReplayFold, ReplayRefused
+from forebay.replica.state import table_digests
+from forebay.wal import Ledger, LedgerEntry
 
 COMPARED_ENTRIES: Final = 4_096
 COMPARED_BYTES: Final = 8 << 20

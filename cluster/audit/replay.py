@@ -5,12 +5,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from replica.fold import HistoryFold, apply_entry
-from replica.messages import Batch, ReleaseNeeded
-from replica.state import EMPTY, DigestChecker, State, StateDigestMismatch, find_violations, state_digest
-from replica.values import LedgerViolation, Revision
-from snapshots import Image
-from wal import CodecError, EntryKind, Ledger, LedgerBroken, LedgerEntry, decode_batch, decode_configuration, kind_of
+from forebay.replica.fold import HistoryFold, apply_entry
+from forebay.replica.messages import Batch, ReleaseNeeded
+from forebay.replica.state import EMPTY, DigestChecker, State, StateDigestMismatch, find_violations, state_digest
+from forebay.replica.values import LedgerViolation, Revision
+from forebay.snapshots import Image
+from forebay.wal import (
+    CodecError,
+    EntryKind,
+    Ledger,
+    LedgerBroken,
+    LedgerEntry,
+    decode_batch,
+    decode_configuration,
+    kind_of,
+)
 
 READ_ENTRIES = 1_024
 """Entries read between two progress reports, count."""

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from cluster.audit.deep import snapshots_in
-from cluster.audit.replay import (
+from forebay.cluster.audit.deep import snapshots_in
+from forebay.cluster.audit.replay import (
     READ_ENTRIES,
     EntryCounts,
     Progress,
@@ -32,11 +32,11 @@ from cluster.audit.replay import (
     from_nothing,
     replay,
 )
-from cluster.system import collect_for_a_reader, die_with_parent
-from replica.messages import ReleaseNeeded
-from replica.state import StateDigestMismatch
-from snapshots import SnapshotRefused, load_snapshot
-from wal import Environment, Ledger, LedgerBroken, StorageFailed
+from forebay.cluster.system import collect_for_a_reader, die_with_parent
+from forebay.replica.messages import ReleaseNeeded
+from forebay.replica.state import StateDigestMismatch
+from forebay.snapshots import SnapshotRefused, load_snapshot
+from forebay.wal import Environment, Ledger, LedgerBroken, StorageFailed
 
 PART_COMMANDS: Final = 50_000
 """Commands that justify a process, count: a second of folding."""

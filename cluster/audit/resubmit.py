@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from replica.grammar import DirectiveRejected, ParsedRequest, read_external_job_request, read_request
-from replica.messages import JobSubmitted, SubmitJob, UpdateJob
-from replica.messages import events as e
-from replica.model import (
+from forebay.replica.grammar import DirectiveRejected, ParsedRequest, read_external_job_request, read_request
+from forebay.replica.messages import JobSubmitted, SubmitJob, UpdateJob
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     AfterTask,
     BufferRequest,
     Dependency,
@@ -23,7 +23,7 @@ from replica.model import (
     JobRequest,
     with_options,
 )
-from replica.state import Facts
+from forebay.replica.state import Facts
 
 Asked = tuple[tuple[Dependency, ...], tuple[AfterTask, ...]]
 """Dependencies of a job as requested: jobs and arrays, and tasks of arrays."""

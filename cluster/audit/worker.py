@@ -7,8 +7,8 @@ from typing import IO, Final
 
 import msgspec
 
-from cluster.audit.deciding import CommandOutcome, Deciding, in_turn
-from cluster.audit.release import (
+from forebay.cluster.audit.deciding import CommandOutcome, Deciding, in_turn
+from forebay.cluster.audit.release import (
     DIALOGUE,
     Answer,
     AskDigests,
@@ -27,12 +27,12 @@ from cluster.audit.release import (
     request_of,
     write_frame,
 )
-from cluster.system import collect_for_a_reader
-from replica.messages import ReleaseNeeded, Request, features
-from replica.state import EMPTY, State, table_digests
-from replica.values import LedgerViolation
-from snapshots import Assembly, ImageRejected
-from wal import CodecError, EntryKind, decode_batch, kind_of
+from forebay.cluster.system import collect_for_a_reader
+from forebay.replica.messages import ReleaseNeeded, Request, features
+from forebay.replica.state import EMPTY, State, table_digests
+from forebay.replica.values import LedgerViolation
+from forebay.snapshots import Assembly, ImageRejected
+from forebay.wal import CodecError, EntryKind, decode_batch, kind_of
 
 _questions: Final = msgspec.msgpack.Decoder(Question)
 _encoder: Final = msgspec.msgpack.Encoder()

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from cluster.cli.exits import bad_input
-from cluster.cli.global_options import JSON_ANYWHERE, CommandGroup, GlobalOption, LazyCommands
-from cluster.cli.group import SETTINGS, ForebayGroup
-from cluster.cli.session import CONFIG_VARIABLE, DEADLINE_S, DEADLINE_S_MAX, Session
-from cluster.cli.tree import TREE, Branch, Leaf
+from forebay.cluster.cli.exits import bad_input
+from forebay.cluster.cli.global_options import JSON_ANYWHERE, CommandGroup, GlobalOption, LazyCommands
+from forebay.cluster.cli.group import SETTINGS, ForebayGroup
+from forebay.cluster.cli.session import CONFIG_VARIABLE, DEADLINE_S, DEADLINE_S_MAX, Session
+from forebay.cluster.cli.tree import TREE, Branch, Leaf
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ def _commands(entries: Mapping[str, str | Leaf | Branch]) -> LazyCommands:
         if isinstance(entry, Branch):
             found[name] = CommandGroup(name, help=entry.summary, commands=_commands(entry.children))
         else:
-            found[name] = f"cluster.cli.{entry.target if isinstance(entry, Leaf) else entry}"
+            found[name] = f"forebay.cluster.cli.{entry.target if isinstance(entry, Leaf) else entry}"
     return LazyCommands(found)
 
 

@@ -18,17 +18,25 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.session import session
-from cluster.cli.text import format_time, show, show_json, table
-from cluster.config import ConfigError
-from cluster.security import IdentityError, Role, TlsError, certificate_of, client_context, identify, server_context
-from cluster.system import Clock, format_instant
-from replica.values import MICROSECONDS_PER_SECOND, plain
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import format_time, show, show_json, table
+from forebay.cluster.config import ConfigError
+from forebay.cluster.security import (
+    IdentityError,
+    Role,
+    TlsError,
+    certificate_of,
+    client_context,
+    identify,
+    server_context,
+)
+from forebay.cluster.system import Clock, format_instant
+from forebay.replica.values import MICROSECONDS_PER_SECOND, plain
 
 if TYPE_CHECKING:
-    from cluster.config import AgentConfig, Config, ReplicaConfig, TracesConfig
+    from forebay.cluster.config import AgentConfig, Config, ReplicaConfig, TracesConfig
 
 EXPIRY_NOTICE_S: Final = 30 * 86_400
 """Remaining validity of a certificate below which the check prints a note, seconds."""

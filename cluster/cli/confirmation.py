@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from cluster.cli.exits import ExitCode, Failure, bad_input
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 

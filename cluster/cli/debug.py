@@ -22,22 +22,22 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from cluster.cli.check import find_local_processes, run_checks
-from cluster.cli.exits import Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.session import session
-from cluster.cli.text import json_text, note, show_json
-from cluster.client import ApiError
-from cluster.config import ConfigError
-from cluster.config.toml import redact
-from cluster.schemas import operations as ops
-from cluster.system import format_instant, new_private_file
-from replica.values import MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND, plain
+from forebay.cluster.cli.check import find_local_processes, run_checks
+from forebay.cluster.cli.exits import Failure, bad_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import json_text, note, show_json
+from forebay.cluster.client import ApiError
+from forebay.cluster.config import ConfigError
+from forebay.cluster.config.toml import redact
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import format_instant, new_private_file
+from forebay.replica.values import MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND, plain
 
 if TYPE_CHECKING:
-    from cluster.client import Client
-    from cluster.config import Config
-    from cluster.schemas import ApiOperation
+    from forebay.cluster.client import Client
+    from forebay.cluster.config import Config
+    from forebay.cluster.schemas import ApiOperation
 
 ANSWER_S: Final = 5.0
 """Time limit of each request, seconds: a cluster that needs diagnostics may not answer at all."""

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from cluster.cli.exits import bad_input
-from cluster.system import replace_private
+from forebay.cluster.cli.exits import bad_input
+from forebay.cluster.system import replace_private
 
 
 def write_whole(output: Path, content: bytes, place: str = "-o") -> None:

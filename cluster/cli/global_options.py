@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import click
 
-from cluster.cli.exits import bad_input
-from cluster.cli.session import Session
-from cluster.cli.tree import GUESSES, SYNONYMS, paths
+from forebay.cluster.cli.exits import bad_input
+from forebay.cluster.cli.session import Session
+from forebay.cluster.cli.tree import GUESSES, SYNONYMS, paths
 
-_AS_JSON: Final = "cluster.cli.as_json"
+_AS_JSON: Final = "forebay.cluster.cli.as_json"
 """Key in the shared click context: whether --json was given anywhere."""
 
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import CommandGroup
-from cluster.cli.tree import TREE
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
+from forebay.cluster.cli.global_options import CommandGroup
+from forebay.cluster.cli.tree import TREE
 
 if TYPE_CHECKING:
-    from cluster.config import ConfigError
+    from forebay.cluster.config import ConfigError
 
 TRACEBACK_VARIABLE: Final = "FOREBAY_TRACEBACK"
 """Environment variable that shows the traceback of an internal error, for bug reports."""
@@ -114,7 +114,7 @@ def report(error: BaseException, *, as_json: bool = False) -> ExitCode:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return ExitCode.BAD_INPUT
-    from cluster.cli.text import note
+    from forebay.cluster.cli.text import note
 
     failure = _failure_of(error)
     if as_json:
@@ -126,7 +126,7 @@ def report(error: BaseException, *, as_json: bool = False) -> ExitCode:
 
 
 def _failure_of(error: BaseException) -> Failure:
-    from cluster.config import ConfigError
+    from forebay.cluster.config import ConfigError
 
     if isinstance(error, Failure):
         return error
@@ -143,7 +143,7 @@ def _failure_of(error: BaseException) -> Failure:
 def _show_as_json(failure: Failure) -> None:
     import msgspec
 
-    from cluster.schemas import ErrorAnswer, ErrorView, OtherError
+    from forebay.cluster.schemas import ErrorAnswer, ErrorView, OtherError
 
     said = ErrorView(
         code=failure.kind or failure.code.name.lower(),
@@ -154,7 +154,7 @@ def _show_as_json(failure: Failure) -> None:
         others=tuple(OtherError(sentence=one.sentence, remedy=one.remedy, place=one.place) for one in failure.others)
         or msgspec.UNSET,
     )
-    from cluster.cli.text import json_line
+    from forebay.cluster.cli.text import json_line
 
     click.echo(json_line(ErrorAnswer(error=said)), err=True)
 

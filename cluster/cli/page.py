@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from cluster.cli.exits import bad_input
-from cluster.cli.session import session
-from cluster.cli.text import note
-from cluster.schemas import operations as ops
+from forebay.cluster.cli.exits import bad_input
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import note
+from forebay.cluster.schemas import operations as ops
 
 if TYPE_CHECKING:
-    from cluster.client import Client
+    from forebay.cluster.client import Client
 
 DISPLAYS: Final = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 """Environment variables, one of which is set where a browser can be started."""

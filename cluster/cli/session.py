@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from cluster.cli.exits import ExitCode, Failure
+from forebay.cluster.cli.exits import ExitCode, Failure
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cluster.client import ApiError, Client
-    from cluster.config import AccessConfig, Config
-    from cluster.schemas import ApiOperation
-    from cluster.system import Clock
+    from forebay.cluster.client import ApiError, Client
+    from forebay.cluster.config import AccessConfig, Config
+    from forebay.cluster.schemas import ApiOperation
+    from forebay.cluster.system import Clock
 
 CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"
 
@@ -76,7 +76,7 @@ class Session:
     @property
     def clock(self) -> Clock:
         """Clock of the session."""
-        from cluster.system import SystemClock
+        from forebay.cluster.system import SystemClock
 
         return self._clock or SystemClock()
 
@@ -86,7 +86,7 @@ class Session:
         Raises:
             ConfigError: if there is none, or it is invalid.
         """
-        from cluster.config import Config
+        from forebay.cluster.config import Config
 
         return Config.load(self.config_file())
 
@@ -96,7 +96,7 @@ class Session:
         Raises:
             ConfigError: as `config`.
         """
-        from cluster.config import read_access
+        from forebay.cluster.config import read_access
 
         return read_access(self.config_file())
 
@@ -108,7 +108,7 @@ class Session:
         """
         import os
 
-        from cluster.config import find_config
+        from forebay.cluster.config import find_config
 
         return self.config_path or find_config(os.environ)
 
@@ -121,8 +121,8 @@ class Session:
         Raises:
             Failure: if the cluster did not answer, or rejected the call.
         """
-        from cluster.client import NOBODY_S, ApiError, Client, finish, run
-        from cluster.security import TlsError
+        from forebay.cluster.client import NOBODY_S, ApiError, Client, finish, run
+        from forebay.cluster.security import TlsError
 
         config = self._access()
         # With an explicit deadline, the user may be waiting for a cluster that is starting.
@@ -195,7 +195,7 @@ def name_commands(remedy: str) -> str:
 
 def exit_code_of(error: ApiError) -> ExitCode:
     """Return the exit code for a failed call."""
-    from cluster.client import NO_ANSWER, UNTRUSTED
+    from forebay.cluster.client import NO_ANSWER, UNTRUSTED
 
     if error.outcome == "unknown":
         return ExitCode.OUTCOME_UNKNOWN

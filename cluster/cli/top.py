@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from cluster.cli.commands.options import WATCH_PERIOD_S
-from cluster.cli.exits import bad_input
-from cluster.cli.session import session
-from cluster.cli.text import (
+from forebay.cluster.cli.commands.options import WATCH_PERIOD_S
+from forebay.cluster.cli.exits import bad_input
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import (
     STATE_STYLES,
     bar,
     format_time,
@@ -24,14 +24,14 @@ from cluster.cli.text import (
     stdout_console,
     unit_in,
 )
-from cluster.client import ApiError
-from cluster.schemas import operations as ops
-from replica.model import format_amount
-from replica.values import plain
+from forebay.cluster.client import ApiError
+from forebay.cluster.schemas import operations as ops
+from forebay.replica.model import format_amount
+from forebay.replica.values import plain
 
 if TYPE_CHECKING:
-    from cluster.client import Client
-    from cluster.schemas import OverviewAnswer, PoolsAnswer, PoolView, TransfersAnswer, TransferView
+    from forebay.cluster.client import Client
+    from forebay.cluster.schemas import OverviewAnswer, PoolsAnswer, PoolView, TransfersAnswer, TransferView
 
 ANSWER_S: Final = 2.0
 """Time limit for an answer before the view is marked as old, seconds."""

@@ -13,11 +13,11 @@ from typing import Final
 
 import msgspec
 
-from cluster.client.attempt import AttemptError
-from cluster.client.errors import UNTRUSTED
-from cluster.config import AccessConfig, ConfigError
-from cluster.security import NO_CERTIFICATE, TlsError, TlsFiles, is_name
-from cluster.system import account_of, peer_account, short_path, uid_of
+from forebay.cluster.client.attempt import AttemptError
+from forebay.cluster.client.errors import UNTRUSTED
+from forebay.cluster.config import AccessConfig, ConfigError
+from forebay.cluster.security import NO_CERTIFICATE, TlsError, TlsFiles, is_name
+from forebay.cluster.system import account_of, peer_account, short_path, uid_of
 
 PROBE_S: Final = 5.0
 """Time to connect to a gateway, seconds; the kernel connects at once unless hundreds wait."""
@@ -64,7 +64,7 @@ def own_access_method(config: AccessConfig) -> AccessMethod:
         return way
     why_no_munge = "[access] munge is not set"
     if table.munge:
-        from cluster.security import Munge, MungeUnavailable
+        from forebay.cluster.security import Munge, MungeUnavailable
 
         try:
             Munge(table.munge_socket).encode(b"")

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from cluster.client.errors import ANSWER_TOO_LARGE, NO_ANSWER, UNREACHABLE, UNTRUSTED, ApiError
-from cluster.system import Address
+from forebay.cluster.client.errors import ANSWER_TOO_LARGE, NO_ANSWER, UNREACHABLE, UNTRUSTED, ApiError
+from forebay.cluster.system import Address
 
 if TYPE_CHECKING:
     # Access through a gateway needs no TLS.
     import ssl
 
-    from cluster.security import TlsFiles
+    from forebay.cluster.security import TlsFiles
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """Largest response read, bytes: a list of 50,000 jobs. Bounds the client's memory."""
@@ -166,7 +166,7 @@ def server_refused(address: Address, error: Exception, tls: TlsFiles) -> Attempt
         sentence = f"the certificate of {address} {when}"
         remedy = "issue a new one, or set this machine's clock"
     else:
-        from cluster.security import describe_authority
+        from forebay.cluster.security import describe_authority
 
         expected = describe_authority(tls.authority)
         sentence = f"the certificate of {address} is not signed by the expected authority, {expected}"
@@ -196,7 +196,7 @@ def too_large(address: Address, bytes_max: int) -> AttemptError:
 
 
 def _shown_certificate(tls: TlsFiles) -> str:
-    from cluster.security import describe_certificate
+    from forebay.cluster.security import describe_certificate
 
     return "a client without a certificate" if tls.shows_nothing else describe_certificate(tls.certificate)
 

@@ -11,7 +11,7 @@ import ssl
 import threading
 from typing import Any, NamedTuple
 
-from cluster.client.attempt import (
+from forebay.cluster.client.attempt import (
     CONNECT_SHARE_MAX,
     IDLE_CONNECTION_S,
     HttpResponse,
@@ -23,9 +23,9 @@ from cluster.client.attempt import (
     server_refused,
     unreachable,
 )
-from cluster.client.http_responses import MalformedResponse, ResponseReader, read_response, request_of
-from cluster.security import TlsFiles, context_of, valid_until
-from cluster.system import Address, Clock
+from forebay.cluster.client.http_responses import MalformedResponse, ResponseReader, read_response, request_of
+from forebay.cluster.security import TlsFiles, context_of, valid_until
+from forebay.cluster.system import Address, Clock
 
 
 class _Connection(NamedTuple):

@@ -22,8 +22,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from cluster.client.attempt import AttemptError, HttpResponse, Sending
-from cluster.client.errors import (
+from forebay.cluster.client.attempt import AttemptError, HttpResponse, Sending
+from forebay.cluster.client.errors import (
     ANSWER_TOO_LARGE,
     BAD_ANSWER,
     NO_ANSWER,
@@ -34,7 +34,7 @@ from cluster.client.errors import (
     ApiError,
     error_of,
 )
-from cluster.system import Address, AddressError, Clock
+from forebay.cluster.system import Address, AddressError, Clock
 
 _T = TypeVar("_T")
 

@@ -18,11 +18,11 @@ from typing import Final, Self, cast
 
 import msgspec
 
-from cluster.client.calls import ATTEMPT_S, DEADLINE_S, RETRY_STATUSES, BackOff, is_definite, unknown_after
-from cluster.client.errors import BAD_ANSWER, NO_ANSWER, OUTCOME_UNKNOWN, UNREACHABLE, ApiError
-from cluster.client.session_ids import SessionIds
-from cluster.config import Config, ConfigError
-from cluster.schemas import (
+from forebay.cluster.client.calls import ATTEMPT_S, DEADLINE_S, RETRY_STATUSES, BackOff, is_definite, unknown_after
+from forebay.cluster.client.errors import BAD_ANSWER, NO_ANSWER, OUTCOME_UNKNOWN, UNREACHABLE, ApiError
+from forebay.cluster.client.session_ids import SessionIds
+from forebay.cluster.config import Config, ConfigError
+from forebay.cluster.schemas import (
     ANSWER_BYTES_MAX,
     CHANNEL_VERSION,
     NOT_LEADER,
@@ -41,9 +41,9 @@ from cluster.schemas import (
     encode_frame,
     new_command_id,
 )
-from cluster.security import Credentials, TlsFiles
-from cluster.system import Address, AddressError, Clock, SystemClock
-from cluster.system.eventloop import ReadingProtocol, read_buffer
+from forebay.cluster.security import Credentials, TlsFiles
+from forebay.cluster.system import Address, AddressError, Clock, SystemClock
+from forebay.cluster.system.eventloop import ReadingProtocol, read_buffer
 
 CONNECT_S: Final = 3.0
 """Time for connecting, TLS and the greeting, seconds; a LAN needs milliseconds, a loaded replica a second."""

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 import msgspec
 from msgspec.structs import replace
 
-from cluster.client.access_methods import AccessMethod, GatewayAccess, MungeAccess, access_method_of
-from cluster.client.attempt import AttemptError, Sending
-from cluster.client.calls import (
+from forebay.cluster.client.access_methods import AccessMethod, GatewayAccess, MungeAccess, access_method_of
+from forebay.cluster.client.attempt import AttemptError, Sending
+from forebay.cluster.client.calls import (
     ATTEMPT_S,
     DEADLINE_S,
     EARLIER,
@@ -38,17 +38,17 @@ from cluster.client.calls import (
     send_again,
     sleep_for,
 )
-from cluster.client.errors import BAD_ANSWER, OUTCOME_UNKNOWN, ApiError, error_of
-from cluster.client.last_leader import RememberedEndpoints
-from cluster.client.session_ids import SessionIds
-from cluster.schemas import ApiOperation, Command, Parameter, new_command_id, operations
-from cluster.system import Address, Clock, SystemClock
+from forebay.cluster.client.errors import BAD_ANSWER, OUTCOME_UNKNOWN, ApiError, error_of
+from forebay.cluster.client.last_leader import RememberedEndpoints
+from forebay.cluster.client.session_ids import SessionIds
+from forebay.cluster.schemas import ApiOperation, Command, Parameter, new_command_id, operations
+from forebay.cluster.system import Address, Clock, SystemClock
 
 if TYPE_CHECKING:
-    from cluster.client.exchange import Exchange
-    from cluster.client.page_proxy import PageProxy
-    from cluster.config import AccessConfig
-    from cluster.schemas import (
+    from forebay.cluster.client.exchange import Exchange
+    from forebay.cluster.client.page_proxy import PageProxy
+    from forebay.cluster.config import AccessConfig
+    from forebay.cluster.schemas import (
         BulkAnswer,
         BulkCommand,
         CommandResult,
@@ -242,7 +242,7 @@ class Client:
         requests: a command that may have taken effect stays unknown until a response that `is_definite`.
         """
         left_s = self._deadline_s if deadline_s is None else deadline_s
-        from cluster.schemas import BulkAnswer
+        from forebay.cluster.schemas import BulkAnswer
 
         until_s = self._clock.monotonic_s() + left_s
         back_off = BackOff()
@@ -271,7 +271,7 @@ class Client:
         return BulkAnswer(revision=answer.revision, results=tuple(results))
 
     async def _send(self, commands: Sequence[BulkCommand], deadline_s: float) -> BulkAnswer:
-        from cluster.schemas import BulkRequest
+        from forebay.cluster.schemas import BulkRequest
 
         # Any of the IDs distinguishes an unknown outcome; the whole request is resent.
         marker = commands[0].command_id if commands else None
@@ -299,7 +299,7 @@ class Client:
 
         To stop early, close it: `async with contextlib.aclosing(client.events()) as events`.
         """
-        from cluster.client.events import GIVE_UP_S, EventStream
+        from forebay.cluster.client.events import GIVE_UP_S, EventStream
 
         if give_up_s is None:
             give_up_s = GIVE_UP_S
@@ -310,7 +310,7 @@ class Client:
 
     def page_proxy(self, port: int = 0) -> PageProxy:
         """Return a loopback proxy of the status page with this client's access; port 0: a free one."""
-        from cluster.client.page_proxy import PageProxy
+        from forebay.cluster.client.page_proxy import PageProxy
 
         # Only an event loop can serve.
         return PageProxy(cast("Exchange", self._exchange), self._endpoints, port)
@@ -390,29 +390,29 @@ def _command_id(request: object) -> str | None:
 
 def _blocking(way: AccessMethod, clock: Clock) -> Sending:
     if isinstance(way, GatewayAccess):
-        from cluster.client.own_account import GatewayExchange
+        from forebay.cluster.client.own_account import GatewayExchange
 
         return GatewayExchange(way, clock)
     if isinstance(way, MungeAccess):
-        from cluster.client.own_account import by_munge
+        from forebay.cluster.client.own_account import by_munge
 
         return by_munge(way, clock)
-    from cluster.client.blocking import BlockingExchange
+    from forebay.cluster.client.blocking import BlockingExchange
 
     return BlockingExchange(way, clock)
 
 
 def _on_a_loop(way: AccessMethod, clock: Clock) -> Exchange:
     if isinstance(way, GatewayAccess):
-        from cluster.client.own_account_loop import GatewayLoopExchange
+        from forebay.cluster.client.own_account_loop import GatewayLoopExchange
 
         return GatewayLoopExchange(way)
     if isinstance(way, MungeAccess):
-        from cluster.client.own_account_loop import MungeLoopExchange
+        from forebay.cluster.client.own_account_loop import MungeLoopExchange
 
         return MungeLoopExchange(way)
-    from cluster.client.exchange import Exchange
-    from cluster.security import check_validity
+    from forebay.cluster.client.exchange import Exchange
+    from forebay.cluster.security import check_validity
 
     check_validity(way.certificate, clock.now())
     return Exchange(way)

@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from cluster.schemas import ErrorAnswer, ErrorView, OtherError
+from forebay.cluster.schemas import ErrorAnswer, ErrorView, OtherError
 
 Outcome = Literal["rejected", "unknown"]
 

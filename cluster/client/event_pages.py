@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from cluster.schemas import operations as ops
+from forebay.cluster.schemas import operations as ops
 
 if TYPE_CHECKING:
-    from cluster.client.client import Client
-    from cluster.schemas import StoryAnswer
+    from forebay.cluster.client.client import Client
+    from forebay.cluster.schemas import StoryAnswer
 
 
 async def read_event_pages(client: Client, after: int | None = None, **asked: Any) -> AsyncIterator[StoryAnswer]:

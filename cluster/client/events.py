@@ -12,13 +12,20 @@ from typing import Final
 
 import msgspec
 
-from cluster.client.attempt import AttemptError
-from cluster.client.calls import REDIRECT_STATUSES, REDIRECTS_MAX, RETRY_STATUSES, BackOff, Endpoints, redirection
-from cluster.client.errors import BAD_ANSWER, NO_ANSWER, UNREACHABLE, ApiError, error_of
-from cluster.client.exchange import Exchange
-from cluster.client.sse import ServerSentEvent, SseParser, StreamBroken
-from cluster.schemas import EventView
-from cluster.system import Address, Clock
+from forebay.cluster.client.attempt import AttemptError
+from forebay.cluster.client.calls import (
+    REDIRECT_STATUSES,
+    REDIRECTS_MAX,
+    RETRY_STATUSES,
+    BackOff,
+    Endpoints,
+    redirection,
+)
+from forebay.cluster.client.errors import BAD_ANSWER, NO_ANSWER, UNREACHABLE, ApiError, error_of
+from forebay.cluster.client.exchange import Exchange
+from forebay.cluster.client.sse import ServerSentEvent, SseParser, StreamBroken
+from forebay.cluster.schemas import EventView
+from forebay.cluster.system import Address, Clock
 
 IDLE_S: Final = 45.0
 """Silence after which a stream counts as dead, seconds: three of the server's keep-alive comments, 15 s apart."""

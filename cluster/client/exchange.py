@@ -9,7 +9,7 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
-from cluster.client.attempt import (
+from forebay.cluster.client.attempt import (
     ANSWER_BYTES_MAX,
     CHUNK_BYTES,
     CONNECT_SHARE_MAX,
@@ -24,8 +24,8 @@ from cluster.client.attempt import (
     too_large,
     unreachable,
 )
-from cluster.security import Credentials, TlsFiles
-from cluster.system import Address
+from forebay.cluster.security import Credentials, TlsFiles
+from forebay.cluster.system import Address
 
 CONNECTIONS_MAX: Final = 1024
 """Connections of one client, count: the benchmark's largest number of clients."""

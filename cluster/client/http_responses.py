@@ -9,8 +9,8 @@ from __future__ import annotations
 import socket
 from typing import Final
 
-from cluster.client.attempt import ANSWER_BYTES_MAX, CHUNK_BYTES, HttpResponse, too_large
-from cluster.system import Address, Clock
+from forebay.cluster.client.attempt import ANSWER_BYTES_MAX, CHUNK_BYTES, HttpResponse, too_large
+from forebay.cluster.system import Address, Clock
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 """Size of the status line and headers, or of one chunk line, bytes; a replica's have some two hundred."""

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
-from cluster.client.calls import Endpoints
-from cluster.system import Address, closing, open_directory
+from forebay.cluster.client.calls import Endpoints
+from forebay.cluster.system import Address, closing, open_directory
 
 DIRECTORY_VARIABLE: Final = "XDG_RUNTIME_DIR"
 """Environment variable of the session's directory (XDG Base Directory Specification)."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cluster.client.access_methods import GatewayAccess, connect_gateway
-from cluster.client.attempt import (
+from forebay.cluster.client.access_methods import GatewayAccess, connect_gateway
+from forebay.cluster.client.attempt import (
     ATTEMPT_HEADER,
     IDLE_CONNECTION_S,
     AttemptError,
@@ -17,12 +17,12 @@ from cluster.client.attempt import (
     broken,
     no_answer,
 )
-from cluster.client.http_responses import MalformedResponse, ResponseReader, read_response, request_of
-from cluster.system import Address, Clock
+from forebay.cluster.client.http_responses import MalformedResponse, ResponseReader, read_response, request_of
+from forebay.cluster.system import Address, Clock
 
 if TYPE_CHECKING:
-    from cluster.client.access_methods import MungeAccess
-    from cluster.client.attempt import Sending
+    from forebay.cluster.client.access_methods import MungeAccess
+    from forebay.cluster.client.attempt import Sending
 
 
 class GatewayExchange:
@@ -100,14 +100,14 @@ class Credential:
         Raises:
             MungeUnavailable: The library cannot be loaded.
         """
-        from cluster.security import Munge
+        from forebay.cluster.security import Munge
 
         self._munge = Munge(way.socket)
         self._cluster_id = way.cluster_id
 
     def header(self, address: Address, method: str, target: str, body: bytes | None) -> str:
         """Return the Authorization header of one request to the replica at `address`."""
-        from cluster.security import SCHEME, MungeUnavailable, purpose_of
+        from forebay.cluster.security import SCHEME, MungeUnavailable, purpose_of
 
         try:
             payload = purpose_of(self._cluster_id, str(address), method, target, body or b"")
@@ -122,8 +122,8 @@ def by_munge(way: MungeAccess, clock: Clock) -> Sending:
     Raises:
         TlsError, MungeUnavailable: The authority or libmunge cannot be used.
     """
-    from cluster.client.blocking import BlockingExchange
-    from cluster.security import authority_context
+    from forebay.cluster.client.blocking import BlockingExchange
+    from forebay.cluster.security import authority_context
 
     credential = Credential(way)
 

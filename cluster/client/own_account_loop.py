@@ -12,12 +12,12 @@ import aiohttp
 import msgspec
 from aiohttp import client_proto
 
-from cluster.client.access_methods import GatewayAccess, MungeAccess, connect_gateway
-from cluster.client.attempt import ATTEMPT_HEADER, IDLE_CONNECTION_S, HttpResponse, broken
-from cluster.client.exchange import CONNECTIONS_MAX, Exchange
-from cluster.client.own_account import Credential, attempt_of, gateway_unreachable
-from cluster.security import NO_CERTIFICATE, TlsFiles, authority_context
-from cluster.system import Address
+from forebay.cluster.client.access_methods import GatewayAccess, MungeAccess, connect_gateway
+from forebay.cluster.client.attempt import ATTEMPT_HEADER, IDLE_CONNECTION_S, HttpResponse, broken
+from forebay.cluster.client.exchange import CONNECTIONS_MAX, Exchange
+from forebay.cluster.client.own_account import Credential, attempt_of, gateway_unreachable
+from forebay.cluster.security import NO_CERTIFICATE, TlsFiles, authority_context
+from forebay.cluster.system import Address
 
 
 class _Connector(aiohttp.BaseConnector):

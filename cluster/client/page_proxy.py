@@ -18,10 +18,10 @@ from typing import Final, Self
 
 from aiohttp import web
 
-from cluster.client.attempt import ATTEMPT_HEADER, AttemptError
-from cluster.client.calls import REDIRECT_STATUSES, REDIRECTS_MAX, Endpoints, redirection
-from cluster.client.exchange import Exchange
-from cluster.system import Address
+from forebay.cluster.client.attempt import ATTEMPT_HEADER, AttemptError
+from forebay.cluster.client.calls import REDIRECT_STATUSES, REDIRECTS_MAX, Endpoints, redirection
+from forebay.cluster.client.exchange import Exchange
+from forebay.cluster.system import Address
 
 HOST: Final = "127.0.0.1"
 

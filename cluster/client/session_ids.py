@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from cluster.client.calls import is_definite
-from cluster.system import Clock
-from replica.values import SESSION_IDLE_S_MAX, SESSION_WINDOW_MAX, decode_session_command_id, encode_session_command_id
+from forebay.cluster.client.calls import is_definite
+from forebay.cluster.system import Clock
+from forebay.replica.values import (
+    SESSION_IDLE_S_MAX,
+    SESSION_WINDOW_MAX,
+    decode_session_command_id,
+    encode_session_command_id,
+)
 
 if TYPE_CHECKING:
     import asyncio

@@ -11,9 +11,9 @@ from typing import Final, Literal, NamedTuple
 import aiohttp
 from yarl import URL
 
-from cluster.config import WitnessConfig
-from cluster.security import TlsError, open_client_context
-from cluster.security.proofs import MAX_ANSWER_BYTES
+from forebay.cluster.config import WitnessConfig
+from forebay.cluster.security import TlsError, open_client_context
+from forebay.cluster.security.proofs import MAX_ANSWER_BYTES
 
 ADD_CHECKPOINT: Final = "/add-checkpoint"
 

@@ -2,17 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from replica.lazy_exports import export_lazily
+from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from cluster.config.access import OPERATOR_NAME, AccessConfig, ReplicaConfig
-    from cluster.config.accounts import GROUP_SIGN, MUNGE, AccessTable
-    from cluster.config.config import AgentConfig, Config, RetentionConfig, TracesConfig
-    from cluster.config.discovery import find_config, read_access
-    from cluster.config.drill import DrillConfig, HelperConfig
-    from cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
-    from cluster.config.mail import MailConfig
-    from cluster.config.new_site import (
+    from forebay.cluster.config.access import OPERATOR_NAME, AccessConfig, ReplicaConfig
+    from forebay.cluster.config.accounts import GROUP_SIGN, MUNGE, AccessTable
+    from forebay.cluster.config.config import AgentConfig, Config, RetentionConfig, TracesConfig
+    from forebay.cluster.config.discovery import find_config, read_access
+    from forebay.cluster.config.drill import DrillConfig, HelperConfig
+    from forebay.cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
+    from forebay.cluster.config.mail import MailConfig
+    from forebay.cluster.config.new_site import (
         FIRST_START_NAME,
         GUIDE_NAME,
         HOSTS_NAME,
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
         hosts_of,
         replica_hosts,
     )
-    from cluster.config.reloading import AGREED, Reloader
-    from cluster.config.toml import ConfigError
-    from cluster.config.witnesses import WitnessConfig
+    from forebay.cluster.config.reloading import AGREED, Reloader
+    from forebay.cluster.config.toml import ConfigError
+    from forebay.cluster.config.witnesses import WitnessConfig
 else:
     __getattr__ = export_lazily(
         __name__,

@@ -12,10 +12,10 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import force_setattr
 
-from cluster.config.accounts import NO_ACCESS, AccessTable
-from cluster.config.toml import NOBODYS, ConfigError, Document, InvalidValue, Name, Text, Written
-from cluster.security import AUTHORITY_NAME, NAME_RULE, TlsFiles, find_unsafe_keys, is_name, is_there
-from cluster.system import Address
+from forebay.cluster.config.accounts import NO_ACCESS, AccessTable
+from forebay.cluster.config.toml import NOBODYS, ConfigError, Document, InvalidValue, Name, Text, Written
+from forebay.cluster.security import AUTHORITY_NAME, NAME_RULE, TlsFiles, find_unsafe_keys, is_name, is_there
+from forebay.cluster.system import Address
 
 CONFIG_BYTES_MAX: Final = 4 * 1024 * 1024
 """Size limit of the file, bytes: several times 10,000 agents of about 100 bytes each."""

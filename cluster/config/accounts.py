@@ -10,8 +10,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from cluster.config.toml import InvalidValue, Name, Text, Written
-from cluster.security import NAME_RULE, is_name
+from forebay.cluster.config.toml import InvalidValue, Name, Text, Written
+from forebay.cluster.security import NAME_RULE, is_name
 
 LISTED_MAX: Final = 256
 """Accounts, groups or gateways in one list, count: use a group for more."""

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, field
 from msgspec.structs import force_setattr
 
-from cluster.config.access import (
+from forebay.cluster.config.access import (
     CONFIG_BYTES_MAX,
     OPERATOR_NAME,
     REPLICAS_MAX,
@@ -23,9 +23,9 @@ from cluster.config.access import (
     TlsConfig,
     absolute,
 )
-from cluster.config.accounts import NO_ACCESS, AccessTable
-from cluster.config.drill import HELPERS_MAX, NO_DRILLS, DrillConfig, HelperConfig
-from cluster.config.initial_state import (
+from forebay.cluster.config.accounts import NO_ACCESS, AccessTable
+from forebay.cluster.config.drill import HELPERS_MAX, NO_DRILLS, DrillConfig, HelperConfig
+from forebay.cluster.config.initial_state import (
     FilesystemTable,
     PolicyTable,
     PoolTable,
@@ -34,17 +34,28 @@ from cluster.config.initial_state import (
     policy_of,
     pools_of,
 )
-from cluster.config.job_process import JobProcessTable
-from cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
-from cluster.config.mail import NO_MAIL, MailConfig
-from cluster.config.provider import ProviderTable
-from cluster.config.toml import Bytes, ConfigError, Document, InvalidValue, Name, Size, Text, Written, key_text, near
-from cluster.config.witnesses import WITNESSES_MAX, CheckpointsConfig, WitnessConfig, check_witnesses
-from cluster.providers import NO_LOCAL, Local
-from cluster.security import AUTHORITY_NAME, find_unsafe_keys
-from cluster.system import Address, JobProcess
-from replica.model import Pool, SharedFilesystem, Site
-from replica.values import CPUS_MAX, FILESYSTEMS_MAX, NODES_MAX, POOLS_MAX
+from forebay.cluster.config.job_process import JobProcessTable
+from forebay.cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
+from forebay.cluster.config.mail import NO_MAIL, MailConfig
+from forebay.cluster.config.provider import ProviderTable
+from forebay.cluster.config.toml import (
+    Bytes,
+    ConfigError,
+    Document,
+    InvalidValue,
+    Name,
+    Size,
+    Text,
+    Written,
+    key_text,
+    near,
+)
+from forebay.cluster.config.witnesses import WITNESSES_MAX, CheckpointsConfig, WitnessConfig, check_witnesses
+from forebay.cluster.providers import NO_LOCAL, Local
+from forebay.cluster.security import AUTHORITY_NAME, find_unsafe_keys
+from forebay.cluster.system import Address, JobProcess
+from forebay.replica.model import Pool, SharedFilesystem, Site
+from forebay.replica.values import CPUS_MAX, FILESYSTEMS_MAX, NODES_MAX, POOLS_MAX
 
 __all__ = [
     "AgentConfig",

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from cluster.config.access import AccessConfig
-from cluster.config.toml import ConfigError
-from cluster.system import UntrustedFile, open_trusted
+from forebay.cluster.config.access import AccessConfig
+from forebay.cluster.config.toml import ConfigError
+from forebay.cluster.system import UntrustedFile, open_trusted
 
 CONFIG_NAME: Final = "forebay.toml"
 """File name in every location searched."""
@@ -82,7 +82,7 @@ def read_access(path: Path) -> AccessConfig:
     """
     access = AccessConfig.read_if_valid(path)
     if access is None:
-        from cluster.config.config import Config
+        from forebay.cluster.config.config import Config
 
         # Let the full check report the error.
         return Config.load(path)

@@ -12,10 +12,10 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from cluster.config.toml import InvalidValue, Name, Text, Written
-from cluster.system import Address
-from replica.model import SCENARIOS
-from replica.values import is_mail_address
+from forebay.cluster.config.toml import InvalidValue, Name, Text, Written
+from forebay.cluster.system import Address
+from forebay.replica.model import SCENARIOS
+from forebay.replica.values import is_mail_address
 
 HELPERS_MAX: Final = 64
 """Helpers in the file, count: one for each machine in drills."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from cluster.config.toml import Bytes, Document, InvalidValue, KeyPath, Name, Size, Text, Written
-from replica.grammar import check_filesystem
-from replica.model import FOUNDING_FIELDS, Pool, SharedFilesystem, Site, check_site
+from forebay.cluster.config.toml import Bytes, Document, InvalidValue, KeyPath, Name, Size, Text, Written
+from forebay.replica.grammar import check_filesystem
+from forebay.replica.model import FOUNDING_FIELDS, Pool, SharedFilesystem, Site, check_site
 
 ROOTS_MAX: Final = 256
 """Staging roots of a kind, count: each is compared with every path of a job."""

@@ -5,9 +5,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from cluster.config.toml import InvalidValue, Text, near
-from cluster.system import CAPABILITIES, UNLIMITED, JobProcess
-from replica.values import SizeError, parse_size
+from forebay.cluster.config.toml import InvalidValue, Text, near
+from forebay.cluster.system import CAPABILITIES, UNLIMITED, JobProcess
+from forebay.replica.values import SizeError, parse_size
 
 LIMIT_MAX: Final = 2**31 - 1
 """Largest number of descriptors or processes: more than Linux permits of either."""

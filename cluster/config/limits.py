@@ -8,8 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, field
 
-from cluster.config.toml import Bytes, InvalidValue, Size
-from replica.values import JOBS_UNFINISHED_MAX, SCRIPT_BYTES_MAX
+from forebay.cluster.config.toml import Bytes, InvalidValue, Size
+from forebay.replica.values import JOBS_UNFINISHED_MAX, SCRIPT_BYTES_MAX
 
 COMMANDS_PER_MINUTE_MAX = 10_000_000
 """Commands of one user per minute, count: several times the rate all users together can reach."""

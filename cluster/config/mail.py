@@ -9,9 +9,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from cluster.config.toml import InvalidValue, Text, Written
-from cluster.system import Address
-from replica.values import is_mail_address, is_mail_domain
+from forebay.cluster.config.toml import InvalidValue, Text, Written
+from forebay.cluster.system import Address
+from forebay.replica.values import is_mail_address, is_mail_domain
 
 
 class MailConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,9 +14,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from cluster.config.config import OPERATOR_NAME, REPLICA_COUNTS, Config, StorageConfig, TimingConfig
-from cluster.config.toml import ConfigError
-from cluster.security import (
+from forebay.cluster.config.config import OPERATOR_NAME, REPLICA_COUNTS, Config, StorageConfig, TimingConfig
+from forebay.cluster.config.toml import ConfigError
+from forebay.cluster.security import (
     AUTHORITY_NAME,
     NAME_RULE,
     SHARED_DIRECTORY_MODE,
@@ -27,7 +27,7 @@ from cluster.security import (
     is_name,
     issue,
 )
-from cluster.system import (
+from forebay.cluster.system import (
     Address,
     AddressError,
     Clock,
@@ -38,7 +38,7 @@ from cluster.system import (
     open_directory,
     sync_directory,
 )
-from replica.values import SizeError, format_size, parse_size
+from forebay.replica.values import SizeError, format_size, parse_size
 
 CONFIG_NAME: Final = "forebay.toml"
 TLS_NAME: Final = "tls"

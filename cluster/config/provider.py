@@ -12,9 +12,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from cluster.config.toml import InvalidValue, Text, check_line
-from cluster.providers import LOCAL_PROGRAMS_MAX, LOCAL_VARIABLES_MAX, Local
-from replica.model import program_fault
+from forebay.cluster.config.toml import InvalidValue, Text, check_line
+from forebay.cluster.providers import LOCAL_PROGRAMS_MAX, LOCAL_VARIABLES_MAX, Local
+from forebay.replica.model import program_fault
 
 LUA_SCRIPT_NAME: Final = "burst_buffer.lua"
 """Name of the lua provider's script beside forebay.toml, as Slurm has it beside slurm.conf."""

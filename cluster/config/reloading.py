@@ -13,8 +13,8 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from cluster.config.access import AccessConfig
-from cluster.config.toml import ConfigError
+from forebay.cluster.config.access import AccessConfig
+from forebay.cluster.config.toml import ConfigError
 
 LOGGER = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, NewType, TypeV
 import msgspec
 from msgspec import Meta, inspect
 
-from cluster.security import NAME_RULE, is_name
-from cluster.system import Address, AddressError
-from replica.values import SizeError, parse_size
+from forebay.cluster.security import NAME_RULE, is_name
+from forebay.cluster.system import Address, AddressError
+from forebay.replica.values import SizeError, parse_size
 
 TEXT_CHARACTERS_MAX: Final = 16 * 1024
 """Characters of a string: a path has at most 4,096 bytes, a variable for a site's programs may have more."""
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     Name = str
 else:
     Name = NewType("Name", str)
-    """Name that is also a file name and the name in a certificate (`cluster.security.identity`)."""
+    """Name that is also a file name and the name in a certificate (`forebay.cluster.security.identity`)."""
 
     class _Open(type):
         def __instancecheck__(cls, instance: object) -> bool:
@@ -95,7 +95,7 @@ class ConfigError(Exception):
     """
 
     def __init__(self, file: Path, key: str, sentence: str, remedy: str, line: int = 0, column: int = 0) -> None:
-        from replica.grammar import format_place
+        from forebay.replica.grammar import format_place
 
         self.place = format_place(str(file), line, column) if line else str(file)
         super().__init__(": ".join(part for part in (self.place, key, f"{sentence}; {remedy}") if part))

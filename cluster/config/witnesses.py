@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import force_setattr
 
-from cluster.config.toml import Document, InvalidValue, Name, Text, Written
-from cluster.security.proofs import COSIGNATURE_KEY, NoteError, VerifierKey, parse_key
-from cluster.system import Address
+from forebay.cluster.config.toml import Document, InvalidValue, Name, Text, Written
+from forebay.cluster.security.proofs import COSIGNATURE_KEY, NoteError, VerifierKey, parse_key
+from forebay.cluster.system import Address
 
 WITNESSES_MAX: Final = 16
 """Witnesses of a cluster, count: a note has space for their lines and those of nine replicas."""

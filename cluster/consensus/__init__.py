@@ -1,8 +1,8 @@
 """Raft consensus of the replicas, with PySyncObj behind one adapter. DESIGN.md lists the hazards."""
 
-from cluster.consensus.configurations import MemberChange, recovery_configuration
-from cluster.consensus.driver import Consensus
-from cluster.consensus.interface import (
+from forebay.cluster.consensus.configurations import MemberChange, recovery_configuration
+from forebay.cluster.consensus.driver import Consensus
+from forebay.cluster.consensus.interface import (
     ChangeRefused,
     EntryTooLarge,
     HistoryElsewhere,
@@ -16,8 +16,8 @@ from cluster.consensus.interface import (
     SnapshotSink,
     Timing,
 )
-from cluster.consensus.log_compaction import HELD_BACK_ENTRIES
-from cluster.consensus.peer_clocks import OFF_S, OFF_US, ClockBounds
-from cluster.consensus.seals import KeyReplaced, SealBroken, SealChecks, Seals, check_tail
-from cluster.consensus.service import Engine, Peer
-from cluster.security import TlsFiles as PeerTls
+from forebay.cluster.consensus.log_compaction import HELD_BACK_ENTRIES
+from forebay.cluster.consensus.peer_clocks import OFF_S, OFF_US, ClockBounds
+from forebay.cluster.consensus.seals import KeyReplaced, SealBroken, SealChecks, Seals, check_tail
+from forebay.cluster.consensus.service import Engine, Peer
+from forebay.cluster.security import TlsFiles as PeerTls

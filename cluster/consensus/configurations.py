@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from cluster.consensus.interface import ChangeRefused
-from wal import (
+from forebay.cluster.consensus.interface import ChangeRefused
+from forebay.wal import (
     LEARNERS_MAX,
     VOTERS_MAX,
     BrokenInvariant,

@@ -8,10 +8,10 @@ from typing import Final, NoReturn, TypeVar
 
 import msgspec
 
-from cluster.consensus.configurations import MemberChange
-from cluster.consensus.engine import Engine
-from cluster.consensus.frames import AnyMessage, ClockReply, ClockRequest
-from cluster.consensus.interface import (
+from forebay.cluster.consensus.configurations import MemberChange
+from forebay.cluster.consensus.engine import Engine
+from forebay.cluster.consensus.frames import AnyMessage, ClockReply, ClockRequest
+from forebay.cluster.consensus.interface import (
     ChangeRefused,
     IncarnationOver,
     JournalLike,
@@ -22,13 +22,13 @@ from cluster.consensus.interface import (
     Timing,
     Uniform,
 )
-from cluster.consensus.peer_clocks import ASK_S, ClockBounds, PeerClocks
-from cluster.consensus.seals import Seals
-from cluster.consensus.state import NEVER
-from cluster.consensus.transport import TlsLinks
-from cluster.security import Credentials, Peers
-from cluster.system import Clock
-from wal import FIRST_INCARNATION, Configuration, ConfigurationAt, Incarnation, lineage_of, name_of
+from forebay.cluster.consensus.peer_clocks import ASK_S, ClockBounds, PeerClocks
+from forebay.cluster.consensus.seals import Seals
+from forebay.cluster.consensus.state import NEVER
+from forebay.cluster.consensus.transport import TlsLinks
+from forebay.cluster.security import Credentials, Peers
+from forebay.cluster.system import Clock
+from forebay.wal import FIRST_INCARNATION, Configuration, ConfigurationAt, Incarnation, lineage_of, name_of
 
 _Answer = TypeVar("_Answer")
 

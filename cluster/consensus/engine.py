@@ -7,7 +7,7 @@ gives the time of the next tick without events. It composes the modules of rules
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from cluster.consensus import (
+from forebay.cluster.consensus import (
     leader_election,
     leadership_transfer,
     log_compaction,
@@ -15,8 +15,8 @@ from cluster.consensus import (
     membership_change,
     raft_log,
 )
-from cluster.consensus.configurations import Configurations, MemberChange
-from cluster.consensus.frames import (
+from forebay.cluster.consensus.configurations import Configurations, MemberChange
+from forebay.cluster.consensus.frames import (
     AnyMessage,
     AppendReply,
     AppendRequest,
@@ -31,15 +31,15 @@ from cluster.consensus.frames import (
     VoteReply,
     VoteRequest,
 )
-from cluster.consensus.interface import JournalLike, Links, Machine, PeerStatus, Role, Timing, Uniform
-from cluster.consensus.progress import Phase, Progress
-from cluster.consensus.read_index import ReadWaiter
-from cluster.consensus.seals import Seals
-from cluster.consensus.snapshots import SnapshotReceiver
-from cluster.consensus.state import NEVER, Outbox, RaftState
-from cluster.consensus.stock import StockNode
-from cluster.system import Clock, LogRateLimiter
-from wal import BrokenInvariant, Configuration, ConfigurationAt, Member, initial
+from forebay.cluster.consensus.interface import JournalLike, Links, Machine, PeerStatus, Role, Timing, Uniform
+from forebay.cluster.consensus.progress import Phase, Progress
+from forebay.cluster.consensus.read_index import ReadWaiter
+from forebay.cluster.consensus.seals import Seals
+from forebay.cluster.consensus.snapshots import SnapshotReceiver
+from forebay.cluster.consensus.state import NEVER, Outbox, RaftState
+from forebay.cluster.consensus.stock import StockNode
+from forebay.cluster.system import Clock, LogRateLimiter
+from forebay.wal import BrokenInvariant, Configuration, ConfigurationAt, Member, initial
 
 _ROUTINE: Final = (Heartbeat, AppendReply)
 """Messages that make up almost all traffic of an idle cluster."""

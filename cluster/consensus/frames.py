@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from wal import ENTRY_MAX_BYTES, SEAL_MAX_BYTES, Incarnation, parse_lineage
+from forebay.wal import ENTRY_MAX_BYTES, SEAL_MAX_BYTES, Incarnation, parse_lineage
 
 FRAME_VERSION: Final = 1
 

@@ -7,8 +7,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from cluster.consensus.frames import MAX_ENTRY_BYTES, AnyMessage
-from wal import ConfigurationAt, Entry
+from forebay.cluster.consensus.frames import MAX_ENTRY_BYTES, AnyMessage
+from forebay.wal import ConfigurationAt, Entry
 
 HEARTBEATS_PER_ELECTION: Final = 3
 """Heartbeats that must fit in the shortest election timeout, so that one or two late ones cause no election."""

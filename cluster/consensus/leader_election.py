@@ -10,13 +10,13 @@ from typing import Final
 
 import msgspec
 
-from cluster.consensus.frames import AnyMessage, AppendRequest, Heartbeat, SnapshotChunk, VoteReply, VoteRequest
-from cluster.consensus.interface import HistoryElsewhere, Role
-from cluster.consensus.raft_log import append_own
-from cluster.consensus.seals import SealBroken, remedy_for
-from cluster.consensus.state import NEVER, RaftState
-from cluster.system import SLOW_SYNC_S, about
-from wal import Change, ChangeKind, Configuration, Member, encode_configuration, name_of, no_op_of
+from forebay.cluster.consensus.frames import AnyMessage, AppendRequest, Heartbeat, SnapshotChunk, VoteReply, VoteRequest
+from forebay.cluster.consensus.interface import HistoryElsewhere, Role
+from forebay.cluster.consensus.raft_log import append_own
+from forebay.cluster.consensus.seals import SealBroken, remedy_for
+from forebay.cluster.consensus.state import NEVER, RaftState
+from forebay.cluster.system import SLOW_SYNC_S, about
+from forebay.wal import Change, ChangeKind, Configuration, Member, encode_configuration, name_of, no_op_of
 
 _log = logging.getLogger(__name__)
 

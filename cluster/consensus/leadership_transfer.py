@@ -3,12 +3,12 @@
 import logging
 from typing import Final
 
-from cluster.consensus.frames import TimeoutNow
-from cluster.consensus.interface import ChangeRefused, Role
-from cluster.consensus.leader_election import stand
-from cluster.consensus.progress import Phase
-from cluster.consensus.state import RaftState
-from wal import name_of
+from forebay.cluster.consensus.frames import TimeoutNow
+from forebay.cluster.consensus.interface import ChangeRefused, Role
+from forebay.cluster.consensus.leader_election import stand
+from forebay.cluster.consensus.progress import Phase
+from forebay.cluster.consensus.state import RaftState
+from forebay.wal import name_of
 
 _log = logging.getLogger(__name__)
 

@@ -3,12 +3,12 @@
 import logging
 from typing import Final
 
-from cluster.consensus.frames import DONE, REFUSED, SnapshotChunk, SnapshotReply
-from cluster.consensus.progress import Phase, Progress
-from cluster.consensus.raft_log import follow_configuration
-from cluster.consensus.snapshots import RETRY_S, SnapshotSender
-from cluster.consensus.state import NEVER, RaftState
-from wal import BrokenInvariant
+from forebay.cluster.consensus.frames import DONE, REFUSED, SnapshotChunk, SnapshotReply
+from forebay.cluster.consensus.progress import Phase, Progress
+from forebay.cluster.consensus.raft_log import follow_configuration
+from forebay.cluster.consensus.snapshots import RETRY_S, SnapshotSender
+from forebay.cluster.consensus.state import NEVER, RaftState
+from forebay.wal import BrokenInvariant
 
 _log = logging.getLogger(__name__)
 

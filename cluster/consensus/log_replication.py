@@ -3,8 +3,8 @@
 import logging
 from itertools import chain, repeat
 
-from cluster.consensus import log_compaction
-from cluster.consensus.frames import (
+from forebay.cluster.consensus import log_compaction
+from forebay.cluster.consensus.frames import (
     APPEND_BYTES,
     APPEND_ENTRIES,
     MAX_ENTRY_BYTES,
@@ -17,10 +17,10 @@ from cluster.consensus.frames import (
     SnapshotReply,
     StateLost,
 )
-from cluster.consensus.interface import EntryTooLarge, LostDurableState, Role
-from cluster.consensus.leader_election import become_follower, distrust, has_passed, postpone_election
-from cluster.consensus.progress import Phase, Progress
-from cluster.consensus.raft_log import (
+from forebay.cluster.consensus.interface import EntryTooLarge, LostDurableState, Role
+from forebay.cluster.consensus.leader_election import become_follower, distrust, has_passed, postpone_election
+from forebay.cluster.consensus.progress import Phase, Progress
+from forebay.cluster.consensus.raft_log import (
     append,
     append_own,
     check_received,
@@ -28,11 +28,11 @@ from cluster.consensus.raft_log import (
     last_index_not_above_term,
     truncate_from,
 )
-from cluster.consensus.read_index import ReadWaiter
-from cluster.consensus.seals import SealBroken
-from cluster.consensus.state import NEVER, RaftState
-from cluster.system import about
-from wal import BrokenInvariant, Entry, is_configuration, name_of
+from forebay.cluster.consensus.read_index import ReadWaiter
+from forebay.cluster.consensus.seals import SealBroken
+from forebay.cluster.consensus.state import NEVER, RaftState
+from forebay.cluster.system import about
+from forebay.wal import BrokenInvariant, Entry, is_configuration, name_of
 
 _log = logging.getLogger(__name__)
 

@@ -6,14 +6,14 @@ Each change is committed and applied before the next, and differs by one voter, 
 import logging
 from typing import Final
 
-from cluster.consensus.configurations import MemberChange, may_be_later, next_configuration
-from cluster.consensus.frames import AnyMessage, RemovalNotice
-from cluster.consensus.interface import ChangeRefused, RemovedFromCluster
-from cluster.consensus.leader_election import with_keys
-from cluster.consensus.progress import Phase
-from cluster.consensus.raft_log import append_own
-from cluster.consensus.state import SEQ_BITS, RaftState, first_seq
-from wal import ChangeKind, Configuration, encode_configuration, incarnation_of, name_of
+from forebay.cluster.consensus.configurations import MemberChange, may_be_later, next_configuration
+from forebay.cluster.consensus.frames import AnyMessage, RemovalNotice
+from forebay.cluster.consensus.interface import ChangeRefused, RemovedFromCluster
+from forebay.cluster.consensus.leader_election import with_keys
+from forebay.cluster.consensus.progress import Phase
+from forebay.cluster.consensus.raft_log import append_own
+from forebay.cluster.consensus.state import SEQ_BITS, RaftState, first_seq
+from forebay.wal import ChangeKind, Configuration, encode_configuration, incarnation_of, name_of
 
 _log = logging.getLogger(__name__)
 

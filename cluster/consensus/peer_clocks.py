@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from cluster.consensus.frames import ClockReply, ClockRequest
-from cluster.system import Clock
-from replica.values import MICROSECONDS_PER_SECOND, Instant
+from forebay.cluster.consensus.frames import ClockReply, ClockRequest
+from forebay.cluster.system import Clock
+from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant
 
 ASK_S: Final = 2.0
 """Period of requests to each peer, seconds: two frames each way. A changed clock is noticed within it."""

@@ -8,12 +8,12 @@ and undone when cut (thesis 4.1).
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from cluster.consensus.frames import APPEND_ENTRIES
-from cluster.consensus.interface import RemovedFromCluster
-from cluster.consensus.progress import Phase, Progress
-from cluster.consensus.seals import SealBroken, check_tail, remedy_for
-from cluster.consensus.state import NEVER, RaftState
-from wal import BrokenInvariant, Entry, decode_configuration, incarnation_of, is_configuration, name_of
+from forebay.cluster.consensus.frames import APPEND_ENTRIES
+from forebay.cluster.consensus.interface import RemovedFromCluster
+from forebay.cluster.consensus.progress import Phase, Progress
+from forebay.cluster.consensus.seals import SealBroken, check_tail, remedy_for
+from forebay.cluster.consensus.state import NEVER, RaftState
+from forebay.wal import BrokenInvariant, Entry, decode_configuration, incarnation_of, is_configuration, name_of
 
 SCAN_BYTES: Final = 4 << 20
 SCAN_ENTRIES: Final = 1024

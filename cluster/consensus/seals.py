@@ -23,8 +23,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from msgspec import Meta
 
-from cluster.consensus.frames import Name
-from wal import (
+from forebay.cluster.consensus.frames import Name
+from forebay.wal import (
     SEAL_MAX_BYTES,
     VOTERS_MAX,
     BrokenInvariant,

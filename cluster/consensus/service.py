@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from cluster.consensus.configurations import MemberChange
-from cluster.consensus.peer_clocks import ClockBounds
-from wal import Configuration
+from forebay.cluster.consensus.configurations import MemberChange
+from forebay.cluster.consensus.peer_clocks import ClockBounds
+from forebay.wal import Configuration
 
 
 class Peer(Protocol):

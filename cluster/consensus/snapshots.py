@@ -12,10 +12,10 @@ import os
 from collections.abc import Callable
 from typing import BinaryIO, Final
 
-from cluster.consensus.frames import CHUNK_BYTES, CONTINUE, REFUSED, RESUME, SnapshotChunk, SnapshotReply
-from cluster.consensus.interface import Machine, SnapshotRef, SnapshotSink
-from replica.messages import ReleaseNeeded
-from wal import BrokenInvariant, ConfigurationAt, StorageFailed
+from forebay.cluster.consensus.frames import CHUNK_BYTES, CONTINUE, REFUSED, RESUME, SnapshotChunk, SnapshotReply
+from forebay.cluster.consensus.interface import Machine, SnapshotRef, SnapshotSink
+from forebay.replica.messages import ReleaseNeeded
+from forebay.wal import BrokenInvariant, ConfigurationAt, StorageFailed
 
 _log = logging.getLogger(__name__)
 

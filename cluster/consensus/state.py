@@ -9,15 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
-from cluster.consensus.configurations import Configurations
-from cluster.consensus.frames import PROMISES, AnyMessage
-from cluster.consensus.interface import JournalLike, Links, Machine, NotLeader, Role, Timing, Uniform
-from cluster.consensus.progress import Progress
-from cluster.consensus.read_index import ReadRounds, ReadWaiter
-from cluster.consensus.seals import Seals
-from cluster.consensus.snapshots import SnapshotReceiver, SnapshotSender
-from cluster.system import Clock, LogRateLimiter
-from wal import Configuration, incarnation_of, name_of
+from forebay.cluster.consensus.configurations import Configurations
+from forebay.cluster.consensus.frames import PROMISES, AnyMessage
+from forebay.cluster.consensus.interface import JournalLike, Links, Machine, NotLeader, Role, Timing, Uniform
+from forebay.cluster.consensus.progress import Progress
+from forebay.cluster.consensus.read_index import ReadRounds, ReadWaiter
+from forebay.cluster.consensus.seals import Seals
+from forebay.cluster.consensus.snapshots import SnapshotReceiver, SnapshotSender
+from forebay.cluster.system import Clock, LogRateLimiter
+from forebay.wal import Configuration, incarnation_of, name_of
 
 _Reached = TypeVar("_Reached", int, float)
 

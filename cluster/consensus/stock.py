@@ -15,10 +15,10 @@ from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
-from cluster.consensus.frames import AnyMessage
-from cluster.consensus.interface import JournalLike, Role
-from cluster.consensus.state import RaftState
-from wal import BrokenInvariant
+from forebay.cluster.consensus.frames import AnyMessage
+from forebay.cluster.consensus.interface import JournalLike, Role
+from forebay.cluster.consensus.state import RaftState
+from forebay.wal import BrokenInvariant
 
 ENGINE_VERSION: Final = "0.3.17"
 if VERSION != ENGINE_VERSION:

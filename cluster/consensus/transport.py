@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol, cast
 
-from cluster.consensus.frames import (
+from forebay.cluster.consensus.frames import (
     AnyMessage,
     AppendReply,
     FrameReader,
@@ -27,11 +27,11 @@ from cluster.consensus.frames import (
     RemovalNotice,
     encode_frame,
 )
-from cluster.consensus.interface import Timing
-from cluster.security import Credentials, IdentityError, Peers, Role
-from cluster.system import Address, LogRateLimiter
-from cluster.system.eventloop import ReadingProtocol, read_buffer
-from wal import Incarnation, name_of
+from forebay.cluster.consensus.interface import Timing
+from forebay.cluster.security import Credentials, IdentityError, Peers, Role
+from forebay.cluster.system import Address, LogRateLimiter
+from forebay.cluster.system.eventloop import ReadingProtocol, read_buffer
+from forebay.wal import Incarnation, name_of
 
 _log = logging.getLogger(__name__)
 

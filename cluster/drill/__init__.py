@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from replica.lazy_exports import export_lazily
+from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from cluster.drill.channel import HelperChannel
-    from cluster.drill.messages import (
+    from forebay.cluster.drill.channel import HelperChannel
+    from forebay.cluster.drill.messages import (
         AGENTS,
         DURATION_S_MAX,
         LEASE_S,

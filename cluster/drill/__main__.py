@@ -9,15 +9,15 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from cluster.client import Client
-from cluster.config import Config, ConfigError, Reloader
-from cluster.drill.helper import Helper
-from cluster.drill.messages import HelperRefused
-from cluster.schemas import operations
-from cluster.schemas.drills import DrillAnswer
-from cluster.security import Credentials, TlsError, until_valid
-from cluster.system import EXIT_CONFIGURATION, SystemClock, begin_logging, leave_when_terminated, say_at_last
-from cluster.system.eventloop import stop_on_signals
+from forebay.cluster.client import Client
+from forebay.cluster.config import Config, ConfigError, Reloader
+from forebay.cluster.drill.helper import Helper
+from forebay.cluster.drill.messages import HelperRefused
+from forebay.cluster.schemas import operations
+from forebay.cluster.schemas.drills import DrillAnswer
+from forebay.cluster.security import Credentials, TlsError, until_valid
+from forebay.cluster.system import EXIT_CONFIGURATION, SystemClock, begin_logging, leave_when_terminated, say_at_last
+from forebay.cluster.system.eventloop import stop_on_signals
 
 EXIT_FAILED: Final = 1
 

@@ -6,10 +6,10 @@ import ipaddress
 import socket
 from collections.abc import Iterable
 
-from cluster.config import Config, HelperConfig
-from cluster.drill.faults import Cut, Fault, Fill, Kill, Stop, ThisMachine, disk_fault, nft_fault, running
-from cluster.drill.messages import AGENTS, NEEDS, HelperRefused
-from cluster.drill.throttling import throttle_of
+from forebay.cluster.config import Config, HelperConfig
+from forebay.cluster.drill.faults import Cut, Fault, Fill, Kill, Stop, ThisMachine, disk_fault, nft_fault, running
+from forebay.cluster.drill.messages import AGENTS, NEEDS, HelperRefused
+from forebay.cluster.drill.throttling import throttle_of
 
 
 def fault_of(config: Config, helper: HelperConfig, scenario: str, target: str, number: int) -> Fault:

@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
-from cluster.drill.messages import ANSWERS, JSON, LINE_BYTES_MAX, PROTOCOL, Ask, HelperAnswer, HelperRefused
-from cluster.security import HELPER_HOST, TlsFiles, client_context, identify
-from cluster.system import Address
+from forebay.cluster.drill.messages import ANSWERS, JSON, LINE_BYTES_MAX, PROTOCOL, Ask, HelperAnswer, HelperRefused
+from forebay.cluster.security import HELPER_HOST, TlsFiles, client_context, identify
+from forebay.cluster.system import Address
 
 ANSWER_S: Final = 60.0
 """Timeout of an answer, seconds: longer than a helper takes to cause or undo a fault."""

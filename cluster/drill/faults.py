@@ -18,8 +18,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from cluster.drill.messages import HelperRefused
-from cluster.system import all_pids, boot_id, closing, free_bytes, send, start_time
+from forebay.cluster.drill.messages import HelperRefused
+from forebay.cluster.system import all_pids, boot_id, closing, free_bytes, send, start_time
 
 RESTART_WAIT_S: Final = 2.0
 """Seconds for which others, such as a service manager, may restart a killed process."""

@@ -14,11 +14,11 @@ from typing import Final
 
 import msgspec
 
-from cluster.client import ApiError
-from cluster.config import Config
-from cluster.drill.allowed import fault_of
-from cluster.drill.faults import Fill, ThisMachine
-from cluster.drill.messages import (
+from forebay.cluster.client import ApiError
+from forebay.cluster.config import Config
+from forebay.cluster.drill.allowed import fault_of
+from forebay.cluster.drill.faults import Fill, ThisMachine
+from forebay.cluster.drill.messages import (
     ASKS,
     JSON,
     LEASE_S,
@@ -31,13 +31,13 @@ from cluster.drill.messages import (
     LookRequest,
     RenewRequest,
 )
-from cluster.drill.performer import FaultAssignment
-from cluster.drill.record import UndoRecord
-from cluster.schemas.drills import DrillAnswer
-from cluster.security import Credentials, Identity, IdentityError, Role, certificate_of, certificate_shown
-from cluster.system import Clock, free_bytes
-from cluster.system.eventloop import Acceptor
-from replica.values import MICROSECONDS_PER_SECOND
+from forebay.cluster.drill.performer import FaultAssignment
+from forebay.cluster.drill.record import UndoRecord
+from forebay.cluster.schemas.drills import DrillAnswer
+from forebay.cluster.security import Credentials, Identity, IdentityError, Role, certificate_of, certificate_shown
+from forebay.cluster.system import Clock, free_bytes
+from forebay.cluster.system.eventloop import Acceptor
+from forebay.replica.values import MICROSECONDS_PER_SECOND
 
 LOGGER = logging.getLogger(__name__)
 
@@ -275,7 +275,7 @@ class Helper:
         await self._check_under_way(ask, who)
         up = () if self._up is None else (self._up,)
         process = await self._spawn(
-            *(sys.executable, "-P", "-m", "cluster.drill.performer", "--directory", str(self._directory)),
+            *(sys.executable, "-P", "-m", "forebay.cluster.drill.performer", "--directory", str(self._directory)),
             *(("--up", str(self._up)) if self._up is not None else ()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from replica.values import DRILL_FIGURES_MAX, MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX
+from forebay.replica.values import DRILL_FIGURES_MAX, MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX
 
 PROTOCOL: Final = 1
 """Protocol version of a helper; the coordinator rejects a lower one."""

@@ -20,10 +20,10 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from cluster.drill.faults import Fault, ThisMachine, of_target
-from cluster.drill.messages import HelperRefused
-from cluster.drill.record import Busy, UndoRecord
-from cluster.system import Clock, SystemClock, ignore_hangup
+from forebay.cluster.drill.faults import Fault, ThisMachine, of_target
+from forebay.cluster.drill.messages import HelperRefused
+from forebay.cluster.drill.record import Busy, UndoRecord
+from forebay.cluster.system import Clock, SystemClock, ignore_hangup
 
 LINE_BYTES_MAX: Final = 256 * 1024
 """Limit of the assignment, bytes: nft rules for sixteen replicas take some kilobytes."""
@@ -100,7 +100,7 @@ def wait_for_end(lines: Lines, lease: Lease) -> None:
 
 def run(arguments: list[str]) -> int:
     """Perform the helper's assignment, and return once the fault is undone."""
-    parser = argparse.ArgumentParser(prog="cluster.drill.performer")
+    parser = argparse.ArgumentParser(prog="forebay.cluster.drill.performer")
     parser.add_argument("--directory", type=Path, required=True, help="directory of the record")
     parser.add_argument("--up", type=int, help="descriptor of the pipe to `forebay cluster up`")
     chosen = parser.parse_args(arguments)

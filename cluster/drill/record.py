@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from cluster.drill.faults import Machine, Undo, do, undo_fault
-from cluster.system import closing, make_private_directory, open_directory, write_all
+from forebay.cluster.drill.faults import Machine, Undo, do, undo_fault
+from forebay.cluster.system import closing, make_private_directory, open_directory, write_all
 
 RECORD: Final = "undo.json"
 _NEW: Final = "undo.json.new"

@@ -10,9 +10,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-from cluster.drill.faults import IO_MAX, TargetProcess, Throttle
-from cluster.drill.messages import HelperRefused
-from cluster.system import cgroup_of, descendants
+from forebay.cluster.drill.faults import IO_MAX, TargetProcess, Throttle
+from forebay.cluster.drill.messages import HelperRefused
+from forebay.cluster.system import cgroup_of, descendants
 
 WRITES_PER_S: Final = 10
 """Writes per second of a slow disk: a commit takes 0.1 s and more."""

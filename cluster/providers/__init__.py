@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import importlib
 
-from cluster.providers.interface import NO_LOCAL, Local, OperationError, PoolReport, Provider, Subject, log_for
-from cluster.providers.limits import (
+from forebay.cluster.providers.interface import NO_LOCAL, Local, OperationError, PoolReport, Provider, Subject, log_for
+from forebay.cluster.providers.limits import (
     CALLS_MAX,
     LOCAL_PROGRAMS_MAX,
     LOCAL_VARIABLES_MAX,
     STATUS_ARGUMENT_BYTES_MAX,
     STATUS_ARGUMENTS_MAX,
 )
-from cluster.providers.trusted_programs import ProgramRefused, check_command
-from cluster.system import Clock
-from replica.model import NATIVE, PROVIDERS, Provision
+from forebay.cluster.providers.trusted_programs import ProgramRefused, check_command
+from forebay.cluster.system import Clock
+from forebay.replica.model import NATIVE, PROVIDERS, Provision
 
 
 def provider_for(provision: Provision, local: Local, clock: Clock) -> Provider:

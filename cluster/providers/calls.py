@@ -20,8 +20,8 @@ from typing import Final
 
 import msgspec
 
-from cluster.providers.interface import Local, OperationError, PoolReport
-from cluster.providers.limits import (
+from forebay.cluster.providers.interface import Local, OperationError, PoolReport
+from forebay.cluster.providers.limits import (
     ANSWER_BYTES_MAX,
     CALLS_IDLE_MAX,
     CALLS_MAX,
@@ -29,11 +29,11 @@ from cluster.providers.limits import (
     POOL_POLL_S,
     REQUEST_BYTES_MAX,
 )
-from cluster.providers.worker import LENGTH_BYTES, CallAnswer, CallRequest
-from cluster.system import VARIABLES, Clock
-from replica.messages import CONTROLLER, ChangePool, Command, Request
-from replica.model import Pool, PoolUnit, Provision, format_amount, pool_unit, provider_facts, provision_of
-from replica.state import State
+from forebay.cluster.providers.worker import LENGTH_BYTES, CallAnswer, CallRequest
+from forebay.cluster.system import VARIABLES, Clock
+from forebay.replica.messages import CONTROLLER, ChangePool, Command, Request
+from forebay.replica.model import Pool, PoolUnit, Provision, format_amount, pool_unit, provider_facts, provision_of
+from forebay.replica.state import State
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class ProviderCalls:
             sys.executable,
             "-P",
             "-m",
-            "cluster.providers.worker",
+            "forebay.cluster.providers.worker",
             str(os.getpid()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -7,14 +7,14 @@ import os
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from cluster.providers import guard
-from cluster.providers.interface import Local, OperationError, Provider
-from cluster.providers.limits import LOGGED_BYTES_MAX, OUTPUT_BYTES_MAX
-from cluster.providers.private_directory import MARK
-from cluster.providers.trusted_programs import ProgramRefused, check_command
-from cluster.system import Clock
-from replica.model import Provision
-from replica.values import plain
+from forebay.cluster.providers import guard
+from forebay.cluster.providers.interface import Local, OperationError, Provider
+from forebay.cluster.providers.limits import LOGGED_BYTES_MAX, OUTPUT_BYTES_MAX
+from forebay.cluster.providers.private_directory import MARK
+from forebay.cluster.providers.trusted_programs import ProgramRefused, check_command
+from forebay.cluster.system import Clock
+from forebay.replica.model import Provision
+from forebay.replica.values import plain
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
-from cluster.providers import files
-from cluster.providers.commands import CommandOutput, CommandProvider, failure
-from cluster.providers.interface import OperationError, PoolReport, Subject, parse_pools
-from replica.model import CreatePersistent, DestroyPersistent
-from replica.values import format_slurm_size
+from forebay.cluster.providers import files
+from forebay.cluster.providers.commands import CommandOutput, CommandProvider, failure
+from forebay.cluster.providers.interface import OperationError, PoolReport, Subject, parse_pools
+from forebay.replica.model import CreatePersistent, DestroyPersistent
+from forebay.replica.values import format_slurm_size
 
 CALLER: Final = "SLURM"
 DIRECTIVES: Final = ("#DW", "#BB")

@@ -9,10 +9,10 @@ import os
 import re
 from typing import Final
 
-from cluster.providers.interface import OperationError, Subject
-from cluster.providers.limits import PATH_FILE_BYTES_MAX, PATH_VARIABLES_MAX
-from replica.grammar import DirectiveRejected, read_request
-from replica.model import Provision
+from forebay.cluster.providers.interface import OperationError, Subject
+from forebay.cluster.providers.limits import PATH_FILE_BYTES_MAX, PATH_VARIABLES_MAX
+from forebay.replica.grammar import DirectiveRejected, read_request
+from forebay.replica.model import Provision
 
 SCRIPT: Final = "script"
 REPLACED: Final = "script.replaced"

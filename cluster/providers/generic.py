@@ -17,11 +17,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from cluster.providers.commands import CommandProvider
-from cluster.providers.files import replace_symbols, whole_script
-from cluster.providers.interface import OperationError, PoolReport, Subject
-from replica.model import CreatePersistent, DestroyPersistent, Provision
-from replica.values import SIZE_BYTES_MAX, SizeError, parse_size
+from forebay.cluster.providers.commands import CommandProvider
+from forebay.cluster.providers.files import replace_symbols, whole_script
+from forebay.cluster.providers.interface import OperationError, PoolReport, Subject
+from forebay.replica.model import CreatePersistent, DestroyPersistent, Provision
+from forebay.replica.values import SIZE_BYTES_MAX, SizeError, parse_size
 
 DIRECTIVES: Final = ("#BB",)
 

@@ -16,8 +16,14 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from cluster.providers.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX, OUTPUT_BYTES_MAX, RETURNED_BYTES_MAX, TERM_GRACE_S
-from cluster.system import Clock, closing, descendants, die_with_parent, ignore_hangup, send, start_time
+from forebay.cluster.providers.limits import (
+    KILL_PAUSE_S,
+    KILL_ROUNDS_MAX,
+    OUTPUT_BYTES_MAX,
+    RETURNED_BYTES_MAX,
+    TERM_GRACE_S,
+)
+from forebay.cluster.system import Clock, closing, descendants, die_with_parent, ignore_hangup, send, start_time
 
 EXIT_NO_CALL: Final = 126
 """Exit code of a child that could not even start the call, as in shells."""

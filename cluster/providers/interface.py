@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from cluster.system import Clock
-from replica.model import (
+from forebay.cluster.system import Clock
+from forebay.replica.model import (
     NO_OPTIONS,
     NO_STATUS,
     CreatePersistent,
@@ -20,7 +20,7 @@ from replica.model import (
     JobStatus,
     Provision,
 )
-from replica.values import POOLS_MAX, SIZE_BYTES_MAX, name_fault
+from forebay.replica.values import POOLS_MAX, SIZE_BYTES_MAX, name_fault
 
 LUA_VERSIONS: Final = ("5.1", "5.2", "5.3", "5.4")
 """Supported Lua releases."""
@@ -234,7 +234,7 @@ def log_for(job: int | None = None) -> None:
     """Set up logging as in the parent process; every line begins with `job` and is about it."""
     import logging
 
-    from cluster.system import about, begin_logging
+    from forebay.cluster.system import about, begin_logging
 
     begin_logging()
     if job is None:

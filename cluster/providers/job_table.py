@@ -11,10 +11,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, Literal, NamedTuple
 
-from cluster.providers.interface import Local, Subject
-from cluster.system import group_name
-from replica.model import JobState, MailKind, wants_mail
-from replica.values import MICROSECONDS_PER_SECOND, Instant
+from forebay.cluster.providers.interface import Local, Subject
+from forebay.cluster.system import group_name
+from forebay.replica.model import JobState, MailKind, wants_mail
+from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant
 
 NO_VAL: Final = 0xFFFF_FFFE
 NO_VAL16: Final = 0xFFFE

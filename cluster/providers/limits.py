@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from replica.values import ENVIRONMENT_BYTES_MAX, ENVIRONMENT_VARIABLES_MAX
+from forebay.replica.values import ENVIRONMENT_BYTES_MAX, ENVIRONMENT_VARIABLES_MAX
 
 SCRIPT_BYTES_MAX: Final = 1024 * 1024
 """Size of a site's burst_buffer.lua, bytes: it is read for each call; Slurm's example has 10 KiB."""

@@ -16,18 +16,18 @@ from typing import Any, Final
 
 import msgspec
 
-from cluster.providers import files, guard
-from cluster.providers.commands import environment_for, log_output, timed_out
-from cluster.providers.interface import Local, OperationError, PoolReport, Provider, Subject, parse_pools
-from cluster.providers.job_table import JobContext, Value, job_table, job_text
-from cluster.providers.limits import LUA_MEMORY_BYTES_MAX, RETURNED_BYTES_MAX
-from cluster.providers.lua_json import json_functions
-from cluster.providers.lua_modules import prepare_modules
-from cluster.providers.slurm_constants import CONSTANTS, error_codes
-from cluster.providers.trusted_programs import ProgramRefused, read_trusted
-from cluster.system import Clock, write_all
-from replica.model import Provision
-from replica.values import SizeError, parse_size
+from forebay.cluster.providers import files, guard
+from forebay.cluster.providers.commands import environment_for, log_output, timed_out
+from forebay.cluster.providers.interface import Local, OperationError, PoolReport, Provider, Subject, parse_pools
+from forebay.cluster.providers.job_table import JobContext, Value, job_table, job_text
+from forebay.cluster.providers.limits import LUA_MEMORY_BYTES_MAX, RETURNED_BYTES_MAX
+from forebay.cluster.providers.lua_json import json_functions
+from forebay.cluster.providers.lua_modules import prepare_modules
+from forebay.cluster.providers.slurm_constants import CONSTANTS, error_codes
+from forebay.cluster.providers.trusted_programs import ProgramRefused, read_trusted
+from forebay.cluster.system import Clock, write_all
+from forebay.replica.model import Provision
+from forebay.replica.values import SizeError, parse_size
 
 PRELUDE: Final = b"""
 local constants, to_json, from_json = ...

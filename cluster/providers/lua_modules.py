@@ -11,8 +11,8 @@ import sysconfig
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from cluster.providers.interface import LUA_VERSIONS, Local
-from cluster.providers.trusted_programs import ProgramRefused, check_module
+from forebay.cluster.providers.interface import LUA_VERSIONS, Local
+from forebay.cluster.providers.trusted_programs import ProgramRefused, check_module
 
 LUA_DIRECTORIES: Final = ("/usr/local/share/lua", "/usr/local/lib/lua", "/usr/share/lua", "/usr/lib64/lua")
 """Directories of modules written in Lua, with a subdirectory per release: Debian's and Red Hat's."""

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from cluster.providers.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
-from cluster.system import all_pids, closing, environment_variables, open_directory, send, start_time, try_lock
+from forebay.cluster.providers.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
+from forebay.cluster.system import all_pids, closing, environment_variables, open_directory, send, start_time, try_lock
 
 PREFIX: Final = "forebay-call-"
 

@@ -11,10 +11,10 @@ import contextlib
 import os
 from collections.abc import Iterable
 
-from cluster.providers.interface import Local
-from cluster.providers.limits import SCRIPT_BYTES_MAX
-from cluster.system import UntrustedFile
-from cluster.system import open_trusted as open_path_trusted
+from forebay.cluster.providers.interface import Local
+from forebay.cluster.providers.limits import SCRIPT_BYTES_MAX
+from forebay.cluster.system import UntrustedFile
+from forebay.cluster.system import open_trusted as open_path_trusted
 
 
 class ProgramRefused(Exception):

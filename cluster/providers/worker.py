@@ -16,12 +16,12 @@ from typing import BinaryIO, Final, Literal, NoReturn
 
 import msgspec
 
-from cluster.providers import provider_for
-from cluster.providers.interface import NO_LOCAL, Local, OperationError, PoolReport, Subject, log_for
-from cluster.providers.limits import ANSWER_BYTES_MAX, REQUEST_BYTES_MAX
-from cluster.providers.private_directory import private_directory, remove_abandoned
-from cluster.system import SystemClock, become_subreaper, die_with_parent, ignore_hangup
-from replica.model import Provision
+from forebay.cluster.providers import provider_for
+from forebay.cluster.providers.interface import NO_LOCAL, Local, OperationError, PoolReport, Subject, log_for
+from forebay.cluster.providers.limits import ANSWER_BYTES_MAX, REQUEST_BYTES_MAX
+from forebay.cluster.providers.private_directory import private_directory, remove_abandoned
+from forebay.cluster.system import SystemClock, become_subreaper, die_with_parent, ignore_hangup
+from forebay.replica.model import Provision
 
 LENGTH_BYTES: Final = 4
 

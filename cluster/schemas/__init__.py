@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from replica.lazy_exports import export_lazily
+from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from cluster.schemas.agents import (
+    from forebay.cluster.schemas.agents import (
         PROGRESS_ROWS_MAX,
         OperationProgress,
         OperationReport,
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         ReportsRequest,
         StageWord,
     )
-    from cluster.schemas.base import (
+    from forebay.cluster.schemas.base import (
         BODY_BYTES_MAX,
         NUMBER_MAX,
         USER_HEADER,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         made_of,
         shared_fields,
     )
-    from cluster.schemas.burst import (
+    from forebay.cluster.schemas.burst import (
         NO_VALUE,
         BurstAnswer,
         BurstBufferView,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         local_time,
         owner,
     )
-    from cluster.schemas.channel_frames import (
+    from forebay.cluster.schemas.channel_frames import (
         ANSWER_BYTES_MAX,
         CHANNEL_VERSION,
         FRAME_BYTES_MAX,
@@ -56,12 +56,12 @@ if TYPE_CHECKING:
         encode_body,
         encode_frame,
     )
-    from cluster.schemas.command_ids import bytes_of, instant_in, instant_of, new_command_id
-    from cluster.schemas.configuration import (
+    from forebay.cluster.schemas.command_ids import bytes_of, instant_in, instant_of, new_command_id
+    from forebay.cluster.schemas.configuration import (
         CompareAnswer,
         UnitWord,
     )
-    from cluster.schemas.job_fields import (
+    from forebay.cluster.schemas.job_fields import (
         IF_DEFINED,
         IGNORED_OPTIONS_MAX,
         JOB_FIELDS,
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
         SubmitRequest,
         UpdateRequest,
     )
-    from cluster.schemas.jobs import (
+    from forebay.cluster.schemas.jobs import (
         AdmittedAnswer,
         ArchivedView,
         BuffersAnswer,
@@ -108,7 +108,7 @@ if TYPE_CHECKING:
         TransferAnswer,
         WhyView,
     )
-    from cluster.schemas.ledger import (
+    from forebay.cluster.schemas.ledger import (
         ChangeView,
         CheckpointAnswer,
         CheckpointRequest,
@@ -137,8 +137,8 @@ if TYPE_CHECKING:
         StoryRow,
         WitnessKeyView,
     )
-    from cluster.schemas.operations import OPERATIONS, PEOPLE, ApiOperation, Parameter
-    from cluster.schemas.overview import (
+    from forebay.cluster.schemas.operations import OPERATIONS, PEOPLE, ApiOperation, Parameter
+    from forebay.cluster.schemas.overview import (
         EXPIRY_NOTICE_DAYS,
         NeedKind,
         NeedView,
@@ -149,7 +149,7 @@ if TYPE_CHECKING:
         TransfersSummary,
         days_left,
     )
-    from cluster.schemas.requests import (
+    from forebay.cluster.schemas.requests import (
         BULK_COMMANDS_MAX,
         FEATURE_LEVEL_MAX,
         BulkCommand,
@@ -168,7 +168,7 @@ if TYPE_CHECKING:
         SuspendCommand,
         UpdateCommand,
     )
-    from cluster.schemas.transfers import (
+    from forebay.cluster.schemas.transfers import (
         CheckpointView,
         JobTransfersView,
         LeftOutView,

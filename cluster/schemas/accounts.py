@@ -4,9 +4,9 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from cluster.schemas.base import Answer, Command, Number, View
-from cluster.schemas.job_fields import Text
-from replica.values import ACCOUNT_USERS_MAX, ETAG_BYTES, LIMITS_PER_RECORD_MAX, PARTITION_NODES_CHARACTERS_MAX
+from forebay.cluster.schemas.base import Answer, Command, Number, View
+from forebay.cluster.schemas.job_fields import Text
+from forebay.replica.values import ACCOUNT_USERS_MAX, ETAG_BYTES, LIMITS_PER_RECORD_MAX, PARTITION_NODES_CHARACTERS_MAX
 
 TEXT_CHARACTERS_MAX = 128
 """Length of a name or of a limit written as text, characters; a name has at most 64."""

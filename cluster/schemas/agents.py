@@ -4,9 +4,9 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from cluster.schemas.base import NUMBER_MAX, Command, Number, Request
-from replica.messages import OperationResult
-from replica.values import FILESYSTEMS_MAX, NAME_CHARACTERS_MAX
+from forebay.cluster.schemas.base import NUMBER_MAX, Command, Number, Request
+from forebay.replica.messages import OperationResult
+from forebay.replica.values import FILESYSTEMS_MAX, NAME_CHARACTERS_MAX
 
 _Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
 

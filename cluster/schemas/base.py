@@ -5,7 +5,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
-from replica.values import NAME_CHARACTERS_MAX
+from forebay.replica.values import NAME_CHARACTERS_MAX
 
 Json = dict[str, Any]
 

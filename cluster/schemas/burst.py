@@ -10,10 +10,10 @@ import datetime
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from cluster.schemas.base import Answer, View
-from cluster.system import parse_instant
-from replica.model import PoolUnit, format_slurm_amount
-from replica.values import MICROSECONDS_PER_SECOND, plain
+from forebay.cluster.schemas.base import Answer, View
+from forebay.cluster.system import parse_instant
+from forebay.replica.model import PoolUnit, format_slurm_amount
+from forebay.replica.values import MICROSECONDS_PER_SECOND, plain
 
 NO_VALUE: Final = "(null)"
 """Slurm's output for an empty text."""

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import msgspec
 
-from cluster.schemas.base import Answer, Command, View
-from replica.values import MESSAGE_CHARACTERS_MAX
+from forebay.cluster.schemas.base import Answer, Command, View
+from forebay.replica.values import MESSAGE_CHARACTERS_MAX
 
 
 class RevocationRequest(Command, frozen=True, kw_only=True):

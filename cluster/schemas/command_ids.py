@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from cluster.system import Clock
-from replica.values import SINGLE_VERSION, Instant, decode_session_command_id, is_in_session
+from forebay.cluster.system import Clock
+from forebay.replica.values import SINGLE_VERSION, Instant, decode_session_command_id, is_in_session
 
 MICROSECONDS_PER_MILLISECOND: Final = 1_000
 _VARIANT: Final = 0b10

@@ -4,9 +4,15 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from cluster.schemas.base import Answer, Command, Request, View
-from cluster.schemas.jobs import PoolView
-from replica.values import NAME_CHARACTERS_MAX, PATH_BYTES_MAX, SETTING_CHARACTERS_MAX, SETTINGS_MAX, SIZE_BYTES_MAX
+from forebay.cluster.schemas.base import Answer, Command, Request, View
+from forebay.cluster.schemas.jobs import PoolView
+from forebay.replica.values import (
+    NAME_CHARACTERS_MAX,
+    PATH_BYTES_MAX,
+    SETTING_CHARACTERS_MAX,
+    SETTINGS_MAX,
+    SIZE_BYTES_MAX,
+)
 
 KEY_CHARACTERS_MAX = 64
 """Length of a configuration key, characters; all keys are much shorter."""

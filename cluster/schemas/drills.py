@@ -4,8 +4,8 @@ from typing import Annotated
 
 import msgspec
 
-from cluster.schemas.base import Answer, Command, Name, View
-from replica.values import DRILL_FIGURES_MAX, DRILL_S_MAX, MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX
+from forebay.cluster.schemas.base import Answer, Command, Name, View
+from forebay.replica.values import DRILL_FIGURES_MAX, DRILL_S_MAX, MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX
 
 Sentence = Annotated[str, msgspec.Meta(min_length=1, max_length=MESSAGE_CHARACTERS_MAX)]
 

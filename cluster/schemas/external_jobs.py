@@ -4,8 +4,8 @@ from typing import Annotated
 
 import msgspec
 
-from cluster.schemas.base import Answer, Command, Name, Number, View
-from replica.values import MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX, PATH_BYTES_MAX, SIZE_BYTES_MAX
+from forebay.cluster.schemas.base import Answer, Command, Name, Number, View
+from forebay.replica.values import MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX, PATH_BYTES_MAX, SIZE_BYTES_MAX
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 2)]
 """UID or GID, in the range of Linux."""

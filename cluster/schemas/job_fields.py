@@ -9,8 +9,8 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
 
-from cluster.schemas.base import Command, Number
-from replica.values import ARGUMENTS_MAX, DEPENDENCIES_MAX, LICENSES_PER_JOB_MAX
+from forebay.cluster.schemas.base import Command, Number
+from forebay.replica.values import ARGUMENTS_MAX, DEPENDENCIES_MAX, LICENSES_PER_JOB_MAX
 
 NODES_ASKED_MAX = 2**31 - 1
 """Nodes a request may name, count; the controller checks the actual limit."""

@@ -8,10 +8,10 @@ from typing import Literal
 
 import msgspec
 
-from cluster.schemas.base import Answer, Json, View
-from cluster.schemas.job_fields import JobDetailsView
-from cluster.schemas.transfers import JobTransfersView
-from replica.model import Order
+from forebay.cluster.schemas.base import Answer, Json, View
+from forebay.cluster.schemas.job_fields import JobDetailsView
+from forebay.cluster.schemas.transfers import JobTransfersView
+from forebay.replica.model import Order
 
 # Errors
 

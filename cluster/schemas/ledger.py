@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from cluster.schemas.base import NUMBER_MAX, Answer, Json, Request, View
+from forebay.cluster.schemas.base import NUMBER_MAX, Answer, Json, Request, View
 
 NOTE_CHARACTERS_MAX = 64 * 1024
 """Length of a checkpoint with its signatures, characters: three lines, and one for each replica and witness."""

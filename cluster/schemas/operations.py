@@ -12,32 +12,34 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from cluster.schemas.base import Command, Json
-from cluster.schemas.job_fields import SubmitRequest, UpdateRequest
-from cluster.security import Role
-from replica.lazy_exports import LazyModule
-from replica.values import NODES_MAX
+from forebay.cluster.schemas.base import Command, Json
+from forebay.cluster.schemas.job_fields import SubmitRequest, UpdateRequest
+from forebay.cluster.security import Role
+from forebay.replica.lazy_exports import LazyModule
+from forebay.replica.values import NODES_MAX
 
 if TYPE_CHECKING:
-    from cluster.schemas import accounts as a
-    from cluster.schemas import agents, ledger, overview, sessions
-    from cluster.schemas import burst as b
-    from cluster.schemas import certificates as s
-    from cluster.schemas import configuration as c
-    from cluster.schemas import drills as d
-    from cluster.schemas import external_jobs as g
-    from cluster.schemas import jobs as j
-    from cluster.schemas import requests as r
-    from cluster.schemas import transfers as t
+    from forebay.cluster.schemas import accounts as a
+    from forebay.cluster.schemas import agents, ledger, overview, sessions
+    from forebay.cluster.schemas import burst as b
+    from forebay.cluster.schemas import certificates as s
+    from forebay.cluster.schemas import configuration as c
+    from forebay.cluster.schemas import drills as d
+    from forebay.cluster.schemas import external_jobs as g
+    from forebay.cluster.schemas import jobs as j
+    from forebay.cluster.schemas import requests as r
+    from forebay.cluster.schemas import transfers as t
 else:
     # Schemas are built on first use, because one CLI command needs two of these hundred.
-    a, b, c, j = map(LazyModule, [f"cluster.schemas.{name}" for name in ("accounts", "burst", "configuration", "jobs")])
+    a, b, c, j = map(
+        LazyModule, [f"forebay.cluster.schemas.{name}" for name in ("accounts", "burst", "configuration", "jobs")]
+    )
     agents, r, s, t = map(
-        LazyModule, [f"cluster.schemas.{name}" for name in ("agents", "requests", "certificates", "transfers")]
+        LazyModule, [f"forebay.cluster.schemas.{name}" for name in ("agents", "requests", "certificates", "transfers")]
     )
     d, g, ledger, overview, sessions = map(
         LazyModule,
-        [f"cluster.schemas.{name}" for name in ("drills", "external_jobs", "ledger", "overview", "sessions")],
+        [f"forebay.cluster.schemas.{name}" for name in ("drills", "external_jobs", "ledger", "overview", "sessions")],
     )
 
 Asked = TypeVar("Asked")

@@ -2,10 +2,10 @@
 
 from typing import Final, Literal
 
-from cluster.schemas.base import Answer, View
-from cluster.schemas.jobs import MemberView
-from cluster.system import parse_instant
-from replica.values import MICROSECONDS_PER_SECOND, Instant
+from forebay.cluster.schemas.base import Answer, View
+from forebay.cluster.schemas.jobs import MemberView
+from forebay.cluster.system import parse_instant
+from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant
 
 NeedKind = Literal[
     "not_exported", "parked", "teardown_failed", "operation_failed", "node_down", "replica", "certificate", "storage",

@@ -9,8 +9,8 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from cluster.schemas.base import Answer, Command, Number, Request
-from cluster.schemas.job_fields import SubmitRequest, UpdateRequest
+from forebay.cluster.schemas.base import Answer, Command, Number, Request
+from forebay.cluster.schemas.job_fields import SubmitRequest, UpdateRequest
 
 FEATURE_LEVEL_MAX = 2**31 - 1
 """Largest feature level in a request, far above any real one."""

@@ -1,6 +1,6 @@
 """Schemas of program sessions."""
 
-from cluster.schemas.base import Answer, View
+from forebay.cluster.schemas.base import Answer, View
 
 
 class SessionView(View, frozen=True, kw_only=True):

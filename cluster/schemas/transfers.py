@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from cluster.schemas.base import Answer, View
+from forebay.cluster.schemas.base import Answer, View
 
 TransferState = Literal["queued", "moving", "retrying", "failed"]
 

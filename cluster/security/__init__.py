@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from replica.lazy_exports import export_lazily
+from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from cluster.security.certificates import certificate_of, certificates_in, expiries
-    from cluster.security.credentials import Credentials
-    from cluster.security.files import NO_CERTIFICATE, TlsError, TlsFiles, find_unsafe_keys, is_there
-    from cluster.security.identity import (
+    from forebay.cluster.security.certificates import certificate_of, certificates_in, expiries
+    from forebay.cluster.security.credentials import Credentials
+    from forebay.cluster.security.files import NO_CERTIFICATE, TlsError, TlsFiles, find_unsafe_keys, is_there
+    from forebay.cluster.security.identity import (
         AUTHORITY_NAME,
         HELPER_HOST,
         NAME_RULE,
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
         identify,
         is_name,
     )
-    from cluster.security.munge import SCHEME, Munge, MungeCredential, MungeError, MungeUnavailable, purpose_of
-    from cluster.security.peers import THROUGH_MUNGE, PeerCertificate, Peers, certificate_shown, revocable_as
-    from cluster.security.pki import (
+    from forebay.cluster.security.munge import SCHEME, Munge, MungeCredential, MungeError, MungeUnavailable, purpose_of
+    from forebay.cluster.security.peers import THROUGH_MUNGE, PeerCertificate, Peers, certificate_shown, revocable_as
+    from forebay.cluster.security.pki import (
         CERTIFICATE_LIFETIME_DAYS,
         CERTIFICATE_MODE,
         SHARED_DIRECTORY_MODE,
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
         renew_authority,
         retire_authorities,
     )
-    from cluster.security.quick_check import context_of
-    from cluster.security.tls import (
+    from forebay.cluster.security.quick_check import context_of
+    from forebay.cluster.security.tls import (
         authority_context,
         check_validity,
         client_context,

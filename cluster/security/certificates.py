@@ -10,10 +10,10 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import NameOID
 
-from cluster.security.files import TlsError, TlsFiles
-from cluster.security.pki import AUTHORITY_NAME
-from cluster.security.tls import parse_certificates, read_pem
-from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
+from forebay.cluster.security.files import TlsError, TlsFiles
+from forebay.cluster.security.pki import AUTHORITY_NAME
+from forebay.cluster.security.tls import parse_certificates, read_pem
+from forebay.replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 AUTHORITY_ROLE: Final = "authority"
 """Role shown for ca.pem, which has none in the cluster."""

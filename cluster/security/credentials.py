@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
-from cluster.security.tls import (
+from forebay.cluster.security.tls import (
     TlsError,
     TlsFiles,
     client_context,
@@ -18,7 +18,7 @@ from cluster.security.tls import (
     read_pem,
     server_context,
 )
-from cluster.system import Clock, SystemClock
+from forebay.cluster.system import Clock, SystemClock
 
 LOGGER = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from replica.values import NAME_CHARACTERS_MAX
+from forebay.replica.values import NAME_CHARACTERS_MAX
 
 AUTHORITY_NAME: Final = "ca"
 """Stem of the authority's files, ca.pem and ca.key; reserved."""

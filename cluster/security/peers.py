@@ -12,11 +12,11 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from cluster.security.identity import Identity, IdentityError, Role, identify
-from cluster.security.tls import valid_until
-from cluster.system import Clock
-from replica.model import Revocation
-from replica.values import Instant
+from forebay.cluster.security.identity import Identity, IdentityError, Role, identify
+from forebay.cluster.security.tls import valid_until
+from forebay.cluster.system import Clock
+from forebay.replica.model import Revocation
+from forebay.replica.values import Instant
 
 LOGGER = logging.getLogger(__name__)
 

@@ -22,11 +22,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from cluster.security.files import TlsError, TlsFiles
-from cluster.security.identity import AUTHORITY_NAME, HELPER_HOST, NAME_RULE, Role, is_name
-from cluster.security.tls import parse_certificates, read_key_file, read_pem
-from cluster.system import keep_ownership, make_private_directory
-from replica.values import MICROSECONDS_PER_SECOND, Instant
+from forebay.cluster.security.files import TlsError, TlsFiles
+from forebay.cluster.security.identity import AUTHORITY_NAME, HELPER_HOST, NAME_RULE, Role, is_name
+from forebay.cluster.security.tls import parse_certificates, read_key_file, read_pem
+from forebay.cluster.system import keep_ownership, make_private_directory
+from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant
 
 AUTHORITY_LIFETIME_DAYS: Final = 3650
 """Validity of an authority, days: replacing it touches every machine, so it outlives the hardware."""

@@ -10,9 +10,9 @@ import ssl
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cluster.security.files import TlsError, TlsFiles
-from cluster.security.tls import check_validity, client_context, examine, read_pem
-from replica.values import MICROSECONDS_PER_SECOND, Instant
+from forebay.cluster.security.files import TlsError, TlsFiles
+from forebay.cluster.security.tls import check_validity, client_context, examine, read_pem
+from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant
 
 _INTEGER: Final = 0x02
 _BITS: Final = 0x03

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cluster.security.files import FORBIDDEN_KEY_BITS, TlsError, TlsFiles
-from cluster.system import Clock, SystemClock, closing
-from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
+from forebay.cluster.security.files import FORBIDDEN_KEY_BITS, TlsError, TlsFiles
+from forebay.cluster.system import Clock, SystemClock, closing
+from forebay.replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 if TYPE_CHECKING:
     import asyncio

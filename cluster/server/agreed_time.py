@@ -22,10 +22,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from cluster.consensus import OFF_S, ChangeRefused, ClockBounds, Engine, NotLeader, Role
-from cluster.system import Clock, format_instant
-from cluster.system.eventloop import failure_logged
-from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
+from forebay.cluster.consensus import OFF_S, ChangeRefused, ClockBounds, Engine, NotLeader, Role
+from forebay.cluster.system import Clock, format_instant
+from forebay.cluster.system.eventloop import failure_logged
+from forebay.replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 LOGGER = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from cluster.system.eventloop import SlicedWork
-from replica.messages import Batch
-from replica.state import State
-from replica.values import Revision
-from wal import (
+from forebay.cluster.system.eventloop import SlicedWork
+from forebay.replica.messages import Batch
+from forebay.replica.state import State
+from forebay.replica.values import Revision
+from forebay.wal import (
     Configuration,
     EntryKind,
     Journal,

@@ -11,13 +11,13 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 
-from cluster.config import Config
-from cluster.server.feature_levels import FeatureLevels
-from cluster.server.pending import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull
-from cluster.system.eventloop import failure_logged
-from replica.messages import CONTROLLER, FoundCluster, RaiseFeatureLevel, Request, features
-from replica.state import EMPTY, State
-from replica.values import DISCLOSURE_KEY_BYTES, RefusalCode
+from forebay.cluster.config import Config
+from forebay.cluster.server.feature_levels import FeatureLevels
+from forebay.cluster.server.pending import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull
+from forebay.cluster.system.eventloop import failure_logged
+from forebay.replica.messages import CONTROLLER, FoundCluster, RaiseFeatureLevel, Request, features
+from forebay.replica.state import EMPTY, State
+from forebay.replica.values import DISCLOSURE_KEY_BYTES, RefusalCode
 
 LOGGER = logging.getLogger(__name__)
 

@@ -18,18 +18,25 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import NoReturn
 
-from cluster.config import Config
-from cluster.consensus import HELD_BACK_ENTRIES, Engine, Machine, NotLeader, Role, SnapshotRef, SnapshotSink
-from cluster.schemas import made_of
-from cluster.server.agreed_time import AgreedTime, ClockWatch
-from cluster.server.applied_log import AppliedEntry, AppliedLog, Observer, Transition, read_batch, read_configuration
-from cluster.server.bootstrap import Bootstrap
-from cluster.server.disk_watch import DiskWatch, Room, room_of
-from cluster.server.divergence import Checkpoints, DigestRecorder
-from cluster.server.duties import AnswerExpiry, Duties, Duty
-from cluster.server.feature_levels import Ask, FeatureLevels, never_ask
-from cluster.server.history_fetch import ScrubResults
-from cluster.server.liveness import (
+from forebay.cluster.config import Config
+from forebay.cluster.consensus import HELD_BACK_ENTRIES, Engine, Machine, NotLeader, Role, SnapshotRef, SnapshotSink
+from forebay.cluster.schemas import made_of
+from forebay.cluster.server.agreed_time import AgreedTime, ClockWatch
+from forebay.cluster.server.applied_log import (
+    AppliedEntry,
+    AppliedLog,
+    Observer,
+    Transition,
+    read_batch,
+    read_configuration,
+)
+from forebay.cluster.server.bootstrap import Bootstrap
+from forebay.cluster.server.disk_watch import DiskWatch, Room, room_of
+from forebay.cluster.server.divergence import Checkpoints, DigestRecorder
+from forebay.cluster.server.duties import AnswerExpiry, Duties, Duty
+from forebay.cluster.server.feature_levels import Ask, FeatureLevels, never_ask
+from forebay.cluster.server.history_fetch import ScrubResults
+from forebay.cluster.server.liveness import (
     LEADERLESS_S,
     NODE_DOWN_S,
     AgentReport,
@@ -41,9 +48,9 @@ from cluster.server.liveness import (
     Transfer,
     read_news,
 )
-from cluster.server.membership import Membership
-from cluster.server.operation_restart import OperationRestart
-from cluster.server.pending import (
+from forebay.cluster.server.membership import Membership
+from forebay.cluster.server.operation_restart import OperationRestart
+from forebay.cluster.server.pending import (
     STEPS_PER_TURN,
     STORED_BYTES_PER_BYTE,
     Answer,
@@ -51,18 +58,18 @@ from cluster.server.pending import (
     NotLeading,
     steps_of_events,
 )
-from cluster.server.proposer import Proposer
-from cluster.server.pruning import PruneNote
-from cluster.server.snapshots import SnapshotInstall, call_soon
-from cluster.server.storage import Storage
-from cluster.server.totals import JobTotals, TransferTotals
-from cluster.system import Clock, about
-from replica.fold import apply_batch, apply_batch_steps
-from replica.messages import Batch, FoundCluster, Request
-from replica.state import State
-from replica.values import StepRunner
-from snapshots import Image, SnapshotStore
-from wal import (
+from forebay.cluster.server.proposer import Proposer
+from forebay.cluster.server.pruning import PruneNote
+from forebay.cluster.server.snapshots import SnapshotInstall, call_soon
+from forebay.cluster.server.storage import Storage
+from forebay.cluster.server.totals import JobTotals, TransferTotals
+from forebay.cluster.system import Clock, about
+from forebay.replica.fold import apply_batch, apply_batch_steps
+from forebay.replica.messages import Batch, FoundCluster, Request
+from forebay.replica.state import State
+from forebay.replica.values import StepRunner
+from forebay.snapshots import Image, SnapshotStore
+from forebay.wal import (
     BrokenInvariant,
     ConfigurationAt,
     Entry,

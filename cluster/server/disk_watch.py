@@ -18,12 +18,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from cluster.consensus import ChangeRefused, Engine, NotLeader, Role
-from cluster.schemas import StatusView
-from cluster.server.feature_levels import Ask
-from cluster.server.pending import USERS
-from cluster.system import SLOW_SYNC_S, Clock, free_bytes
-from cluster.system.eventloop import failure_logged
+from forebay.cluster.consensus import ChangeRefused, Engine, NotLeader, Role
+from forebay.cluster.schemas import StatusView
+from forebay.cluster.server.feature_levels import Ask
+from forebay.cluster.server.pending import USERS
+from forebay.cluster.system import SLOW_SYNC_S, Clock, free_bytes
+from forebay.cluster.system.eventloop import failure_logged
 
 LOGGER = logging.getLogger(__name__)
 

@@ -26,11 +26,11 @@ from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple, NoReturn, Protocol
 
-from cluster.server.applied_log import Transition
-from cluster.server.pending import Answer, NotLeading, QueueFull
-from cluster.system.eventloop import Background
-from replica.messages import CONTROLLER, RecordStateDigest, Request
-from replica.state import State, is_checkpoint, recorded_digests, state_digest
+from forebay.cluster.server.applied_log import Transition
+from forebay.cluster.server.pending import Answer, NotLeading, QueueFull
+from forebay.cluster.system.eventloop import Background
+from forebay.replica.messages import CONTROLLER, RecordStateDigest, Request
+from forebay.replica.state import State, is_checkpoint, recorded_digests, state_digest
 
 LOGGER = logging.getLogger(__name__)
 

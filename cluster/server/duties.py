@@ -7,11 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from cluster.server.pending import Answer, NotLeading, QueueFull
-from replica.decide import is_expiry_due
-from replica.messages import CONTROLLER, ExpireCachedReplies, Request
-from replica.state import State
-from replica.values import Instant
+from forebay.cluster.server.pending import Answer, NotLeading, QueueFull
+from forebay.replica.decide import is_expiry_due
+from forebay.replica.messages import CONTROLLER, ExpireCachedReplies, Request
+from forebay.replica.state import State
+from forebay.replica.values import Instant
 
 POLL_PERIOD_S = 1.0
 """Polling interval of a leader's duties, seconds."""

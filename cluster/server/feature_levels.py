@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from cluster.consensus import Engine
-from cluster.schemas import StatusView
-from replica.messages import features
+from forebay.cluster.consensus import Engine
+from forebay.cluster.schemas import StatusView
+from forebay.replica.messages import features
 
 LOGGER = logging.getLogger(__name__)
 

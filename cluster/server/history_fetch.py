@@ -17,11 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, NoReturn
 
-from cluster.client import ApiError
-from cluster.schemas import HandedView
-from cluster.system import Clock
-from cluster.system.eventloop import Background
-from wal import (
+from forebay.cluster.client import ApiError
+from forebay.cluster.schemas import HandedView
+from forebay.cluster.system import Clock
+from forebay.cluster.system.eventloop import Background
+from forebay.wal import (
     DAMAGED_MAX,
     BrokenInvariant,
     CodecError,

@@ -16,11 +16,11 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from cluster.client import ApiError, Client
-from cluster.config import Config
-from cluster.schemas import operations as ops
-from cluster.security import TlsError, is_name
-from cluster.server.storage import (
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.config import Config
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.security import TlsError, is_name
+from forebay.cluster.server.storage import (
     FILE_REMEDY,
     StorageRefused,
     allow_first_start,
@@ -30,9 +30,9 @@ from cluster.server.storage import (
     member_note,
     starting,
 )
-from cluster.system import Clock, make_private_directory, replace_private
-from wal import FIRST_INCARNATION
-from wal import directory as directories
+from forebay.cluster.system import Clock, make_private_directory, replace_private
+from forebay.wal import FIRST_INCARNATION
+from forebay.wal import directory as directories
 
 LOGGER: Final = logging.getLogger(__name__)
 

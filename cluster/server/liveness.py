@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 
-from cluster.consensus import Engine, NotLeader, Peer, Role
-from cluster.schemas import OperationProgress
-from cluster.server.applied_log import Transition
-from cluster.server.pending import Answer, NotLeading, QueueFull
-from cluster.system import Clock
-from replica.messages import (
+from forebay.cluster.consensus import Engine, NotLeader, Peer, Role
+from forebay.cluster.schemas import OperationProgress
+from forebay.cluster.server.applied_log import Transition
+from forebay.cluster.server.pending import Answer, NotLeading, QueueFull
+from forebay.cluster.system import Clock
+from forebay.replica.messages import (
     CONTROLLER,
     AbandonedBufferRemoved,
     BufferAbandoned,
@@ -33,9 +33,9 @@ from replica.messages import (
     job_of,
     kind_of,
 )
-from replica.operations import active_rules, has_shares
-from replica.state import State
-from replica.values import Instant, Revision
+from forebay.replica.operations import active_rules, has_shares
+from forebay.replica.state import State
+from forebay.replica.values import Instant, Revision
 
 LOGGER = logging.getLogger(__name__)
 

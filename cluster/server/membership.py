@@ -7,12 +7,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from cluster.config import Config
-from cluster.consensus import ChangeRefused, Engine, MemberChange, NotLeader, Peer, Role
-from cluster.schemas import MemberView
-from cluster.server.pending import NotLeading, OutcomeUnknown
-from replica.values import Revision
-from wal import ChangeKind, Configuration, Member
+from forebay.cluster.config import Config
+from forebay.cluster.consensus import ChangeRefused, Engine, MemberChange, NotLeader, Peer, Role
+from forebay.cluster.schemas import MemberView
+from forebay.cluster.server.pending import NotLeading, OutcomeUnknown
+from forebay.replica.values import Revision
+from forebay.wal import ChangeKind, Configuration, Member
 
 LOGGER = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from cluster.server.pending import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull
-from cluster.system.eventloop import failure_logged
-from replica.messages import CONTROLLER, Request, RestartOperations
-from replica.model import HOLDING, BufferState
-from replica.state import State
-from replica.values import RESTARTED_MAX
+from forebay.cluster.server.pending import Answer, CannotDecide, NotLeading, OutcomeUnknown, QueueFull
+from forebay.cluster.system.eventloop import failure_logged
+from forebay.replica.messages import CONTROLLER, Request, RestartOperations
+from forebay.replica.model import HOLDING, BufferState
+from forebay.replica.state import State
+from forebay.replica.values import RESTARTED_MAX
 
 LOGGER = logging.getLogger(__name__)
 

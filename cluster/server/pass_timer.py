@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable
 from typing import NoReturn
 
-from cluster.system import Clock
-from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
+from forebay.cluster.system import Clock
+from forebay.replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 LOGGER = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import msgspec
 
-from replica.decide import jobs_of_command
-from replica.fold import SpeculativeState
-from replica.messages import (
+from forebay.replica.decide import jobs_of_command
+from forebay.replica.fold import SpeculativeState
+from forebay.replica.messages import (
     Actor,
     ActorRole,
     Batch,
@@ -26,8 +26,8 @@ from replica.messages import (
     jobs_of,
     kind_of,
 )
-from replica.state import Facts, State
-from replica.values import (
+from forebay.replica.state import Facts, State
+from forebay.replica.values import (
     BATCH_BYTES_MAX,
     RECEIPTS_MAX,
     RECEIPTS_PER_ACTOR_MAX,

@@ -6,11 +6,11 @@ dropped, so is the index: it is rebuilt in portions, one a turn, because 100,000
 
 from __future__ import annotations
 
-from replica.fold import SpeculativeState
-from replica.messages import Event
-from replica.scheduler import SchedulingIndex, run_cycle
-from replica.state import State
-from replica.values import Instant
+from forebay.replica.fold import SpeculativeState
+from forebay.replica.messages import Event
+from forebay.replica.scheduler import SchedulingIndex, run_cycle
+from forebay.replica.state import State
+from forebay.replica.values import Instant
 
 JOBS_PER_TURN = 128
 """Jobs indexed in one turn of the loop in addition to one for each command of the batch, count: about four

@@ -36,11 +36,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import NoReturn
 
-from cluster.consensus import Engine, NotLeader, Role
-from cluster.server.agreed_time import AgreedTime
-from cluster.server.applied_log import Transition
-from cluster.server.pass_timer import PassTimer
-from cluster.server.pending import (
+from forebay.cluster.consensus import Engine, NotLeader, Role
+from forebay.cluster.server.agreed_time import AgreedTime
+from forebay.cluster.server.applied_log import Transition
+from forebay.cluster.server.pass_timer import PassTimer
+from forebay.cluster.server.pending import (
     ENTRIES_BYTES_MAX,
     OWN,
     STEPS_PER_TURN,
@@ -70,13 +70,13 @@ from cluster.server.pending import (
     too_many_answers,
     weight_bytes,
 )
-from cluster.server.planner import Planner
-from replica.decide import decide, decide_steps, is_by_key
-from replica.fold import SpeculativeState, is_certainly_new, look_up_reply, may_cache_next_reply
-from replica.messages import CONTROLLER, Batch, Decision, Entry, Request, RunSchedulingCycle, kind_of
-from replica.state import State
-from replica.values import COMMANDS_PER_BATCH_MAX, Instant, Refusal, Revision, StepRunner, Steps
-from wal import batch_of_encoded, encode_entry
+from forebay.cluster.server.planner import Planner
+from forebay.replica.decide import decide, decide_steps, is_by_key
+from forebay.replica.fold import SpeculativeState, is_certainly_new, look_up_reply, may_cache_next_reply
+from forebay.replica.messages import CONTROLLER, Batch, Decision, Entry, Request, RunSchedulingCycle, kind_of
+from forebay.replica.state import State
+from forebay.replica.values import COMMANDS_PER_BATCH_MAX, Instant, Refusal, Revision, StepRunner, Steps
+from forebay.wal import batch_of_encoded, encode_entry
 
 __all__ = [
     "Answer",

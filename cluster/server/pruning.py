@@ -18,10 +18,10 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from cluster.system import replace_private
-from cluster.system.eventloop import Background
-from wal import BrokenInvariant, LedgerBroken, PrunedRange, PrunedSegment
-from wal import directory as directories
+from forebay.cluster.system import replace_private
+from forebay.cluster.system.eventloop import Background
+from forebay.wal import BrokenInvariant, LedgerBroken, PrunedRange, PrunedSegment
+from forebay.wal import directory as directories
 
 LOGGER = logging.getLogger(__name__)
 

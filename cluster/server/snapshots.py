@@ -11,11 +11,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from cluster.schemas import SnapshotPoolView, SnapshotView
-from cluster.system import format_instant
-from replica.values import Instant
-from snapshots import Image, SnapshotStore, Summary
-from wal import BrokenInvariant, ConfigurationAt
+from forebay.cluster.schemas import SnapshotPoolView, SnapshotView
+from forebay.cluster.system import format_instant
+from forebay.replica.values import Instant
+from forebay.snapshots import Image, SnapshotStore, Summary
+from forebay.wal import BrokenInvariant, ConfigurationAt
 
 
 class SnapshotInstall:

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import msgspec
 
-from cluster.config import FIRST_START_NAME, Config
-from cluster.server.applied_log import read_batch, read_configuration
-from cluster.system import make_private_directory, replace_private, start_command
-from replica.fold import HistoryFold
-from replica.messages import ReleaseNeeded
-from replica.state import EMPTY, DigestChecker, State, StateDigestMismatch
-from replica.values import LedgerViolation
-from snapshots import Image, SnapshotStore
-from wal import (
+from forebay.cluster.config import FIRST_START_NAME, Config
+from forebay.cluster.server.applied_log import read_batch, read_configuration
+from forebay.cluster.system import make_private_directory, replace_private, start_command
+from forebay.replica.fold import HistoryFold
+from forebay.replica.messages import ReleaseNeeded
+from forebay.replica.state import EMPTY, DigestChecker, State, StateDigestMismatch
+from forebay.replica.values import LedgerViolation
+from forebay.snapshots import Image, SnapshotStore
+from forebay.wal import (
     FIRST_INCARNATION,
     CodecError,
     Condition,
@@ -40,7 +40,7 @@ from wal import (
     name_of,
     parse_lineage,
 )
-from wal import directory as directories
+from forebay.wal import directory as directories
 
 LOGGER = logging.getLogger(__name__)
 

@@ -10,15 +10,15 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from cluster.client import Client
-from cluster.config import ConfigError, Reloader, read_access
-from cluster.security import TlsError, until_valid
-from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, report_served
-from cluster.slurm.calls import CALL_S
-from cluster.slurm.checks import certificate_fault
-from cluster.slurm.files import DirectoryRefused, SlurmFiles
-from cluster.system import EXIT_CONFIGURATION, SystemClock, begin_logging, leave_when_terminated, say_at_last
-from cluster.system.eventloop import stop_on_signals
+from forebay.cluster.client import Client
+from forebay.cluster.config import ConfigError, Reloader, read_access
+from forebay.cluster.security import TlsError, until_valid
+from forebay.cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, report_served
+from forebay.cluster.slurm.calls import CALL_S
+from forebay.cluster.slurm.checks import certificate_fault
+from forebay.cluster.slurm.files import DirectoryRefused, SlurmFiles
+from forebay.cluster.system import EXIT_CONFIGURATION, SystemClock, begin_logging, leave_when_terminated, say_at_last
+from forebay.cluster.system.eventloop import stop_on_signals
 
 EXIT_FAILED: Final = 1
 

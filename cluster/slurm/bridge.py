@@ -22,18 +22,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from cluster.client import ApiError, Client
-from cluster.schemas import external_jobs as g
-from cluster.schemas import new_command_id, operations
-from cluster.slurm.calls import FUNCTIONS, NO_TEXT, QUESTIONS, STAGE_IN, Answer, PluginCalls, sentence
-from cluster.slurm.fifos import FifoRequest, Fifos
-from cluster.slurm.files import RENEW_S, SlurmFiles, is_listed, session_of, session_of_persistent, uptime_s
-from cluster.slurm.metrics import BridgeMetrics
-from cluster.slurm.reconciler import Reconciler
-from cluster.slurm.slurmctld import SlurmView, array_of, look, owner_of
-from cluster.system import READY, Clock, closing, new_private_file, open_private_file, tell_manager
-from cluster.system.eventloop import Identities
-from replica.values import MICROSECONDS_PER_SECOND
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import external_jobs as g
+from forebay.cluster.schemas import new_command_id, operations
+from forebay.cluster.slurm.calls import FUNCTIONS, NO_TEXT, QUESTIONS, STAGE_IN, Answer, PluginCalls, sentence
+from forebay.cluster.slurm.fifos import FifoRequest, Fifos
+from forebay.cluster.slurm.files import RENEW_S, SlurmFiles, is_listed, session_of, session_of_persistent, uptime_s
+from forebay.cluster.slurm.metrics import BridgeMetrics
+from forebay.cluster.slurm.reconciler import Reconciler
+from forebay.cluster.slurm.slurmctld import SlurmView, array_of, look, owner_of
+from forebay.cluster.system import READY, Clock, closing, new_private_file, open_private_file, tell_manager
+from forebay.cluster.system.eventloop import Identities
+from forebay.replica.values import MICROSECONDS_PER_SECOND
 
 LOGGER = logging.getLogger(__name__)
 

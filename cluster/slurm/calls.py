@@ -18,10 +18,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from cluster.client import ApiError, Client
-from cluster.schemas import ApiOperation, TransferView, WhyView, new_command_id, operations
-from cluster.schemas import external_jobs as g
-from cluster.slurm.files import (
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import ApiOperation, TransferView, WhyView, new_command_id, operations
+from forebay.cluster.schemas import external_jobs as g
+from forebay.cluster.slurm.files import (
     BufferSession,
     SlurmFiles,
     linked_script,
@@ -29,12 +29,12 @@ from cluster.slurm.files import (
     session_of_persistent,
     uptime_s,
 )
-from cluster.slurm.slurmctld import array_of, owner_of
-from cluster.slurm.stage_ins import NEXT_S, POLLED_AGAIN_S, StageIns
-from cluster.system import Clock
-from replica.grammar import DirectiveRejected, find_overlap_in, read_external_job_request, read_request
-from replica.model import Access, BufferRequest
-from replica.values import (
+from forebay.cluster.slurm.slurmctld import array_of, owner_of
+from forebay.cluster.slurm.stage_ins import NEXT_S, POLLED_AGAIN_S, StageIns
+from forebay.cluster.system import Clock
+from forebay.replica.grammar import DirectiveRejected, find_overlap_in, read_external_job_request, read_request
+from forebay.replica.model import Access, BufferRequest
+from forebay.replica.values import (
     MICROSECONDS_PER_SECOND,
     SCRIPT_BYTES_MAX,
     SizeError,

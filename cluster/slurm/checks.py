@@ -13,10 +13,10 @@ from typing import Final
 
 import msgspec
 
-from cluster.config import AccessConfig, Config, ConfigError
-from cluster.security import Role, TlsError, certificate_of
-from cluster.system import format_instant
-from replica.values import Instant
+from forebay.cluster.config import AccessConfig, Config, ConfigError
+from forebay.cluster.security import Role, TlsError, certificate_of
+from forebay.cluster.system import format_instant
+from forebay.replica.values import Instant
 
 CONF_BYTES_MAX: Final = 16 * 1024 * 1024
 """Limit of one Slurm configuration file, bytes: tens of thousands of nodes fit."""

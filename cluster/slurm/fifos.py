@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cluster.slurm.files import uptime_s
-from replica.values import SCRIPT_BYTES_MAX
+from forebay.cluster.slurm.files import uptime_s
+from forebay.replica.values import SCRIPT_BYTES_MAX
 
 LOGGER = logging.getLogger(__name__)
 

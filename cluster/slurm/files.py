@@ -17,12 +17,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from cluster.schemas.external_jobs import ExternalJobView, PersistentView, SchedulerSiteAnswer
-from cluster.slurm import PARTS, script_parts
-from cluster.system import closing, make_private_directory, open_directory
-from replica.grammar import external_job_tables
-from replica.model import VARIABLE_DIRECTORIES, WHOLE_BUFFER, persistent_variable
-from replica.values import SCRIPT_BYTES_MAX
+from forebay.cluster.schemas.external_jobs import ExternalJobView, PersistentView, SchedulerSiteAnswer
+from forebay.cluster.slurm import PARTS, script_parts
+from forebay.cluster.system import closing, make_private_directory, open_directory
+from forebay.replica.grammar import external_job_tables
+from forebay.replica.model import VARIABLE_DIRECTORIES, WHOLE_BUFFER, persistent_variable
+from forebay.replica.values import SCRIPT_BYTES_MAX
 
 BELIEVED_S: Final = 10.0
 """Validity of a file, seconds: three renewals, so that one may fail."""

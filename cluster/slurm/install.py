@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
-from cluster.slurm import RUN, SITE_SCRIPT, programs, script_text, submission_check
-from cluster.slurm.checks import (
+from forebay.cluster.slurm import RUN, SITE_SCRIPT, programs, script_text, submission_check
+from forebay.cluster.slurm.checks import (
     OTHER_TIMEOUT_S,
     PERSISTENT_FLAG,
     POLL_INTERVAL_S,
@@ -35,7 +35,7 @@ from cluster.slurm.checks import (
     site_script_faults,
     trust_faults,
 )
-from cluster.system import sync_directory
+from forebay.cluster.system import sync_directory
 
 SCRIPT: Final = "burst_buffer.lua"
 """Script beside slurm.conf that burst_buffer/lua reads."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, write_to_textfile
 
-from cluster.schemas.external_jobs import ExternalJobView
-from replica.operations import ExternalJobPhase
+from forebay.cluster.schemas.external_jobs import ExternalJobView
+from forebay.replica.operations import ExternalJobPhase
 
 CALL_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1000.0, 10_000.0)
 """Bounds of the call histogram, seconds: from one commit to a stage-in of hours."""

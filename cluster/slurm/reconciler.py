@@ -15,12 +15,12 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
-from cluster.client import ApiError, Client
-from cluster.schemas import external_jobs as g
-from cluster.schemas import new_command_id, operations
-from cluster.slurm.metrics import BridgeMetrics
-from cluster.slurm.slurmctld import SlurmView
-from cluster.system import Clock, about, tell_manager
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import external_jobs as g
+from forebay.cluster.schemas import new_command_id, operations
+from forebay.cluster.slurm.metrics import BridgeMetrics
+from forebay.cluster.slurm.slurmctld import SlurmView
+from forebay.cluster.system import Clock, about, tell_manager
 
 LOGGER = logging.getLogger(__name__)
 

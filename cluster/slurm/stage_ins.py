@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
 
-from cluster.slurm.checks import POLL_DEFAULT_S
-from cluster.slurm.files import uptime_s
+from forebay.cluster.slurm.checks import POLL_DEFAULT_S
+from forebay.cluster.slurm.files import uptime_s
 
 NEXT_S: Final = 10.0
 """Seconds within which Slurm makes the next call of a stage-in: a fork and some locks.

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from replica.lazy_exports import export_lazily
+from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from cluster.system.accounts import (
+    from forebay.cluster.system.accounts import (
         OVERFLOW_UID,
         PeerAccount,
         account_of,
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
         short_path,
         uid_of,
     )
-    from cluster.system.address import Address, AddressError
-    from cluster.system.clock import Clock, SystemClock, format_instant, parse_instant
-    from cluster.system.descriptors import (
+    from forebay.cluster.system.address import Address, AddressError
+    from forebay.cluster.system.clock import Clock, SystemClock, format_instant, parse_instant
+    from forebay.cluster.system.descriptors import (
         SLOW_SYNC_S,
         closing,
         free_bytes,
@@ -28,11 +28,20 @@ if TYPE_CHECKING:
         try_lock,
         write_all,
     )
-    from cluster.system.garbage_collection import Collector, collect_for_a_reader
-    from cluster.system.job_process import CAPABILITIES, LIMITS, UNLIMITED, JobProcess, forgo, limit, prepare, reset
-    from cluster.system.log_rate_limiter import LogRateLimiter
-    from cluster.system.logs import about, as_logged, begin_logging, is_logged, say_at_last
-    from cluster.system.private_files import (
+    from forebay.cluster.system.garbage_collection import Collector, collect_for_a_reader
+    from forebay.cluster.system.job_process import (
+        CAPABILITIES,
+        LIMITS,
+        UNLIMITED,
+        JobProcess,
+        forgo,
+        limit,
+        prepare,
+        reset,
+    )
+    from forebay.cluster.system.log_rate_limiter import LogRateLimiter
+    from forebay.cluster.system.logs import about, as_logged, begin_logging, is_logged, say_at_last
+    from forebay.cluster.system.private_files import (
         keep_ownership,
         make_private_directory,
         name_beside,
@@ -40,7 +49,7 @@ if TYPE_CHECKING:
         open_private_file,
         replace_private,
     )
-    from cluster.system.processes import (
+    from forebay.cluster.system.processes import (
         all_pids,
         become_subreaper,
         boot_id,
@@ -57,7 +66,7 @@ if TYPE_CHECKING:
         start_time,
         sync_file_system,
     )
-    from cluster.system.service_manager import (
+    from forebay.cluster.system.service_manager import (
         EXIT_CONFIGURATION,
         FORMAT_VARIABLE,
         FORMATS,
@@ -70,7 +79,7 @@ if TYPE_CHECKING:
         start_command,
         tell_manager,
     )
-    from cluster.system.trusted_paths import UntrustedFile, open_trusted
+    from forebay.cluster.system.trusted_paths import UntrustedFile, open_trusted
 else:
     __getattr__ = export_lazily(
         __name__,

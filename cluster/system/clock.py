@@ -8,7 +8,7 @@ import datetime
 import time
 from typing import Final, Protocol
 
-from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
+from forebay.replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 NANOSECONDS_PER_MICROSECOND: Final = 1_000
 

@@ -16,7 +16,7 @@ import asyncio
 import gc
 from collections.abc import Callable
 
-from cluster.system.clock import Clock
+from forebay.cluster.system.clock import Clock
 
 YOUNG_OBJECTS = 4_000
 """New objects before a collection of the young generation, count: one to four milliseconds."""

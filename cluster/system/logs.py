@@ -21,7 +21,7 @@ import traceback
 from datetime import UTC, datetime
 from typing import Final
 
-from cluster.system.service_manager import (
+from forebay.cluster.system.service_manager import (
     EXIT_CONFIGURATION,
     FORMAT_VARIABLE,
     FORMATS,
@@ -29,7 +29,7 @@ from cluster.system.service_manager import (
     LEVELS,
     PROCESS_VARIABLE,
 )
-from replica.values import plain
+from forebay.replica.values import plain
 
 FIELDS: Final = ("job", "revision", "node", "replica", "term")
 """Subjects of a record, in the order they are written."""

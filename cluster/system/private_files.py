@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from cluster.system.descriptors import sync_directory
+from forebay.cluster.system.descriptors import sync_directory
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from replica.decide.checks import RejectionError, names_remedy, require
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model import (
+from forebay.replica.decide.checks import RejectionError, names_remedy, require
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     DEFAULT_SCHEDULING_RULES,
     JobOptions,
     JobRequest,
@@ -28,9 +28,9 @@ from replica.model import (
     sort_members,
     with_options,
 )
-from replica.scheduler import limit_exceeded_alone, submit_limit_exceeded
-from replica.state import Facts
-from replica.values import (
+from forebay.replica.scheduler import limit_exceeded_alone, submit_limit_exceeded
+from forebay.replica.state import Facts
+from forebay.replica.values import (
     ABSENT,
     ACCOUNTS_MAX,
     LICENSES_MAX,

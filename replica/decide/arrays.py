@@ -7,10 +7,10 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from replica.decide.checks import NODE_COUNT_INVALID, RejectionError
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model import (
+from forebay.replica.decide.checks import NODE_COUNT_INVALID, RejectionError
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     AfterTask,
     ArrayTask,
     Dependency,
@@ -19,8 +19,8 @@ from replica.model import (
     Tasks,
     format_tasks,
 )
-from replica.state import Facts
-from replica.values import Refusal, RefusalCode, Steps, limits
+from forebay.replica.state import Facts
+from forebay.replica.values import Refusal, RefusalCode, Steps, limits
 
 DEFAULT_OUTPUT = "forebay-%A_%a.out"
 """Default output file of a task (Slurm: slurm-%A_%a.out)."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from replica.decide.checks import (
+from forebay.replica.decide.checks import (
     NODE_COUNT_INVALID,
     RejectionError,
     check_beneath,
@@ -20,9 +20,9 @@ from replica.decide.checks import (
     names_remedy,
     require,
 )
-from replica.grammar import find_overlap, with_file_name
-from replica.messages import commands as c
-from replica.model import (
+from forebay.replica.grammar import find_overlap, with_file_name
+from forebay.replica.messages import commands as c
+from forebay.replica.model import (
     NATIVE,
     NO_OPTIONS,
     BufferRequest,
@@ -39,9 +39,9 @@ from replica.model import (
     persistent_variable,
     transfer_choices,
 )
-from replica.operations import filesystem_of_pool
-from replica.state import Facts
-from replica.values import SIZE_BYTES_MAX, Refusal, RefusalCode, limits, name_fault, round_up
+from forebay.replica.operations import filesystem_of_pool
+from forebay.replica.state import Facts
+from forebay.replica.values import SIZE_BYTES_MAX, Refusal, RefusalCode, limits, name_fault, round_up
 
 _TASK_SYMBOL = re.compile("%[aj]")
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TypeVar
 
-from replica.grammar import path_fault, split_inside
-from replica.model import (
+from forebay.replica.grammar import path_fault, split_inside
+from forebay.replica.model import (
     MAIL_TYPES,
     OPEN_MODES,
     Dependency,
@@ -20,8 +20,8 @@ from replica.model import (
     expand_roots,
     parse_signal,
 )
-from replica.state import Facts
-from replica.values import (
+from forebay.replica.state import Facts
+from forebay.replica.values import (
     FILE_SYMBOLS,
     MAIL_USER_CHARACTERS_MAX,
     MESSAGE_CHARACTERS_MAX,

@@ -8,9 +8,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.decide.accounts import ACCOUNTING_BY_KEY, PARTITIONS_BY_KEY
-from replica.decide.configuration import configuration_events
-from replica.decide.pools import (
+from forebay.replica.decide.accounts import ACCOUNTING_BY_KEY, PARTITIONS_BY_KEY
+from forebay.replica.decide.configuration import configuration_events
+from forebay.replica.decide.pools import (
     change_pool,
     filesystem_removal_refusal,
     mover_refusal,
@@ -18,11 +18,11 @@ from replica.decide.pools import (
     remove_pool,
     set_pool_events,
 )
-from replica.grammar import check_filesystem, path_fault
-from replica.messages import NOTHING, Acceptance, Decision, decision_of, features
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model import (
+from forebay.replica.grammar import check_filesystem, path_fault
+from forebay.replica.messages import NOTHING, Acceptance, Decision, decision_of, features
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     CAPACITY_CONTROLS,
     PROCESS_CONTROLS,
     Recovery,
@@ -34,9 +34,9 @@ from replica.model import (
     check_site,
     clamp_times,
 )
-from replica.operations import active_stage
-from replica.state import Facts, State
-from replica.values import (
+from forebay.replica.operations import active_stage
+from forebay.replica.state import Facts, State
+from forebay.replica.values import (
     CPUS_MAX,
     DISCLOSURE_KEY_BYTES,
     MEMBERS_MAX,

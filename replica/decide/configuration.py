@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from replica.decide.checks import names_remedy
-from replica.decide.pools import default_pool_events
-from replica.grammar import (
+from forebay.replica.decide.checks import names_remedy
+from forebay.replica.decide.pools import default_pool_events
+from forebay.replica.grammar import (
     KEYS,
     ConfSetting,
     SettingError,
@@ -26,8 +26,8 @@ from replica.grammar import (
     format_value,
     parse_settings,
 )
-from replica.messages import events as e
-from replica.model import (
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     DEFAULT_SCHEDULING_RULES,
     DEFAULT_SITE,
     DEFAULT_TRANSFER_RULES,
@@ -40,8 +40,8 @@ from replica.model import (
     provider_facts,
     sort_flags,
 )
-from replica.state import Facts
-from replica.values import SETTINGS_MAX, Refusal, RefusalCode
+from forebay.replica.state import Facts
+from forebay.replica.values import SETTINGS_MAX, Refusal, RefusalCode
 
 NAMES_OF_FIELDS: Mapping[str, str] = {f"{key.owner.value}.{key.field}": key.name for key in KEYS}
 """Field of a record -> key, for example `site.max_passes` -> MaxPasses. Rejections of records name fields."""

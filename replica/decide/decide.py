@@ -11,24 +11,24 @@ from typing import Any
 
 import msgspec
 
-from replica.decide.accounts import ACCOUNTING_BY_KEY, PARTITIONS_BY_KEY
-from replica.decide.arrays import jobs_of_tasks
-from replica.decide.cluster import CLUSTER_BY_KEY, CLUSTER_BY_SCAN
-from replica.decide.drills import DRILLS_BY_KEY
-from replica.decide.external_jobs import EXTERNAL_JOBS_BY_KEY
-from replica.decide.jobs import JOBS_BY_KEY, update_one
-from replica.decide.persistent import PERSISTENT_BY_KEY
-from replica.decide.sessions import SESSIONS_BY_KEY, SESSIONS_BY_SCAN, own_session_refusal
-from replica.decide.submit import submit_job
-from replica.messages import Acceptance as Acceptance
-from replica.messages import Decision as Decision
-from replica.messages import Event
-from replica.messages import commands as c
-from replica.model import QUEUED_STAGES
-from replica.operations import SLOT_EVENTS, OperationSlots, assign_slots, assign_slots_in_steps
-from replica.scheduler import SchedulingIndex, run_cycle
-from replica.state import Facts, State
-from replica.values import Instant, Refusal, RefusalCode, Steps, run_to_end
+from forebay.replica.decide.accounts import ACCOUNTING_BY_KEY, PARTITIONS_BY_KEY
+from forebay.replica.decide.arrays import jobs_of_tasks
+from forebay.replica.decide.cluster import CLUSTER_BY_KEY, CLUSTER_BY_SCAN
+from forebay.replica.decide.drills import DRILLS_BY_KEY
+from forebay.replica.decide.external_jobs import EXTERNAL_JOBS_BY_KEY
+from forebay.replica.decide.jobs import JOBS_BY_KEY, update_one
+from forebay.replica.decide.persistent import PERSISTENT_BY_KEY
+from forebay.replica.decide.sessions import SESSIONS_BY_KEY, SESSIONS_BY_SCAN, own_session_refusal
+from forebay.replica.decide.submit import submit_job
+from forebay.replica.messages import Acceptance as Acceptance
+from forebay.replica.messages import Decision as Decision
+from forebay.replica.messages import Event
+from forebay.replica.messages import commands as c
+from forebay.replica.model import QUEUED_STAGES
+from forebay.replica.operations import SLOT_EVENTS, OperationSlots, assign_slots, assign_slots_in_steps
+from forebay.replica.scheduler import SchedulingIndex, run_cycle
+from forebay.replica.state import Facts, State
+from forebay.replica.values import Instant, Refusal, RefusalCode, Steps, run_to_end
 
 
 def decide(state: Facts, request: c.Request, at: Instant) -> Decision:

@@ -10,12 +10,12 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from replica.messages import NOTHING, Acceptance, Decision
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model import SCENARIOS, Drill, DrillVerdict
-from replica.state import Facts
-from replica.values import (
+from forebay.replica.messages import NOTHING, Acceptance, Decision
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model import SCENARIOS, Drill, DrillVerdict
+from forebay.replica.state import Facts
+from forebay.replica.values import (
     DRILL_FIGURES_MAX,
     DRILL_LEASE_S_LEAST,
     DRILL_LOCKS_MAX,

@@ -24,13 +24,13 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from replica.decide.accounts import admit_request, check_own_limits
-from replica.decide.buffer_request import find_pool, persistent_fault, resolve_buffer, resolve_space
-from replica.decide.checks import RejectionError, check_name, names_remedy, require
-from replica.messages import NOTHING, Acceptance, Decision, decision_of
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model import (
+from forebay.replica.decide.accounts import admit_request, check_own_limits
+from forebay.replica.decide.buffer_request import find_pool, persistent_fault, resolve_buffer, resolve_space
+from forebay.replica.decide.checks import RejectionError, check_name, names_remedy, require
+from forebay.replica.messages import NOTHING, Acceptance, Decision, decision_of
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     NATIVE,
     Access,
     BufferRequest,
@@ -48,7 +48,7 @@ from replica.model import (
     scheduler_fault,
     with_options,
 )
-from replica.operations import (
+from forebay.replica.operations import (
     ExternalJobLookup,
     ExternalJobPhase,
     choose_external_job_mover,
@@ -58,8 +58,16 @@ from replica.operations import (
     has_results,
     stage_out_event,
 )
-from replica.state import Facts
-from replica.values import SCHEDULERS_MAX, Instant, Refusal, RefusalCode, has_control_character, limits, name_fault
+from forebay.replica.state import Facts
+from forebay.replica.values import (
+    SCHEDULERS_MAX,
+    Instant,
+    Refusal,
+    RefusalCode,
+    has_control_character,
+    limits,
+    name_fault,
+)
 
 Events = tuple[e.Event, ...]
 

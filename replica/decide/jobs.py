@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from replica.decide.external_jobs import export_again
-from replica.decide.reports import _report_operation, _settle_mails
-from replica.decide.runs import (
+from forebay.replica.decide.external_jobs import export_again
+from forebay.replica.decide.reports import _report_operation, _settle_mails
+from forebay.replica.decide.runs import (
     clear_job_buffer,
     clear_persistent,
     requeue_job,
@@ -15,18 +15,18 @@ from replica.decide.runs import (
     resume_job,
     suspend_job,
 )
-from replica.decide.submit import submit_job
-from replica.decide.update import update_job
-from replica.messages import NOTHING, Acceptance, Decision, decision_of
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model import ENDED, BufferState, ExternalJob, Hold, Job, JobState, Stage
-from replica.operations import (
+from forebay.replica.decide.submit import submit_job
+from forebay.replica.decide.update import update_job
+from forebay.replica.messages import NOTHING, Acceptance, Decision, decision_of
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model import ENDED, BufferState, ExternalJob, Hold, Job, JobState, Stage
+from forebay.replica.operations import (
     rollback_events,
     waiting_stage,
 )
-from replica.state import Facts
-from replica.values import Instant, Refusal, RefusalCode, run_to_end
+from forebay.replica.state import Facts
+from forebay.replica.values import Instant, Refusal, RefusalCode, run_to_end
 
 
 def _submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob, at: Instant) -> Decision:

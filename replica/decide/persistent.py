@@ -14,14 +14,14 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from replica.decide.buffer_request import find_pool
-from replica.decide.checks import RejectionError, check_name, require
-from replica.decide.external_jobs import scheduler_refusal
-from replica.decide.jobs import cancel_job
-from replica.decide.submit import NO_OUTPUT, submit_job
-from replica.messages import NOTHING, Acceptance, Decision
-from replica.messages import commands as c
-from replica.model import (
+from forebay.replica.decide.buffer_request import find_pool
+from forebay.replica.decide.checks import RejectionError, check_name, require
+from forebay.replica.decide.external_jobs import scheduler_refusal
+from forebay.replica.decide.jobs import cancel_job
+from forebay.replica.decide.submit import NO_OUTPUT, submit_job
+from forebay.replica.messages import NOTHING, Acceptance, Decision
+from forebay.replica.messages import commands as c
+from forebay.replica.model import (
     Access,
     BufferRequest,
     BufferState,
@@ -34,8 +34,8 @@ from replica.model import (
     group_members,
     with_options,
 )
-from replica.state import Facts
-from replica.values import Instant, Refusal, RefusalCode, format_size, run_to_end
+from forebay.replica.state import Facts
+from forebay.replica.values import Instant, Refusal, RefusalCode, format_size, run_to_end
 
 SCRIPT: Final = "#!/bin/sh\n"
 """Script of a job without nodes; it never runs."""

@@ -10,11 +10,11 @@ from collections.abc import Container, Iterator
 
 from msgspec.structs import replace
 
-from replica.decide.checks import names_remedy
-from replica.messages import events as e
-from replica.model import ObservedFilesystem, Pool, PoolUnit, format_amount, pool_unit
-from replica.state import Facts, State
-from replica.values import (
+from forebay.replica.decide.checks import names_remedy
+from forebay.replica.messages import events as e
+from forebay.replica.model import ObservedFilesystem, Pool, PoolUnit, format_amount, pool_unit
+from forebay.replica.state import Facts, State
+from forebay.replica.values import (
     MESSAGE_CHARACTERS_MAX,
     MOVERS_PER_FILESYSTEM_MAX,
     NAME_CHARACTERS_MAX,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import immutables
 
-from replica.messages import NOTHING, Acceptance, Decision
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model import (
+from forebay.replica.messages import NOTHING, Acceptance, Decision
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     ENDED,
     TRANSFERS,
     Job,
@@ -21,7 +21,7 @@ from replica.model import (
     clip_receipt,
     is_checkpoint_due,
 )
-from replica.operations import (
+from forebay.replica.operations import (
     active_stage,
     failure_events,
     persistent_change_events,
@@ -29,8 +29,8 @@ from replica.operations import (
     script_end_events,
     success_events,
 )
-from replica.state import Facts
-from replica.values import MAILS_SETTLED_MAX, NAME_CHARACTERS_MAX, Instant, Refusal, RefusalCode
+from forebay.replica.state import Facts
+from forebay.replica.values import MAILS_SETTLED_MAX, NAME_CHARACTERS_MAX, Instant, Refusal, RefusalCode
 
 NO_TRANSFERS = JobTransfers()
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from replica.decide.checks import RejectionError
-from replica.decide.submit import check_requeue
-from replica.decide.update import check_dependency_cycle
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model import ENDED, BufferState, Hold, Job, JobState
-from replica.operations import removal_events, revocation_events
-from replica.state import Facts
-from replica.values import RESTARTED_MAX, Refusal, RefusalCode
+from forebay.replica.decide.checks import RejectionError
+from forebay.replica.decide.submit import check_requeue
+from forebay.replica.decide.update import check_dependency_cycle
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model import ENDED, BufferState, Hold, Job, JobState
+from forebay.replica.operations import removal_events, revocation_events
+from forebay.replica.state import Facts
+from forebay.replica.values import RESTARTED_MAX, Refusal, RefusalCode
 
 Events = tuple[e.Event, ...]
 

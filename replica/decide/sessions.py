@@ -6,12 +6,12 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final
 
-from replica.fold import CacheLimits, may_cache, unknown_session_refusal
-from replica.messages import Acceptance, Actor, ActorRole, Decision, Session
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.state import Facts, State
-from replica.values import (
+from forebay.replica.fold import CacheLimits, may_cache, unknown_session_refusal
+from forebay.replica.messages import Acceptance, Actor, ActorRole, Decision, Session
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.state import Facts, State
+from forebay.replica.values import (
     MICROSECONDS_PER_SECOND,
     RECEIPTS_DROPPED_MAX,
     RECEIPTS_KEPT_S,

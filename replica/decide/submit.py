@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from replica.decide.accounts import admit_request, check_limits, default_account, drop_undefined_options
-from replica.decide.arrays import check_array, resolve_array, resolve_dependencies
-from replica.decide.buffer_request import (
+from forebay.replica.decide.accounts import admit_request, check_limits, default_account, drop_undefined_options
+from forebay.replica.decide.arrays import check_array, resolve_array, resolve_dependencies
+from forebay.replica.decide.buffer_request import (
     check_buffer_user,
     persistent_fault,
     resolve_buffer,
     resolve_space,
 )
-from replica.decide.checks import (
+from forebay.replica.decide.checks import (
     RejectionError,
     check_dependencies,
     check_name,
@@ -27,10 +27,10 @@ from replica.decide.checks import (
     expand,
     require,
 )
-from replica.grammar import script_bytes_max
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model import (
+from forebay.replica.grammar import script_bytes_max
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     DEFAULT_PRIORITY,
     NODE_SYMBOL,
     JobRequest,
@@ -39,8 +39,8 @@ from replica.model import (
     node_set_name,
     with_options,
 )
-from replica.state import Facts
-from replica.values import Refusal, RefusalCode, Steps, limits
+from forebay.replica.state import Facts
+from forebay.replica.values import Refusal, RefusalCode, Steps, limits
 
 DEFAULT_OUTPUT = "forebay-%j.out"
 """Default output file of a job, in its working directory (Slurm: slurm-%j.out)."""

@@ -11,10 +11,10 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from replica.decide.accounts import check_admission, check_limits
-from replica.decide.arrays import resolve_dependencies
-from replica.decide.buffer_request import check_buffer_user, resolve_buffer, resolve_space
-from replica.decide.checks import (
+from forebay.replica.decide.accounts import check_admission, check_limits
+from forebay.replica.decide.arrays import resolve_dependencies
+from forebay.replica.decide.buffer_request import check_buffer_user, resolve_buffer, resolve_space
+from forebay.replica.decide.checks import (
     RejectionError,
     check_dependencies,
     check_name,
@@ -24,9 +24,9 @@ from replica.decide.checks import (
     permission_denied,
     require,
 )
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model import (
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     NATIVE,
     NO_CHANGE,
     BufferRequest,
@@ -42,9 +42,9 @@ from replica.model import (
     group_members,
     with_options,
 )
-from replica.scheduler import dependency_jobs
-from replica.state import Facts
-from replica.values import DEPENDENCY_CHAIN_MAX, Refusal, RefusalCode
+from forebay.replica.scheduler import dependency_jobs
+from forebay.replica.state import Facts
+from forebay.replica.values import DEPENDENCY_CHAIN_MAX, Refusal, RefusalCode
 
 Events = tuple[e.Event, ...]
 

@@ -1,7 +1,7 @@
 """Event handlers: the effect of each event on a state, one module per resource."""
 
-from replica.fold.apply import SpeculativeState, apply_batch, apply_batch_steps, apply_entry
-from replica.fold.dedup_cache import (
+from forebay.replica.fold.apply import SpeculativeState, apply_batch, apply_batch_steps, apply_entry
+from forebay.replica.fold.dedup_cache import (
     CacheLimits,
     find_reply,
     is_certainly_new,
@@ -12,4 +12,4 @@ from replica.fold.dedup_cache import (
     may_cache_reply,
     unknown_session_refusal,
 )
-from replica.fold.history import HistoryFold
+from forebay.replica.fold.history import HistoryFold

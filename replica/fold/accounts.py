@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 import immutables
 from msgspec.structs import replace
 
-from replica.messages import events as e
-from replica.model import (
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     Buffer,
     Stage,
     rates_of,
     sort_members,
     usage,
 )
-from replica.state import StateBuilder
-from replica.values import LedgerViolation
+from forebay.replica.state import StateBuilder
+from forebay.replica.values import LedgerViolation
 
 V = TypeVar("V")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from replica.fold.fold import fold_into, fold_steps, is_one_step
-from replica.messages import Batch, CachedReply, Entry, job_of
-from replica.state import Facts, State, StateBuilder
-from replica.values import Instant, LedgerViolation, Revision, Steps, run_to_end
+from forebay.replica.fold.fold import fold_into, fold_steps, is_one_step
+from forebay.replica.messages import Batch, CachedReply, Entry, job_of
+from forebay.replica.state import Facts, State, StateBuilder
+from forebay.replica.values import Instant, LedgerViolation, Revision, Steps, run_to_end
 
 
 def apply_batch(state: State, batch: Batch) -> State | None:

@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from replica.messages import check_level, features
-from replica.messages import events as e
-from replica.model import AdmittedNode, Node, clamp_times
-from replica.state import StateBuilder
-from replica.values import NEVER, Instant, LedgerViolation
+from forebay.replica.messages import check_level, features
+from forebay.replica.messages import events as e
+from forebay.replica.model import AdmittedNode, Node, clamp_times
+from forebay.replica.state import StateBuilder
+from forebay.replica.values import NEVER, Instant, LedgerViolation
 
 
 def _fold_cluster_founded(builder: StateBuilder, event: e.ClusterFounded) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from replica.messages import Actor, CachedReply, Request, Session, command_digest
-from replica.messages import events as e
-from replica.state import Facts, StateBuilder
-from replica.values import (
+from forebay.replica.messages import Actor, CachedReply, Request, Session, command_digest
+from forebay.replica.messages import events as e
+from forebay.replica.state import Facts, StateBuilder
+from forebay.replica.values import (
     RECEIPTS_LEAST,
     RECEIPTS_MAX,
     RECEIPTS_PER_ACTOR_MAX,

@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.messages import events as e
-from replica.model import Drill, DrillLock, DrillVerdict
-from replica.state import StateBuilder
-from replica.values import Instant, LedgerViolation
+from forebay.replica.messages import events as e
+from forebay.replica.model import Drill, DrillLock, DrillVerdict
+from forebay.replica.state import StateBuilder
+from forebay.replica.values import Instant, LedgerViolation
 
 
 def _fold_drill_started(builder: StateBuilder, event: e.DrillStarted) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.messages import events as e
-from replica.model import (
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     Buffer,
     BufferInput,
     BufferState,
@@ -19,8 +19,8 @@ from replica.model import (
     JobState,
     append_comment,
 )
-from replica.state import StateBuilder, intern_request
-from replica.values import NEVER, Instant, LedgerViolation
+from forebay.replica.state import StateBuilder, intern_request
+from forebay.replica.values import NEVER, Instant, LedgerViolation
 
 _NOT_FAILED: dict[str, Any] = {"failures": 0, "retry_at": NEVER, "stuck": False, "message": ""}
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from replica.fold.accounts import SCHEDULING_FOLDS
-from replica.fold.cluster import CLUSTER_FOLDS, FeatureLevelHolder
-from replica.fold.dedup_cache import SESSION_FOLDS
-from replica.fold.drills import DRILL_FOLDS
-from replica.fold.external_jobs import EXTERNAL_JOB_FOLDS
-from replica.fold.jobs import CHANGE_FOLDS, JOB_FOLDS, fold_submit_steps
-from replica.fold.mail import MAIL_EVENTS, fold_dropped, fold_sent, with_mail
-from replica.fold.runs import RUN_FOLDS as FOLDS_OF_WHOLE_BUFFERS
-from replica.fold.transfers import TRANSFER_FOLDS
-from replica.messages import events as e
-from replica.state import State, StateBuilder
-from replica.values import Instant, LedgerViolation, Steps
+from forebay.replica.fold.accounts import SCHEDULING_FOLDS
+from forebay.replica.fold.cluster import CLUSTER_FOLDS, FeatureLevelHolder
+from forebay.replica.fold.dedup_cache import SESSION_FOLDS
+from forebay.replica.fold.drills import DRILL_FOLDS
+from forebay.replica.fold.external_jobs import EXTERNAL_JOB_FOLDS
+from forebay.replica.fold.jobs import CHANGE_FOLDS, JOB_FOLDS, fold_submit_steps
+from forebay.replica.fold.mail import MAIL_EVENTS, fold_dropped, fold_sent, with_mail
+from forebay.replica.fold.runs import RUN_FOLDS as FOLDS_OF_WHOLE_BUFFERS
+from forebay.replica.fold.transfers import TRANSFER_FOLDS
+from forebay.replica.messages import events as e
+from forebay.replica.state import State, StateBuilder
+from forebay.replica.values import Instant, LedgerViolation, Steps
 
 
 def fold(state: State, events: Iterable[e.Event], at: Instant) -> State:

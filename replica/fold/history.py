@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from replica.fold.apply import fold_batch_steps
-from replica.messages import Batch
-from replica.messages import events as e
-from replica.state import DigestChecker, State, StateBuilder, is_checkpoint
-from replica.values import Instant, Revision
+from forebay.replica.fold.apply import fold_batch_steps
+from forebay.replica.messages import Batch
+from forebay.replica.messages import events as e
+from forebay.replica.state import DigestChecker, State, StateBuilder, is_checkpoint
+from forebay.replica.values import Instant, Revision
 
 
 class HistoryFold:

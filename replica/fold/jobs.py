@@ -8,10 +8,15 @@ from typing import Any
 import immutables
 from msgspec.structs import replace
 
-from replica.fold.accounts import _fold_partition_deleted, _fold_partition_set, _fold_usage_reset, measure_operation
-from replica.fold.external_jobs import forget_external_job
-from replica.messages import events as e
-from replica.model import (
+from forebay.replica.fold.accounts import (
+    _fold_partition_deleted,
+    _fold_partition_set,
+    _fold_usage_reset,
+    measure_operation,
+)
+from forebay.replica.fold.external_jobs import forget_external_job
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     ENDED,
     ArrayTask,
     Buffer,
@@ -26,8 +31,8 @@ from replica.model import (
     apply_change,
     update_interruptions,
 )
-from replica.state import StateBuilder, intern_buffer_request, intern_request
-from replica.values import NEVER, Instant, LedgerViolation, Steps, run_to_end
+from forebay.replica.state import StateBuilder, intern_buffer_request, intern_request
+from forebay.replica.values import NEVER, Instant, LedgerViolation, Steps, run_to_end
 
 
 def _fold_job_submitted(builder: StateBuilder, event: e.JobSubmitted) -> None:

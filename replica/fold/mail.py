@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from replica.messages import events as e
-from replica.model import Job, JobState, Mail, MailKind, wants_mail
-from replica.state import StateBuilder
-from replica.values import MAILS_OWED_MAX, MICROSECONDS_PER_SECOND, NEVER, Instant
+from forebay.replica.messages import events as e
+from forebay.replica.model import Job, JobState, Mail, MailKind, wants_mail
+from forebay.replica.state import StateBuilder
+from forebay.replica.values import MAILS_OWED_MAX, MICROSECONDS_PER_SECOND, NEVER, Instant
 
 
 def with_mail(fold: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from replica.messages import events as e
-from replica.model import BufferInput, BufferState, IllegalTransition, PersistentBuffer, next_state
-from replica.state import StateBuilder
-from replica.values import Instant, LedgerViolation
+from forebay.replica.messages import events as e
+from forebay.replica.model import BufferInput, BufferState, IllegalTransition, PersistentBuffer, next_state
+from forebay.replica.state import StateBuilder
+from forebay.replica.values import Instant, LedgerViolation
 
 
 def _find_persistent(builder: StateBuilder, name: str) -> PersistentBuffer:

@@ -7,14 +7,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.fold.persistent import (
+from forebay.replica.fold.persistent import (
     _fold_persistent_created,
     _fold_persistent_deleted,
     _fold_persistent_deletion_started,
     _fold_persistent_reserved,
 )
-from replica.messages import events as e
-from replica.model import (
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     AbandonedBuffer,
     AbandonedBuffers,
     BufferInput,
@@ -23,8 +23,8 @@ from replica.model import (
     append_comment,
     update_interruptions,
 )
-from replica.state import StateBuilder
-from replica.values import NEVER, Instant
+from forebay.replica.state import StateBuilder
+from forebay.replica.values import NEVER, Instant
 
 # Failures --------------------------------------------------------------------------------------------------
 

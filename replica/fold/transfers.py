@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.messages import events as e
-from replica.model import RECEIPTS_PER_JOB_MAX, JobTransfers, TransferReceipt
-from replica.state import StateBuilder
-from replica.values import Instant
+from forebay.replica.messages import events as e
+from forebay.replica.model import RECEIPTS_PER_JOB_MAX, JobTransfers, TransferReceipt
+from forebay.replica.state import StateBuilder
+from forebay.replica.values import Instant
 
 NO_TRANSFERS = JobTransfers()
 

@@ -12,17 +12,17 @@ Pools, users and job IDs are unknown here; they are checked when the job is deci
 
 from typing import TYPE_CHECKING
 
-from replica.lazy_exports import export_lazily
+from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from replica.grammar.account_limits import (
+    from forebay.replica.grammar.account_limits import (
         LimitTextError,
         format_limits,
         format_reserved,
         parse_limits,
         parse_reserved,
     )
-    from replica.grammar.burst_buffer_conf import (
+    from forebay.replica.grammar.burst_buffer_conf import (
         ConfFault,
         ConfLine,
         ConfSetting,
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
         parse_settings,
         split_lines,
     )
-    from replica.grammar.destinations import find_overlap, find_overlap_in, with_file_name
-    from replica.grammar.directives import ParsedRequest, read_external_job_request, read_request
-    from replica.grammar.lexer import PACKED_MARK, DirectiveRejected, script_bytes_max, split_packed
-    from replica.grammar.paths import check_filesystem, path_fault, split_inside
-    from replica.grammar.settings import (
+    from forebay.replica.grammar.destinations import find_overlap, find_overlap_in, with_file_name
+    from forebay.replica.grammar.directives import ParsedRequest, read_external_job_request, read_request
+    from forebay.replica.grammar.lexer import PACKED_MARK, DirectiveRejected, script_bytes_max, split_packed
+    from forebay.replica.grammar.paths import check_filesystem, path_fault, split_inside
+    from forebay.replica.grammar.settings import (
         KEYS,
         SettingKey,
         SettingOwner,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         find_key,
         format_value,
     )
-    from replica.grammar.slurm import external_job_tables
+    from forebay.replica.grammar.slurm import external_job_tables
 else:
     __getattr__ = export_lazily(
         __name__,

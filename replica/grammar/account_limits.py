@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import immutables
 
-from replica.model import PROVIDERS, TRES_PREFIX, Limit, LimitKind, Pool, ReservedSpace
-from replica.values import LIMITS_PER_RECORD_MAX, POOLS_MAX, SIZE_BYTES_MAX, SizeError, format_size, parse_size
+from forebay.replica.model import PROVIDERS, TRES_PREFIX, Limit, LimitKind, Pool, ReservedSpace
+from forebay.replica.values import LIMITS_PER_RECORD_MAX, POOLS_MAX, SIZE_BYTES_MAX, SizeError, format_size, parse_size
 
 _KINDS: Mapping[str, LimitKind] = {kind.word.lower(): kind for kind in LimitKind}
 _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from replica.grammar.dw import BARE_SWAP_BYTES, read_space, set_swap
-from replica.grammar.lexer import Directive, DirectiveWord, quoted_text
-from replica.grammar.request import RequestBuilder
-from replica.grammar.values import (
+from forebay.replica.grammar.dw import BARE_SWAP_BYTES, read_space, set_swap
+from forebay.replica.grammar.lexer import Directive, DirectiveWord, quoted_text
+from forebay.replica.grammar.request import RequestBuilder
+from forebay.replica.grammar.values import (
     Options,
     did_you_mean,
     read_capacity,
@@ -14,8 +14,8 @@ from replica.grammar.values import (
     read_pool,
     read_type,
 )
-from replica.model import CreatePersistent, DestroyPersistent
-from replica.values import Quantity, RefusalCode, format_size, parse_quantity
+from forebay.replica.model import CreatePersistent, DestroyPersistent
+from forebay.replica.values import Quantity, RefusalCode, format_size, parse_quantity
 
 VERBS = ("create_persistent", "destroy_persistent")
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from replica.grammar.settings import SettingKey, ValueFormatError, find_key, parse_value, unknown_key_remedy
-from replica.values import SETTING_CHARACTERS_MAX, SETTINGS_MAX
+from forebay.replica.grammar.settings import SettingKey, ValueFormatError, find_key, parse_value, unknown_key_remedy
+from forebay.replica.values import SETTING_CHARACTERS_MAX, SETTINGS_MAX
 
 _PAIR = re.compile(r"""\s*(?P<key>[A-Za-z0-9_.]+)\s*=\s*(?:"(?P<quoted>[^"]*)"|(?P<plain>[^\s"]+))(?=\s|$)""")
 _KEY = re.compile(r"\s*(?P<key>[A-Za-z0-9_.]+)\s*(?P<equals>=?)")

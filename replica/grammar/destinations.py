@@ -9,9 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from replica.grammar.paths import split_inside
-from replica.model import VARIABLE_DIRECTORIES, WHOLE_BUFFER, BufferRequest, ListTransfer, Transfer, TransferKind
-from replica.values import Refusal, RefusalCode
+from forebay.replica.grammar.paths import split_inside
+from forebay.replica.model import (
+    VARIABLE_DIRECTORIES,
+    WHOLE_BUFFER,
+    BufferRequest,
+    ListTransfer,
+    Transfer,
+    TransferKind,
+)
+from forebay.replica.values import Refusal, RefusalCode
 
 Parts = tuple[str, ...]
 

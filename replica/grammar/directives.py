@@ -12,9 +12,9 @@ from functools import lru_cache, partial
 import msgspec
 from msgspec.structs import replace
 
-from replica.grammar.bb import read_bb, read_short
-from replica.grammar.dw import read_dw
-from replica.grammar.lexer import (
+from forebay.replica.grammar.bb import read_bb, read_short
+from forebay.replica.grammar.dw import read_dw
+from forebay.replica.grammar.lexer import (
     SCRIPT,
     Directive,
     DirectiveKinds,
@@ -29,14 +29,14 @@ from replica.grammar.lexer import (
     raise_collected,
     split_words,
 )
-from replica.grammar.lua import read_lua
-from replica.grammar.paths import INSIDE_VARIABLES, path_fault, split_inside
-from replica.grammar.request import RequestBuilder
-from replica.grammar.slurm import read_external_job
-from replica.grammar.spur import is_spur, read_spur
-from replica.grammar.values import strip_comment
-from replica.model import NATIVE, BufferRequest, provider_facts
-from replica.values import Refusal, RefusalCode
+from forebay.replica.grammar.lua import read_lua
+from forebay.replica.grammar.paths import INSIDE_VARIABLES, path_fault, split_inside
+from forebay.replica.grammar.request import RequestBuilder
+from forebay.replica.grammar.slurm import read_external_job
+from forebay.replica.grammar.spur import is_spur, read_spur
+from forebay.replica.grammar.values import strip_comment
+from forebay.replica.model import NATIVE, BufferRequest, provider_facts
+from forebay.replica.values import Refusal, RefusalCode
 
 __all__ = [
     "INSIDE_VARIABLES",

@@ -6,10 +6,10 @@ completely, because Forebay's agents execute them.
 
 from __future__ import annotations
 
-from replica.grammar.lexer import Directive, DirectiveWord, quoted_text
-from replica.grammar.paths import check_inside, check_outside
-from replica.grammar.request import STAGES, RequestBuilder
-from replica.grammar.values import (
+from forebay.replica.grammar.lexer import Directive, DirectiveWord, quoted_text
+from forebay.replica.grammar.paths import check_inside, check_outside
+from forebay.replica.grammar.request import STAGES, RequestBuilder
+from forebay.replica.grammar.values import (
     Options,
     OptionValue,
     did_you_mean,
@@ -20,8 +20,8 @@ from replica.grammar.values import (
     read_pool,
     read_type,
 )
-from replica.model import CHOICE_KEYS, CHOOSABLE, LINKS, ListTransfer, Transfer, TransferKind
-from replica.values import RefusalCode
+from forebay.replica.model import CHOICE_KEYS, CHOOSABLE, LINKS, ListTransfer, Transfer, TransferKind
+from forebay.replica.values import RefusalCode
 
 VERBS = ("jobdw", "persistentdw", "swap", *STAGES)
 SPACE_KEYS = ("capacity", "pool", "type", "access_mode", "pfs")

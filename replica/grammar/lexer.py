@@ -13,7 +13,7 @@ from itertools import islice
 
 import msgspec
 
-from replica.values import (
+from forebay.replica.values import (
     DIRECTIVE_TEXT_BYTES_MAX,
     DIRECTIVE_WORDS_MAX,
     DIRECTIVES_MAX,

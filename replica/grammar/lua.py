@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from replica.grammar.lexer import Directive
-from replica.grammar.request import RequestBuilder
-from replica.grammar.values import OptionValue, read_capacity, read_pool
-from replica.values import SIZE_BYTES_MAX, Quantity, RefusalCode
+from forebay.replica.grammar.lexer import Directive
+from forebay.replica.grammar.request import RequestBuilder
+from forebay.replica.grammar.values import OptionValue, read_capacity, read_pool
+from forebay.replica.values import SIZE_BYTES_MAX, Quantity, RefusalCode
 
 
 def read_lua(directive: Directive, builder: RequestBuilder) -> None:

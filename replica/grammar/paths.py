@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from replica.grammar.lexer import DirectiveWord, quoted_text
-from replica.model import PERSISTENT_PREFIX, WHOLE_BUFFER, Access, SharedFilesystem, are_nested, persistent_variable
-from replica.values import (
+from forebay.replica.grammar.lexer import DirectiveWord, quoted_text
+from forebay.replica.model import (
+    PERSISTENT_PREFIX,
+    WHOLE_BUFFER,
+    Access,
+    SharedFilesystem,
+    are_nested,
+    persistent_variable,
+)
+from forebay.replica.values import (
     FILESYSTEMS_MAX,
     MESSAGE_CHARACTERS_MAX,
     PATH_BYTES_MAX,

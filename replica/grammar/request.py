@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from replica.grammar.lexer import DirectiveWord, RequestWarnings, quoted_text
-from replica.grammar.paths import check_access
-from replica.grammar.values import OptionValue, did_you_mean, read_access
-from replica.model import (
+from forebay.replica.grammar.lexer import DirectiveWord, RequestWarnings, quoted_text
+from forebay.replica.grammar.paths import check_access
+from forebay.replica.grammar.values import OptionValue, did_you_mean, read_access
+from forebay.replica.model import (
     NATIVE,
     Access,
     BufferRequest,
@@ -19,7 +19,13 @@ from replica.model import (
     persistent_variable,
     provider_facts,
 )
-from replica.values import PERSISTENT_PER_JOB_MAX, SIZE_BYTES_MAX, TRANSFERS_PER_STAGE_MAX, Quantity, RefusalCode
+from forebay.replica.values import (
+    PERSISTENT_PER_JOB_MAX,
+    SIZE_BYTES_MAX,
+    TRANSFERS_PER_STAGE_MAX,
+    Quantity,
+    RefusalCode,
+)
 
 STAGES = ("stage_in", "stage_out")
 _ORDER_OF_OPTIONS = ("jobdw", "swap", "persistentdw", *STAGES, "create_persistent", "destroy_persistent")

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from replica.model import (
+from forebay.replica.model import (
     ALGORITHMS,
     BACKENDS,
     FLAGS,
@@ -25,7 +25,7 @@ from replica.model import (
     sort_flags,
     template_fault,
 )
-from replica.values import SizeError, format_slurm_size, name_fault, parse_size
+from forebay.replica.values import SizeError, format_slurm_size, name_fault, parse_size
 
 PROVIDER_PREFIX = "burst_buffer/"
 """Prefix of a provider in slurm.conf: BurstBufferType=burst_buffer/lua."""

@@ -12,13 +12,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from replica.grammar.dw import CHOICES, SPACE_KEYS, STAGE_KEYS, TRANSFER_TYPES, read_dw, read_space
-from replica.grammar.lexer import SCRIPT, Directive, DirectiveKinds, DirectiveWord, find_directives, quoted_text
-from replica.grammar.paths import INSIDE_VARIABLES
-from replica.grammar.request import STAGES, RequestBuilder
-from replica.grammar.values import Options, read_options, strip_comment
-from replica.model import CHOICE_KEYS, PERSISTENT_PREFIX, VARIABLE_DIRECTORIES, WHOLE_BUFFER, Access
-from replica.values import (
+from forebay.replica.grammar.dw import CHOICES, SPACE_KEYS, STAGE_KEYS, TRANSFER_TYPES, read_dw, read_space
+from forebay.replica.grammar.lexer import SCRIPT, Directive, DirectiveKinds, DirectiveWord, find_directives, quoted_text
+from forebay.replica.grammar.paths import INSIDE_VARIABLES
+from forebay.replica.grammar.request import STAGES, RequestBuilder
+from forebay.replica.grammar.values import Options, read_options, strip_comment
+from forebay.replica.model import CHOICE_KEYS, PERSISTENT_PREFIX, VARIABLE_DIRECTORIES, WHOLE_BUFFER, Access
+from forebay.replica.values import (
     DIRECTIVE_WORDS_MAX,
     DIRECTIVES_MAX,
     NAME_CHARACTERS_MAX,

@@ -5,10 +5,10 @@ Capacities add up, in GiB unless a unit is written. Commands are kept as written
 
 from __future__ import annotations
 
-from replica.grammar.lexer import DirectiveWord, control_offset, quoted_text
-from replica.grammar.request import STAGES, RequestBuilder
-from replica.grammar.values import OptionValue, read_capacity
-from replica.values import SIZE_BYTES_MAX, Quantity, RefusalCode
+from forebay.replica.grammar.lexer import DirectiveWord, control_offset, quoted_text
+from forebay.replica.grammar.request import STAGES, RequestBuilder
+from forebay.replica.grammar.values import OptionValue, read_capacity
+from forebay.replica.values import SIZE_BYTES_MAX, Quantity, RefusalCode
 
 BARE_BYTES = 1024**3
 """Unit of a capacity without a suffix, bytes."""

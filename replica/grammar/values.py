@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from replica.grammar.lexer import DirectiveRejected, DirectiveWord, ends_in_backslash, quoted_text
-from replica.model import Access
-from replica.values import Quantity, RefusalCode, SizeError, name_fault, parse_quantity
+from forebay.replica.grammar.lexer import DirectiveRejected, DirectiveWord, ends_in_backslash, quoted_text
+from forebay.replica.model import Access
+from forebay.replica.values import Quantity, RefusalCode, SizeError, name_fault, parse_quantity
 
 STOP = "\\\\"
 """Two backslashes: no symbol after them is replaced, up to the end of the line."""

@@ -1,6 +1,6 @@
 """Commands, events, ledger entries and feature levels."""
 
-from replica.messages.commands import (
+from forebay.replica.messages.commands import (
     CONTROLLER,
     Actor,
     ActorRole,
@@ -33,8 +33,17 @@ from replica.messages.commands import (
     command_digest,
     kind_of,
 )
-from replica.messages.entries import NOTHING, Acceptance, Batch, CachedReply, Decision, Entry, Session, decision_of
-from replica.messages.events import (
+from forebay.replica.messages.entries import (
+    NOTHING,
+    Acceptance,
+    Batch,
+    CachedReply,
+    Decision,
+    Entry,
+    Session,
+    decision_of,
+)
+from forebay.replica.messages.events import (
     EVENTS,
     AbandonedBufferRemoved,
     BufferAbandoned,
@@ -53,7 +62,7 @@ from replica.messages.events import (
     job_of,
     jobs_of,
 )
-from replica.messages.features import (
+from forebay.replica.messages.features import (
     ReleaseNeeded,
     check_level,
 )

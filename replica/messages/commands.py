@@ -16,8 +16,8 @@ from typing import get_args
 
 import msgspec
 
-from replica.grammar import ConfSetting
-from replica.model import (
+from forebay.replica.grammar import ConfSetting
+from forebay.replica.model import (
     NO_CHANGE,
     Account,
     AfterTask,
@@ -41,7 +41,7 @@ from replica.model import (
     TransferCheckpoint,
     TransferReceipt,
 )
-from replica.values import NEVER, Instant
+from forebay.replica.values import NEVER, Instant
 
 
 class ActorRole(IntEnum):

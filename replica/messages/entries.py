@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.messages import events as e
-from replica.messages.commands import CONTROLLER, Actor
-from replica.messages.events import Event
-from replica.values import Instant, Refusal, Revision
+from forebay.replica.messages import events as e
+from forebay.replica.messages.commands import CONTROLLER, Actor
+from forebay.replica.messages.events import Event
+from forebay.replica.values import Instant, Refusal, Revision
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Union
 
 import msgspec
 
-from replica.messages.commands import Actor
-from replica.model import (
+from forebay.replica.messages.commands import Actor
+from forebay.replica.model import (
     NO_CHANGE,
     Access,
     Account,
@@ -42,7 +42,7 @@ from replica.model import (
     TransferReceipt,
     TransferRules,
 )
-from replica.values import NEVER, Instant
+from forebay.replica.values import NEVER, Instant
 
 
 class EventRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):

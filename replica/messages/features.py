@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.values import Refusal, RefusalCode
+from forebay.replica.values import Refusal, RefusalCode
 
 FOUNDING_LEVEL = 1
 """Level of a new cluster, whose members may have different releases."""

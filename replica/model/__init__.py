@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from replica.lazy_exports import export_lazily
+from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from replica.model.accounts import (
+    from forebay.replica.model.accounts import (
         ACCOUNT_REASONS,
         DEFAULT_SCHEDULING_RULES,
         QOS_REASONS,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         is_group_limit,
         sort_members,
     )
-    from replica.model.arrays import (
+    from forebay.replica.model.arrays import (
         ArrayError,
         ArrayUse,
         Tasks,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         parse_tasks,
         waits_for_array,
     )
-    from replica.model.buffers import (
+    from forebay.replica.model.buffers import (
         BEFORE_RUN,
         HOLDING,
         PERSISTENT_PREFIX,
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         next_state,
         persistent_variable,
     )
-    from replica.model.configuration import (
+    from forebay.replica.model.configuration import (
         DEFAULT_SITE,
         FLAGS,
         FOUNDING_FIELDS,
@@ -81,8 +81,8 @@ if TYPE_CHECKING:
         sort_flags,
         tears_down_on_failure,
     )
-    from replica.model.drills import SCENARIOS, Drill, DrillLock, DrillVerdict, latest_completed
-    from replica.model.failure_texts import (
+    from forebay.replica.model.drills import SCENARIOS, Drill, DrillLock, DrillVerdict, latest_completed
+    from forebay.replica.model.failure_texts import (
         CREATE_ERROR,
         delete_denied_reason,
         different_buffer_comment,
@@ -91,9 +91,9 @@ if TYPE_CHECKING:
         failure_reason,
         operation_of,
     )
-    from replica.model.job_names import NamedJobs, NameGroup, first_job, group_members
-    from replica.model.job_states import ENDED, JobState
-    from replica.model.jobs import (
+    from forebay.replica.model.job_names import NamedJobs, NameGroup, first_job, group_members
+    from forebay.replica.model.job_states import ENDED, JobState
+    from forebay.replica.model.jobs import (
         ExternalJob,
         ExternalJobEpochs,
         ExternalJobStep,
@@ -106,8 +106,8 @@ if TYPE_CHECKING:
         scheduler_fault,
         update_interruptions,
     )
-    from replica.model.mail import MAIL_TYPES, Mail, MailKind, message_id_local_part, wants_mail
-    from replica.model.nodes import (
+    from forebay.replica.model.mail import MAIL_TYPES, Mail, MailKind, message_id_local_part, wants_mail
+    from forebay.replica.model.nodes import (
         CAPACITY_CONTROLS,
         PROCESS_CONTROLS,
         AbandonedBuffer,
@@ -117,7 +117,7 @@ if TYPE_CHECKING:
         NodeState,
         Recovery,
     )
-    from replica.model.orders import (
+    from forebay.replica.model.orders import (
         NO_SPECIAL_TRANSFERS,
         NO_STATUS,
         JobStatus,
@@ -125,7 +125,7 @@ if TYPE_CHECKING:
         OrderFilesystem,
         SpecialTransfers,
     )
-    from replica.model.partitions import (
+    from forebay.replica.model.partitions import (
         NodeSetWaiters,
         Partition,
         Partitions,
@@ -136,7 +136,7 @@ if TYPE_CHECKING:
         node_set_name,
         partition_gate,
     )
-    from replica.model.pools import (
+    from forebay.replica.model.pools import (
         UNIT_WORDS,
         ObservedFilesystem,
         Pool,
@@ -153,13 +153,13 @@ if TYPE_CHECKING:
         pool_unit,
         rates_of,
     )
-    from replica.model.provider import (
+    from forebay.replica.model.provider import (
         NATIVE,
         PROVIDERS,
         Provision,
         provider_facts,
     )
-    from replica.model.requests import (
+    from forebay.replica.model.requests import (
         DEFAULT_PRIORITY,
         NO_CHANGE,
         NO_OPTIONS,
@@ -190,8 +190,8 @@ if TYPE_CHECKING:
         persistent_names,
         with_options,
     )
-    from replica.model.reservations import Reservation, ReservedSpace, check_reservation, unused_space
-    from replica.model.stages import (
+    from forebay.replica.model.reservations import Reservation, ReservedSpace, check_reservation, unused_space
+    from forebay.replica.model.stages import (
         QUEUED_STAGES,
         TRANSFERS,
         MovingKey,
@@ -204,7 +204,7 @@ if TYPE_CHECKING:
         queue_position,
         stage_of,
     )
-    from replica.model.transfers import (
+    from forebay.replica.model.transfers import (
         ALGORITHMS,
         BACKENDS,
         CHOICE_KEYS,
@@ -233,7 +233,7 @@ if TYPE_CHECKING:
         template_words,
         transfer_choices,
     )
-    from replica.model.usage import (
+    from forebay.replica.model.usage import (
         Consumed,
         SchedulingClass,
         UsageKey,

@@ -17,8 +17,8 @@ from typing import Final
 import immutables
 import msgspec
 
-from replica.model.provider import PROVIDERS
-from replica.values import (
+from forebay.replica.model.provider import PROVIDERS
+from forebay.replica.values import (
     ACCOUNT_DEPTH_MAX,
     ACCOUNT_USERS_MAX,
     LICENSES_PER_JOB_MAX,

@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from replica.model.buffers import Buffer, BufferState
-from replica.model.job_states import JobState
-from replica.model.jobs import Job
-from replica.model.requests import JobRequest
-from replica.values import ARRAY_SIZE_MAX, Reason, Verdict
+from forebay.replica.model.buffers import Buffer, BufferState
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Job
+from forebay.replica.model.requests import JobRequest
+from forebay.replica.values import ARRAY_SIZE_MAX, Reason, Verdict
 
 
 class ArrayError(ValueError):

@@ -37,7 +37,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from replica.values import NEVER, Instant
+from forebay.replica.values import NEVER, Instant
 
 
 class BufferState(IntEnum):

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import msgspec
 
-from replica.model.provider import NATIVE, PROVIDERS, Provision, provider_facts
-from replica.values import (
+from forebay.replica.model.provider import NATIVE, PROVIDERS, Provision, provider_facts
+from forebay.replica.values import (
     MESSAGE_CHARACTERS_MAX,
     PATH_BYTES_MAX,
     SITE_USERS_MAX,

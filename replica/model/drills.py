@@ -12,7 +12,7 @@ from enum import IntEnum
 
 import msgspec
 
-from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
+from forebay.replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 SCENARIOS = (
     "switchover",

@@ -5,9 +5,9 @@ Sources: SEMANTICS.md, "When something fails"; transcripts of a real Slurm.
 
 from __future__ import annotations
 
-from replica.model.provider import provider_facts
-from replica.model.stages import Stage
-from replica.values import MESSAGE_CHARACTERS_MAX
+from forebay.replica.model.provider import provider_facts
+from forebay.replica.model.stages import Stage
+from forebay.replica.values import MESSAGE_CHARACTERS_MAX
 
 CREATE_ERROR = "Burst buffer create_persistent error"
 PRE_RUN_ERROR = "Burst buffer pre_run error"

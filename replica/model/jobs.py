@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from replica.model.job_states import JobState
-from replica.model.requests import JobRequest
-from replica.values import MICROSECONDS_PER_SECOND, NAME_CHARACTERS_MAX, NEVER, Instant, Pattern
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.requests import JobRequest
+from forebay.replica.values import MICROSECONDS_PER_SECOND, NAME_CHARACTERS_MAX, NEVER, Instant, Pattern
 
 
 class Hold(IntEnum):

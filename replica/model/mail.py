@@ -13,9 +13,9 @@ from enum import IntEnum
 
 import msgspec
 
-from replica.model.job_states import JobState
-from replica.model.requests import JobOptions
-from replica.values import Instant
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.requests import JobOptions
+from forebay.replica.values import Instant
 
 ALL = "all"
 NONE = "none"

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from replica.values import NEVER, Instant
+from forebay.replica.values import NEVER, Instant
 
 
 class NodeState(IntEnum):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.model.buffers import Transfer
-from replica.model.provider import Provision
-from replica.model.requests import (
+from forebay.replica.model.buffers import Transfer
+from forebay.replica.model.provider import Provision
+from forebay.replica.model.requests import (
     DEFAULT_PRIORITY,
     ArrayTask,
     CreatePersistent,
@@ -14,8 +14,8 @@ from replica.model.requests import (
     JobOptions,
     ListTransfer,
 )
-from replica.model.transfers import RateShares, TransferChoice, TransferRules
-from replica.values import NEVER, Instant
+from forebay.replica.model.transfers import RateShares, TransferChoice, TransferRules
+from forebay.replica.values import NEVER, Instant
 
 
 class OrderFilesystem(msgspec.Struct, frozen=True, kw_only=False):

@@ -14,9 +14,9 @@ from enum import IntEnum
 import immutables
 import msgspec
 
-from replica.model.accounts import check_name
-from replica.model.requests import JobRequest
-from replica.values import (
+from forebay.replica.model.accounts import check_name
+from forebay.replica.model.requests import JobRequest
+from forebay.replica.values import (
     ACCOUNT_USERS_MAX,
     NODES_MAX,
     PARTITION_NODES_CHARACTERS_MAX,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from replica.values import (
+from forebay.replica.values import (
     MICROSECONDS_PER_SECOND,
     SIZE_BYTES_MAX,
     Pattern,

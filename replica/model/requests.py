@@ -8,8 +8,8 @@ from enum import IntEnum
 
 import msgspec
 
-from replica.model.buffers import Access, Transfer
-from replica.values import NEVER, Instant, Pattern, expand_symbols
+from forebay.replica.model.buffers import Access, Transfer
+from forebay.replica.values import NEVER, Instant, Pattern, expand_symbols
 
 
 class DependencyKind(IntEnum):

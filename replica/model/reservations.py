@@ -12,8 +12,8 @@ from collections.abc import Callable
 import immutables
 import msgspec
 
-from replica.model.accounts import check_name
-from replica.values import ACCOUNT_USERS_MAX, POOLS_MAX, SIZE_BYTES_MAX, Instant, Refusal, RefusalCode
+from forebay.replica.model.accounts import check_name
+from forebay.replica.values import ACCOUNT_USERS_MAX, POOLS_MAX, SIZE_BYTES_MAX, Instant, Refusal, RefusalCode
 
 
 class ReservedSpace(msgspec.Struct, frozen=True, array_like=True, gc=False):

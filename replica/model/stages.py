@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.model.buffers import Buffer, BufferState
-from replica.model.job_states import JobState
-from replica.model.jobs import ExternalJobStep, Job
-from replica.values import NEVER, Instant
+from forebay.replica.model.buffers import Buffer, BufferState
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import ExternalJobStep, Job
+from forebay.replica.values import NEVER, Instant
 
 
 class Stage(IntEnum):

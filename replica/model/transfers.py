@@ -9,9 +9,9 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from replica.model.requests import BufferRequest
-from replica.model.stages import Stage
-from replica.values import (
+from forebay.replica.model.requests import BufferRequest
+from forebay.replica.model.stages import Stage
+from forebay.replica.values import (
     MICROSECONDS_PER_SECOND,
     NEVER,
     SIZE_BYTES_MAX,

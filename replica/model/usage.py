@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import immutables
 
-from replica.model.buffers import Buffer, BufferState
-from replica.model.job_states import ENDED, JobState
-from replica.model.jobs import ExternalJobStep, Job
-from replica.model.requests import JobRequest
-from replica.values import CONSUMED_MAX, MICROSECONDS_PER_SECOND, SIZE_BYTES_MAX
+from forebay.replica.model.buffers import Buffer, BufferState
+from forebay.replica.model.job_states import ENDED, JobState
+from forebay.replica.model.jobs import ExternalJobStep, Job
+from forebay.replica.model.requests import JobRequest
+from forebay.replica.values import CONSUMED_MAX, MICROSECONDS_PER_SECOND, SIZE_BYTES_MAX
 
 UsageKey = tuple[str, str, str, str, str]
 """(resource, holder kind, holder name, user, pool).

@@ -1,6 +1,6 @@
 """Lifecycle of operations: outcomes and retries, slots, timers, transfer limits, movers."""
 
-from replica.operations.external_jobs import (
+from forebay.replica.operations.external_jobs import (
     ExternalJobLookup,
     ExternalJobPhase,
     external_job_phase,
@@ -13,8 +13,8 @@ from replica.operations.external_jobs import (
     persistent_obstacle,
     persistent_wait_message,
 )
-from replica.operations.lost_nodes import Loss, loses_results, loss_of
-from replica.operations.movers import (
+from forebay.replica.operations.lost_nodes import Loss, loses_results, loss_of
+from forebay.replica.operations.movers import (
     choose_external_job_mover,
     choose_mover,
     directory_in_filesystem,
@@ -24,7 +24,7 @@ from replica.operations.movers import (
     persistent_directory,
     stage_out_event,
 )
-from replica.operations.outcomes import (
+from forebay.replica.operations.outcomes import (
     active_stage,
     failure_events,
     persistent_change_events,
@@ -36,6 +36,18 @@ from replica.operations.outcomes import (
     success_events,
     waiting_stage,
 )
-from replica.operations.slots import SLOT_EVENTS, OperationSlots, assign_slots, assign_slots_in_steps, grant_slots
-from replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
-from replica.operations.transfer_limits import active_rules, has_shares, longest_transfer_s, node_bytes_s, rate_shares
+from forebay.replica.operations.slots import (
+    SLOT_EVENTS,
+    OperationSlots,
+    assign_slots,
+    assign_slots_in_steps,
+    grant_slots,
+)
+from forebay.replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
+from forebay.replica.operations.transfer_limits import (
+    active_rules,
+    has_shares,
+    longest_transfer_s,
+    node_bytes_s,
+    rate_shares,
+)

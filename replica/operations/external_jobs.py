@@ -11,8 +11,8 @@ from heapq import nlargest
 from itertools import islice
 from typing import NamedTuple
 
-from replica.messages import events as e
-from replica.model import (
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     Buffer,
     BufferRequest,
     BufferState,
@@ -24,8 +24,8 @@ from replica.model import (
     format_amount,
     free_bytes,
 )
-from replica.state import Facts
-from replica.values import NEVER, Instant, seconds
+from forebay.replica.state import Facts
+from forebay.replica.values import NEVER, Instant, seconds
 
 
 class ExternalJobPhase(StrEnum):

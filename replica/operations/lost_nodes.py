@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from replica.messages import events as e
-from replica.model import NATIVE, Buffer, BufferState, Job, JobState, Stage, agent_of
-from replica.operations.external_jobs import has_results
-from replica.operations.outcomes import (
+from forebay.replica.messages import events as e
+from forebay.replica.model import NATIVE, Buffer, BufferState, Job, JobState, Stage, agent_of
+from forebay.replica.operations.external_jobs import has_results
+from forebay.replica.operations.outcomes import (
     failure_events,
     final_state,
     own_persistent,
@@ -25,8 +25,8 @@ from replica.operations.outcomes import (
     script_end_events,
     success_events,
 )
-from replica.state import Facts
-from replica.values import NEVER, Instant, seconds
+from forebay.replica.state import Facts
+from forebay.replica.values import NEVER, Instant, seconds
 
 _AT_ONCE = Instant(1)
 _STAGED = (BufferState.STAGING_IN, BufferState.STAGED_IN)

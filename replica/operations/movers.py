@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from replica.messages import events as e
-from replica.model import (
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     NATIVE,
     Buffer,
     BufferState,
@@ -19,7 +19,7 @@ from replica.model import (
     SharedFilesystem,
     pool_filesystem,
 )
-from replica.state import Facts, State
+from forebay.replica.state import Facts, State
 
 _NONE_BEGUN: Mapping[MovingKey, int] = {}
 _STAGED_BY_MOVERS = (BufferState.STAGING_IN, BufferState.STAGING_OUT, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL)

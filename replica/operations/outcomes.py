@@ -5,8 +5,8 @@ Source: SEMANTICS.md, "When something fails" and "Cancelling".
 
 from __future__ import annotations
 
-from replica.messages import events as e
-from replica.model import (
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     NATIVE,
     Buffer,
     BufferState,
@@ -22,10 +22,10 @@ from replica.model import (
     stage_of,
     tears_down_on_failure,
 )
-from replica.operations.movers import stage_out_event
-from replica.operations.transfer_limits import longest_transfer_s
-from replica.state import Facts
-from replica.values import MESSAGE_CHARACTERS_MAX, NEVER, PERSISTENT_PER_JOB_MAX, Instant, seconds
+from forebay.replica.operations.movers import stage_out_event
+from forebay.replica.operations.transfer_limits import longest_transfer_s
+from forebay.replica.state import Facts
+from forebay.replica.values import MESSAGE_CHARACTERS_MAX, NEVER, PERSISTENT_PER_JOB_MAX, Instant, seconds
 
 PROVIDER = "burst_buffer/native"
 """Name of the native provider in reasons, in the form of Slurm's plugins."""

@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heapreplace
 
-from replica.messages import events as e
-from replica.model import QUEUED_STAGES, TRANSFERS, MovingKey, Stage, moving_keys
-from replica.operations.transfer_limits import load_of, may_begin
-from replica.state import Facts
-from replica.values import SKIPPED_MAX, Instant, Steps, run_to_end
+from forebay.replica.messages import events as e
+from forebay.replica.model import QUEUED_STAGES, TRANSFERS, MovingKey, Stage, moving_keys
+from forebay.replica.operations.transfer_limits import load_of, may_begin
+from forebay.replica.state import Facts
+from forebay.replica.values import SKIPPED_MAX, Instant, Steps, run_to_end
 
 
 class OperationSlots(dict[int, int]):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from replica.messages import events as e
-from replica.model import Buffer, BufferState, Hold, Job, JobState, agent_of, is_node_in, node_set_name
-from replica.operations.external_jobs import external_job_due_at, external_job_due_events
-from replica.operations.lost_nodes import lost_at, lost_events
-from replica.operations.movers import takeover_event
-from replica.operations.outcomes import (
+from forebay.replica.messages import events as e
+from forebay.replica.model import Buffer, BufferState, Hold, Job, JobState, agent_of, is_node_in, node_set_name
+from forebay.replica.operations.external_jobs import external_job_due_at, external_job_due_events
+from forebay.replica.operations.lost_nodes import lost_at, lost_events
+from forebay.replica.operations.movers import takeover_event
+from forebay.replica.operations.outcomes import (
     active_stage,
     failure_events,
     revocation_events,
@@ -17,8 +17,8 @@ from replica.operations.outcomes import (
     timeout_message,
     waiting_stage,
 )
-from replica.state import Facts
-from replica.values import NEVER, Instant, seconds
+from forebay.replica.state import Facts
+from forebay.replica.values import NEVER, Instant, seconds
 
 
 def reservations_due(state: Facts, at: Instant) -> tuple[e.Event, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
-from replica.model import (
+from forebay.replica.model import (
     NATIVE,
     TRANSFERS,
     MovingKey,
@@ -18,7 +18,7 @@ from replica.model import (
     Stage,
     TransferRules,
 )
-from replica.state import Facts, State
+from forebay.replica.state import Facts, State
 
 
 def active_rules(state: Facts) -> TransferRules | None:

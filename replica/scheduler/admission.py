@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-from replica.messages import events as e
-from replica.model import (
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     Buffer,
     Job,
     NodeSetWaiters,
@@ -21,12 +21,12 @@ from replica.model import (
     node_set_name,
     scheduling_class_of,
 )
-from replica.operations import OperationSlots, choose_mover, filesystem_of_pool
-from replica.scheduler.backfill import ReservationHead, expected_end
-from replica.scheduler.priority import order_of
-from replica.scheduler.quotas import QuotaCheck
-from replica.state import Facts, State
-from replica.values import CANDIDATES_BEHIND_MAX, NEVER, SKIPPED_MAX, Instant, Reason, Verdict, format_size
+from forebay.replica.operations import OperationSlots, choose_mover, filesystem_of_pool
+from forebay.replica.scheduler.backfill import ReservationHead, expected_end
+from forebay.replica.scheduler.priority import order_of
+from forebay.replica.scheduler.quotas import QuotaCheck
+from forebay.replica.state import Facts, State
+from forebay.replica.values import CANDIDATES_BEHIND_MAX, NEVER, SKIPPED_MAX, Instant, Reason, Verdict, format_size
 
 QueuePosition = tuple[int, int]
 """Position of a candidate in a scheduling cycle: sort key and job ID."""

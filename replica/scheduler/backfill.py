@@ -8,10 +8,10 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from replica.model import ENDED, Buffer, BufferState, Job, JobState, rates_of
-from replica.scheduler.gates import reservation_of
-from replica.state import Facts, State
-from replica.values import NEVER, Instant, seconds
+from forebay.replica.model import ENDED, Buffer, BufferState, Job, JobState, rates_of
+from forebay.replica.scheduler.gates import reservation_of
+from forebay.replica.state import Facts, State
+from forebay.replica.values import NEVER, Instant, seconds
 
 DRAINING = 0
 """Value of `run_until` for a job whose script has ended, so that only stage-out and teardown remain."""

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 import immutables
 
-from replica.model import NameGroup, first_job
-from replica.scheduler.index_row import IndexRow, Milestone, milestone_of, update_set
-from replica.state import State
-from replica.values import SortedKeys
+from forebay.replica.model import NameGroup, first_job
+from forebay.replica.scheduler.index_row import IndexRow, Milestone, milestone_of, update_set
+from forebay.replica.state import State
+from forebay.replica.values import SortedKeys
 
 _NO_NAMES: immutables.Map[str, NameGroup] = immutables.Map()
 

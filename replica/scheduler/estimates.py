@@ -13,14 +13,21 @@ from itertools import islice, takewhile
 
 import msgspec
 
-from replica.model import ENDED, Buffer, BufferState, Hold, Job, JobState, is_node_in, rates_of, takes_cpus
-from replica.scheduler.admission import nodes_of, queue_position_of
-from replica.scheduler.backfill import UNKNOWN_END, ReservedTimeline, TooManySteps, drain_us, release_at, run_until
-from replica.scheduler.gates import early_gate
-from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.index_row import Key
-from replica.state import State
-from replica.values import NEVER, Instant, Reason, format_size, seconds
+from forebay.replica.model import ENDED, Buffer, BufferState, Hold, Job, JobState, is_node_in, rates_of, takes_cpus
+from forebay.replica.scheduler.admission import nodes_of, queue_position_of
+from forebay.replica.scheduler.backfill import (
+    UNKNOWN_END,
+    ReservedTimeline,
+    TooManySteps,
+    drain_us,
+    release_at,
+    run_until,
+)
+from forebay.replica.scheduler.gates import early_gate
+from forebay.replica.scheduler.index import SchedulingIndex
+from forebay.replica.scheduler.index_row import Key
+from forebay.replica.state import State
+from forebay.replica.values import NEVER, Instant, Reason, format_size, seconds
 
 AHEAD_MAX = 2_000
 """Maximum number of jobs ahead that an estimate considers, count; with more, the start is unknown."""

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from replica.messages import events as e
-from replica.model import Buffer, Job
-from replica.operations import filesystem_of_pool, persistent_obstacle
-from replica.scheduler.admission import (
+from forebay.replica.messages import events as e
+from forebay.replica.model import Buffer, Job
+from forebay.replica.operations import filesystem_of_pool, persistent_obstacle
+from forebay.replica.scheduler.admission import (
     NOT_QUEUED,
     CycleState,
     SpaceRequest,
@@ -26,10 +26,10 @@ from replica.scheduler.admission import (
     space_decision,
     space_request_of,
 )
-from replica.scheduler.backfill import BEING_REMOVED, UNKNOWN_END
-from replica.scheduler.gates import external_job_verdict
-from replica.state import Facts
-from replica.values import CANDIDATES_BEHIND_MAX, SKIPPED_MAX, Verdict
+from forebay.replica.scheduler.backfill import BEING_REMOVED, UNKNOWN_END
+from forebay.replica.scheduler.gates import external_job_verdict
+from forebay.replica.state import Facts
+from forebay.replica.values import CANDIDATES_BEHIND_MAX, SKIPPED_MAX, Verdict
 
 LINGERING_SCANNED_MAX = 1_000
 """Maximum number of lingering external jobs scanned in one pool for space to free, count: one millisecond. If they are

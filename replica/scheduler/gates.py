@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import immutables
 
-from replica.model import (
+from forebay.replica.model import (
     ENDED,
     Buffer,
     BufferState,
@@ -27,10 +27,10 @@ from replica.model import (
     first_job,
     partition_gate,
 )
-from replica.operations import ExternalJobPhase, external_job_phase, lingers_until, persistent_obstacle
-from replica.scheduler.quotas import class_gate
-from replica.state import Facts, State, is_finished
-from replica.values import NEVER, Reason, Verdict, format_size
+from forebay.replica.operations import ExternalJobPhase, external_job_phase, lingers_until, persistent_obstacle
+from forebay.replica.scheduler.quotas import class_gate
+from forebay.replica.state import Facts, State, is_finished
+from forebay.replica.values import NEVER, Reason, Verdict, format_size
 
 _SLOTS_TAKEN = "the limit of operations, in total or of this user, is reached"
 

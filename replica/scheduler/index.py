@@ -31,12 +31,12 @@ from collections.abc import Iterable
 from enum import Enum, auto
 from operator import attrgetter
 
-from replica.messages import events as e
-from replica.model import BufferState, JobState
-from replica.operations import jobs_of_peer_movers, reservation_instants
-from replica.scheduler.admission import usable_bytes
-from replica.scheduler.dependency_index import DependencyIndex, SingletonIndex
-from replica.scheduler.gates import (
+from forebay.replica.messages import events as e
+from forebay.replica.model import BufferState, JobState
+from forebay.replica.operations import jobs_of_peer_movers, reservation_instants
+from forebay.replica.scheduler.admission import usable_bytes
+from forebay.replica.scheduler.dependency_index import DependencyIndex, SingletonIndex
+from forebay.replica.scheduler.gates import (
     REPLAN_S,
     buffer_gate,
     early_gate,
@@ -44,13 +44,22 @@ from replica.scheduler.gates import (
     later_reason,
     waits_for_space,
 )
-from replica.scheduler.index_row import FINISHED_ROW, GONE_ROW, NO_RARE, NO_ROW, IndexRow, Key, SmallIndex, index_row
-from replica.scheduler.key_index import KeyIndex, TimerIndex
-from replica.scheduler.node_index import NodeIndex
-from replica.scheduler.preemption import PreemptionCandidate
-from replica.scheduler.queue_index import ArrayIndex, QueueIndex
-from replica.state import State
-from replica.values import Instant, SortedKeys, Verdict, seconds
+from forebay.replica.scheduler.index_row import (
+    FINISHED_ROW,
+    GONE_ROW,
+    NO_RARE,
+    NO_ROW,
+    IndexRow,
+    Key,
+    SmallIndex,
+    index_row,
+)
+from forebay.replica.scheduler.key_index import KeyIndex, TimerIndex
+from forebay.replica.scheduler.node_index import NodeIndex
+from forebay.replica.scheduler.preemption import PreemptionCandidate
+from forebay.replica.scheduler.queue_index import ArrayIndex, QueueIndex
+from forebay.replica.state import State
+from forebay.replica.values import Instant, SortedKeys, Verdict, seconds
 
 
 class Touches(Enum):

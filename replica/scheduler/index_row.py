@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from replica.model import (
+from forebay.replica.model import (
     ENDED,
     HOLDING,
     Buffer,
@@ -28,14 +28,14 @@ from replica.model import (
     takes_cpus,
     waits_for_array,
 )
-from replica.operations import due_at, is_lingering
-from replica.scheduler.admission import nodes_of, queue_position_of, runs_anywhere, usable_bytes
-from replica.scheduler.backfill import run_until
-from replica.scheduler.gates import early_gate, reservation_of, waits_for_space
-from replica.scheduler.persistent import persistent_request
-from replica.scheduler.preemption import PreemptionCandidate, preemption_candidate
-from replica.state import State, is_finished
-from replica.values import NEVER, Instant, SortedKeys
+from forebay.replica.operations import due_at, is_lingering
+from forebay.replica.scheduler.admission import nodes_of, queue_position_of, runs_anywhere, usable_bytes
+from forebay.replica.scheduler.backfill import run_until
+from forebay.replica.scheduler.gates import early_gate, reservation_of, waits_for_space
+from forebay.replica.scheduler.persistent import persistent_request
+from forebay.replica.scheduler.preemption import PreemptionCandidate, preemption_candidate
+from forebay.replica.state import State, is_finished
+from forebay.replica.values import NEVER, Instant, SortedKeys
 
 Key = tuple[int, int, int]
 """(-priority, job ID, requested amount: bytes of a pool or CPUs)."""

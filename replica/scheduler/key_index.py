@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from replica.scheduler.index_row import IndexRow, update_keys
-from replica.values import SortedKeys
+from forebay.replica.scheduler.index_row import IndexRow, update_keys
+from forebay.replica.values import SortedKeys
 
 N = TypeVar("N", bound=object)
 K = TypeVar("K", bound=object)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 
-from replica.model import Partitions
-from replica.scheduler.index_row import Group, IndexRow, Key, Queue, update_keys, update_set
-from replica.state import State
-from replica.values import SortedKeys
+from forebay.replica.model import Partitions
+from forebay.replica.scheduler.index_row import Group, IndexRow, Key, Queue, update_keys, update_set
+from forebay.replica.state import State
+from forebay.replica.values import SortedKeys
 
 NodeUse = tuple[int, int, int]
 """(CPUs, free CPUs, jobs) of a node that is up."""

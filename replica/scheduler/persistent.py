@@ -17,8 +17,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from replica.messages import events as e
-from replica.model import (
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     CREATE_ERROR,
     NATIVE,
     Buffer,
@@ -37,8 +37,8 @@ from replica.model import (
     is_node_in,
     persistent_names,
 )
-from replica.operations import assign_slots, choose_mover, filesystem_of_pool, persistent_directory
-from replica.scheduler.admission import (
+from forebay.replica.operations import assign_slots, choose_mover, filesystem_of_pool, persistent_directory
+from forebay.replica.scheduler.admission import (
     CycleState,
     free_bytes_for,
     limits_verdict,
@@ -47,8 +47,8 @@ from replica.scheduler.admission import (
     space_request_of,
     usable_bytes,
 )
-from replica.state import Facts
-from replica.values import CANDIDATES_BEHIND_MAX, PERSISTENT_BUFFERS_MAX, Reason, Verdict, round_up
+from forebay.replica.state import Facts
+from forebay.replica.values import CANDIDATES_BEHIND_MAX, PERSISTENT_BUFFERS_MAX, Reason, Verdict, round_up
 
 NEVER_RELEASED = 2**62
 """Release time of the space of a persistent buffer."""

@@ -10,12 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from replica.messages import events as e
-from replica.model import Buffer, BufferState, Hold, Job, JobState, SchedulingRules, node_set_name
-from replica.scheduler.admission import CycleState, QueuePosition, SpaceRequest, available_bytes, queue_position_of
-from replica.scheduler.gates import early_gate
-from replica.state import State
-from replica.values import REVOKED_PER_CYCLE_MAX, Instant, seconds
+from forebay.replica.messages import events as e
+from forebay.replica.model import Buffer, BufferState, Hold, Job, JobState, SchedulingRules, node_set_name
+from forebay.replica.scheduler.admission import (
+    CycleState,
+    QueuePosition,
+    SpaceRequest,
+    available_bytes,
+    queue_position_of,
+)
+from forebay.replica.scheduler.gates import early_gate
+from forebay.replica.state import State
+from forebay.replica.values import REVOKED_PER_CYCLE_MAX, Instant, seconds
 
 EVENTS_PER_PREEMPTION = 3
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from replica.model import Buffer, Job
-from replica.state import Facts
+from forebay.replica.model import Buffer, Job
+from forebay.replica.state import Facts
 
 RESERVED_FIRST = 2**60
 """Priority bonus that puts jobs of active reservations first; larger than any effective priority."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import islice
 
-from replica.model import ArrayUse
-from replica.scheduler.index_row import Group, IndexRow, Key, Queue, update_keys
-from replica.state import State
-from replica.values import SortedKeys, Verdict
+from forebay.replica.model import ArrayUse
+from forebay.replica.scheduler.index_row import Group, IndexRow, Key, Queue, update_keys
+from forebay.replica.state import State
+from forebay.replica.values import SortedKeys, Verdict
 
 
 class QueueIndex:

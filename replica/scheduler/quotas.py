@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from replica.model import (
+from forebay.replica.model import (
     ACCOUNT_REASONS,
     PROVIDERS,
     QOS_REASONS,
@@ -35,8 +35,8 @@ from replica.model import (
     scheduling_class_of,
     unused_space,
 )
-from replica.state import Facts
-from replica.values import Instant, Reason, Verdict
+from forebay.replica.state import Facts
+from forebay.replica.values import Instant, Reason, Verdict
 
 
 class Scope(NamedTuple):

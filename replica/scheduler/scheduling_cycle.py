@@ -11,9 +11,9 @@ from enum import Enum, auto
 from heapq import heapify, heappop, heappush, heapreplace, merge
 from itertools import takewhile
 
-from replica.messages import events as e
-from replica.model import QUEUED_STAGES, Job, NodeSetWaiters, SchedulingClass, Stage, free_bytes, node_set_name
-from replica.operations import (
+from forebay.replica.messages import events as e
+from forebay.replica.model import QUEUED_STAGES, Job, NodeSetWaiters, SchedulingClass, Stage, free_bytes, node_set_name
+from forebay.replica.operations import (
     OperationSlots,
     assign_slots,
     choose_mover,
@@ -23,7 +23,7 @@ from replica.operations import (
     grant_slots,
     reservations_due,
 )
-from replica.scheduler.admission import (
+from forebay.replica.scheduler.admission import (
     QueuePosition,
     SpaceDecision,
     SpaceRequest,
@@ -39,8 +39,15 @@ from replica.scheduler.admission import (
     space_request_of,
     space_verdict,
 )
-from replica.scheduler.backfill import DRAINING, UNKNOWN_END, ReservationHead, drain_us, expected_start, release_at
-from replica.scheduler.external_jobs import (
+from forebay.replica.scheduler.backfill import (
+    DRAINING,
+    UNKNOWN_END,
+    ReservationHead,
+    drain_us,
+    expected_start,
+    release_at,
+)
+from forebay.replica.scheduler.external_jobs import (
     choose_lingering,
     count_overtaking,
     counts_for,
@@ -51,14 +58,14 @@ from replica.scheduler.external_jobs import (
     space_for_setup,
     waiting_verdict,
 )
-from replica.scheduler.gates import current_verdict, reservation_of, waits_for_space
-from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.index_row import Group, Key, Queue
-from replica.scheduler.node_index import NodeUse
-from replica.scheduler.persistent import persistent_decision, persistent_request, serve_persistent
-from replica.scheduler.preemption import choose_preempted, preemption_events
-from replica.scheduler.quotas import QuotaCheck
-from replica.values import CANDIDATES_BEHIND_MAX, EVENTS_PER_CYCLE_MAX, NEVER, Instant, Verdict
+from forebay.replica.scheduler.gates import current_verdict, reservation_of, waits_for_space
+from forebay.replica.scheduler.index import SchedulingIndex
+from forebay.replica.scheduler.index_row import Group, Key, Queue
+from forebay.replica.scheduler.node_index import NodeUse
+from forebay.replica.scheduler.persistent import persistent_decision, persistent_request, serve_persistent
+from forebay.replica.scheduler.preemption import choose_preempted, preemption_events
+from forebay.replica.scheduler.quotas import QuotaCheck
+from forebay.replica.values import CANDIDATES_BEHIND_MAX, EVENTS_PER_CYCLE_MAX, NEVER, Instant, Verdict
 
 
 class _Follows(Enum):

@@ -10,8 +10,8 @@ from typing import Any
 import immutables
 from msgspec.structs import replace
 
-from replica.messages import Actor, CachedReply
-from replica.model import (
+from forebay.replica.messages import Actor, CachedReply
+from forebay.replica.model import (
     ENDED,
     HOLDING,
     TRANSFERS,
@@ -57,11 +57,11 @@ from replica.model import (
     usage,
     usage_of,
 )
-from replica.state.derived import is_finished, move_between_groups
-from replica.state.session_replies import SessionsBuilder
-from replica.state.single_replies import SingleRepliesBuilder
-from replica.state.state import State
-from replica.values import (
+from forebay.replica.state.derived import is_finished, move_between_groups
+from forebay.replica.state.session_replies import SessionsBuilder
+from forebay.replica.state.single_replies import SingleRepliesBuilder
+from forebay.replica.state.state import State
+from forebay.replica.values import (
     MICROSECONDS_PER_SECOND,
     SESSION_USE_STEP_S,
     SESSION_WINDOW_MAX,

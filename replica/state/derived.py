@@ -7,8 +7,8 @@ from itertools import chain
 import immutables
 import msgspec
 
-from replica.messages import Actor
-from replica.model import (
+from forebay.replica.messages import Actor
+from forebay.replica.model import (
     ENDED,
     HOLDING,
     TRANSFERS,
@@ -24,7 +24,7 @@ from replica.model import (
     occupied_slot,
     usage_of,
 )
-from replica.state.state import State
+from forebay.replica.state.state import State
 
 
 def is_finished(job: Job, buffer: Buffer | None) -> bool:

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from replica.messages import Batch, Entry, StateDigested
-from replica.state.state import TABLES, State
-from replica.values import Instant, Revision, seconds
+from forebay.replica.messages import Batch, Entry, StateDigested
+from forebay.replica.state.state import TABLES, State
+from forebay.replica.values import Instant, Revision, seconds
 
 _ENCODER = msgspec.msgpack.Encoder()
 

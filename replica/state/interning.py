@@ -10,8 +10,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from replica.messages import CachedReply
-from replica.model import Buffer, BufferRequest, Job, JobRequest, Transfer
+from forebay.replica.messages import CachedReply
+from forebay.replica.model import Buffer, BufferRequest, Job, JobRequest, Transfer
 
 TEXTS_REMEMBERED = 4_096
 """Cached short texts (users, directories, names), count: a megabyte at most; more than a site's active users."""

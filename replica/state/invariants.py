@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from replica.model import BEFORE_RUN, ENDED, PERSISTENT_STATES, BufferState, JobState
-from replica.state.derived import derive, held_bytes
-from replica.state.state import TABLES, State
-from replica.values import SESSION_WINDOW_MAX, decode_reply_key
+from forebay.replica.model import BEFORE_RUN, ENDED, PERSISTENT_STATES, BufferState, JobState
+from forebay.replica.state.derived import derive, held_bytes
+from forebay.replica.state.state import TABLES, State
+from forebay.replica.values import SESSION_WINDOW_MAX, decode_reply_key
 
 _WHILE: dict[JobState, frozenset[BufferState]] = {
     JobState.PENDING: BEFORE_RUN | {BufferState.ALLOC_REVOKE, BufferState.TEARDOWN, BufferState.TEARDOWN_FAIL},

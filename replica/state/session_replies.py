@@ -12,8 +12,8 @@ from typing import TypeVar, overload
 import immutables
 from msgspec.structs import replace
 
-from replica.messages import CachedReply, Session
-from replica.values import Instant, decode_reply_key, reply_key
+from forebay.replica.messages import CachedReply, Session
+from forebay.replica.values import Instant, decode_reply_key, reply_key
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeVar, overload
 
-from replica.messages import Actor, CachedReply
-from replica.values import LedgerViolation
+from forebay.replica.messages import Actor, CachedReply
+from forebay.replica.values import LedgerViolation
 
 LAYER_FULL = 16_384
 """Receipts above which a layer is not merged, count: merging two smaller ones takes a millisecond, and at most 32 full

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import immutables
 import msgspec
 
-from replica.messages import Actor, CachedReply, Session
-from replica.model import (
+from forebay.replica.messages import Actor, CachedReply, Session
+from forebay.replica.model import (
     DEFAULT_SCHEDULING_RULES,
     DEFAULT_SITE,
     DEFAULT_TRANSFER_RULES,
@@ -47,9 +47,9 @@ from replica.model import (
     TransferRules,
     UsageKey,
 )
-from replica.state.session_replies import SessionReplies
-from replica.state.single_replies import SingleReplies
-from replica.values import (
+from forebay.replica.state.session_replies import SessionReplies
+from forebay.replica.state.single_replies import SingleReplies
+from forebay.replica.values import (
     ACCOUNTS_MAX,
     CONSUMED_MAX,
     DRILL_LOCKS_MAX,

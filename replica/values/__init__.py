@@ -1,6 +1,6 @@
 """Basic values: units, names, bounds, command IDs, rejections and verdicts."""
 
-from replica.values.command_ids import (
+from forebay.replica.values.command_ids import (
     SEQUENCE_MAX,
     SESSION_NUMBER_MAX,
     SINGLE_VERSION,
@@ -12,9 +12,9 @@ from replica.values.command_ids import (
     is_in_session,
     reply_key,
 )
-from replica.values.errors import LedgerViolation, Refusal, RefusalCode
-from replica.values.etags import ABSENT, ETAG_BYTES, etag_of
-from replica.values.limits import (
+from forebay.replica.values.errors import LedgerViolation, Refusal, RefusalCode
+from forebay.replica.values.etags import ABSENT, ETAG_BYTES, etag_of
+from forebay.replica.values.limits import (
     ACCOUNT_DEPTH_MAX,
     ACCOUNT_USERS_MAX,
     ACCOUNTS_MAX,
@@ -94,7 +94,7 @@ from replica.values.limits import (
     TIME_LIMIT_S_MAX,
     TRANSFERS_PER_STAGE_MAX,
 )
-from replica.values.names import (
+from forebay.replica.values.names import (
     EVERY_NODE,
     FILE_SYMBOLS,
     SYMBOLS,
@@ -110,10 +110,10 @@ from replica.values.names import (
     parse_nodes,
     plain,
 )
-from replica.values.patterns import Pattern
-from replica.values.sorted_keys import SortedKeys
-from replica.values.steps import StepRunner, Steps, run_to_end
-from replica.values.units import (
+from forebay.replica.values.patterns import Pattern
+from forebay.replica.values.sorted_keys import SortedKeys
+from forebay.replica.values.steps import StepRunner, Steps, run_to_end
+from forebay.replica.values.units import (
     MICROSECONDS_PER_SECOND,
     NEVER,
     NODE_SUFFIXES,
@@ -133,4 +133,4 @@ from replica.values.units import (
     round_up,
     seconds,
 )
-from replica.values.verdicts import Reason, Verdict
+from forebay.replica.values.verdicts import Reason, Verdict

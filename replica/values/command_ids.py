@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from replica.values.limits import SESSION_WINDOW_MAX
+from forebay.replica.values.limits import SESSION_WINDOW_MAX
 
 SINGLE_VERSION: Final = 7
 SESSION_VERSION: Final = 8

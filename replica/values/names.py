@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from replica.values.limits import (
+from forebay.replica.values.limits import (
     JOB_NAME_CHARACTERS_MAX,
     MAIL_USER_CHARACTERS_MAX,
     MAILBOX_CHARACTERS_MAX,
     NAME_CHARACTERS_MAX,
     NODES_MAX,
 )
-from replica.values.patterns import Pattern
+from forebay.replica.values.patterns import Pattern
 
 _CONTROL = Pattern(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Control characters (C0, DEL, C1), line and paragraph separators, and Unicode's Bidi_Control. Each can make a text

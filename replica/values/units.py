@@ -9,7 +9,7 @@ from typing import NewType
 
 import msgspec
 
-from replica.values.patterns import Pattern
+from forebay.replica.values.patterns import Pattern
 
 Instant = NewType("Instant", int)
 """Microseconds since 1970-01-01T00:00:00Z."""

@@ -1,7 +1,7 @@
 """Read-only queries over a state, for agents and the API."""
 
-from replica.views.burst import Burst, BurstBuffer, burst_buffers, burst_of, burst_place, job_tres
-from replica.views.jobs import (
+from forebay.replica.views.burst import Burst, BurstBuffer, burst_buffers, burst_of, burst_place, job_tres
+from forebay.replica.views.jobs import (
     NO_TRANSFERS,
     buffer_path,
     buffer_word,
@@ -13,4 +13,4 @@ from replica.views.jobs import (
     verdict_of,
     verdicts,
 )
-from replica.views.orders import orders_for
+from forebay.replica.views.orders import orders_for

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from replica.model import (
+from forebay.replica.model import (
     HOLDING,
     Buffer,
     BufferState,
@@ -22,8 +22,8 @@ from replica.model import (
     pool_unit,
     provider_facts,
 )
-from replica.state import State
-from replica.values import Instant, round_up
+from forebay.replica.state import State
+from forebay.replica.values import Instant, round_up
 
 RECORD_STATES = {
     BufferState.STAGING_IN: "allocated",

@@ -7,7 +7,7 @@ from itertools import islice
 
 import msgspec
 
-from replica.model import (
+from forebay.replica.model import (
     ENDED,
     HOLDING,
     NATIVE,
@@ -25,10 +25,10 @@ from replica.model import (
     destinations_of,
     free_bytes,
 )
-from replica.operations import directory_in_filesystem, filesystems_of
-from replica.scheduler import SchedulingIndex, later_reason, verdicts_of
-from replica.state import Facts, State
-from replica.values import NEVER, Verdict
+from forebay.replica.operations import directory_in_filesystem, filesystems_of
+from forebay.replica.scheduler import SchedulingIndex, later_reason, verdicts_of
+from forebay.replica.state import Facts, State
+from forebay.replica.values import NEVER, Verdict
 
 
 class PoolUse(msgspec.Struct, frozen=True):

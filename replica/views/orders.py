@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from replica.model import (
+from forebay.replica.model import (
     NATIVE,
     NO_SPECIAL_TRANSFERS,
     TRANSFERS,
@@ -46,7 +46,7 @@ from replica.model import (
     stage_of,
     transfer_choices,
 )
-from replica.operations import (
+from forebay.replica.operations import (
     active_rules,
     directory_in_filesystem,
     filesystems_of,
@@ -54,10 +54,10 @@ from replica.operations import (
     node_bytes_s,
     rate_shares,
 )
-from replica.scheduler import is_dependency_met
-from replica.state import State
-from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
-from replica.views.burst import job_tres
+from forebay.replica.scheduler import is_dependency_met
+from forebay.replica.state import State
+from forebay.replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
+from forebay.replica.views.burst import job_tres
 
 
 def orders_for(state: State, node: str) -> tuple[Order, ...]:

@@ -16,14 +16,14 @@ from typing import Any
 
 import msgspec
 
-from cluster.security.proofs import verify_proof
-from cluster.serve import Replica
-from cluster.system.clock import SystemClock
-from replica.state.digest import state_digest
-from replica.values import Instant
+from forebay.cluster.security.proofs import verify_proof
+from forebay.cluster.serve import Replica
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.state.digest import state_digest
+from forebay.replica.values import Instant
+from forebay.wal.environment import FREE_BYTES_KEPT
 from tests.benchmarks.load import VerificationFailed
 from tests.benchmarks.past import Maker, Watch, cluster_in, founded
-from wal.environment import FREE_BYTES_KEPT
 
 JOBS = 500
 """Jobs of the day if nobody says otherwise, count: half a minute. The full size is 100,000."""
@@ -82,7 +82,7 @@ async def command(*words: object) -> tuple[int, str, str, float]:
     """Run a command of `forebay`; return exit code, what it printed, what it said, and the seconds it took."""
     began_s = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cluster.cli", *map(str, words)),
+        *(sys.executable, "-m", "forebay.cluster.cli", *map(str, words)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

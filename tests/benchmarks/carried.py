@@ -8,17 +8,17 @@ import sys
 
 import msgspec
 
-from cluster.agent.files.paths import Target, identity_of
-from cluster.agent.transfer.fence import Claimant, claim, tidy
-from cluster.agent.transfer.options import ItemKind, TransferItem, TransferOptions
-from cluster.agent.transfer.progress import SharedCounters
-from cluster.agent.transfer.rate_limit import Pace, TransferStopped
-from cluster.agent.transfer.transfer import run_transfer
-from cluster.agent.transfer.transfer_state import TransferContext
-from cluster.agent.transfer.workspace import Workspace
-from cluster.system.clock import SystemClock
-from cluster.system.descriptors import open_directory
-from replica.model.stages import Stage
+from forebay.cluster.agent.files.paths import Target, identity_of
+from forebay.cluster.agent.transfer.fence import Claimant, claim, tidy
+from forebay.cluster.agent.transfer.options import ItemKind, TransferItem, TransferOptions
+from forebay.cluster.agent.transfer.progress import SharedCounters
+from forebay.cluster.agent.transfer.rate_limit import Pace, TransferStopped
+from forebay.cluster.agent.transfer.transfer import run_transfer
+from forebay.cluster.agent.transfer.transfer_state import TransferContext
+from forebay.cluster.agent.transfer.workspace import Workspace
+from forebay.cluster.system.clock import SystemClock
+from forebay.cluster.system.descriptors import open_directory
+from forebay.replica.model.stages import Stage
 
 EXIT_ENDED = 143
 """Exit code when the transfer was told to stop, as a worker's."""

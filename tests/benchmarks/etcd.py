@@ -14,10 +14,10 @@ from typing import Any
 
 import aiohttp
 
-from cluster.security.identity import Role
-from cluster.security.pki import create_authority, issue
-from cluster.security.tls import TlsFiles, client_context
-from cluster.system.clock import SystemClock
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import create_authority, issue
+from forebay.cluster.security.tls import TlsFiles, client_context
+from forebay.cluster.system.clock import SystemClock
 from tests.benchmarks.processes import Members, ServerFailed
 from tests.ports import free_ports
 

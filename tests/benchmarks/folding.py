@@ -13,18 +13,18 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from replica.fold.apply import apply_batch
-from replica.messages import events as e
-from replica.messages.commands import Actor, ActorRole
-from replica.messages.entries import Batch, Entry
-from replica.model.buffers import Access, Transfer, TransferKind
-from replica.model.configuration import Site
-from replica.model.job_states import JobState
-from replica.model.pools import Pool
-from replica.model.requests import BufferRequest, JobRequest
-from replica.state.state import EMPTY, State
-from replica.values.units import Instant
-from snapshots.image import Assembly, Image, to_sections
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.messages import events as e
+from forebay.replica.messages.commands import Actor, ActorRole
+from forebay.replica.messages.entries import Batch, Entry
+from forebay.replica.model.buffers import Access, Transfer, TransferKind
+from forebay.replica.model.configuration import Site
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.pools import Pool
+from forebay.replica.model.requests import BufferRequest, JobRequest
+from forebay.replica.state.state import EMPTY, State
+from forebay.replica.values.units import Instant
+from forebay.snapshots.image import Assembly, Image, to_sections
 
 MIB: Final = 1024 * 1024
 

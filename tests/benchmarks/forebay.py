@@ -14,9 +14,9 @@ from typing import Any
 
 import aiohttp
 
-from cluster.schemas.command_ids import new_command_id
-from cluster.security.tls import TlsFiles, client_context
-from cluster.system.clock import SystemClock
+from forebay.cluster.schemas.command_ids import new_command_id
+from forebay.cluster.security.tls import TlsFiles, client_context
+from forebay.cluster.system.clock import SystemClock
 from tests.account import OWN
 from tests.benchmarks.processes import Members, ServerFailed
 from tests.ports import free_ports
@@ -82,7 +82,7 @@ class ForebayCluster(Members):
         self._directory = directory
         self._results = directory.absolute() / "results"  # jobs may write beneath a destination root only
         super().__init__()
-        self._command = [sys.executable, "-m", "cluster.cli"]  # what the command `forebay` runs
+        self._command = [sys.executable, "-m", "forebay.cluster.cli"]  # what the command `forebay` runs
         self._api: dict[str, str] = {}
         self._clock = SystemClock()
         self._files: TlsFiles | None = None
@@ -104,7 +104,7 @@ class ForebayCluster(Members):
                 f"forebay cluster init failed with status {made.returncode}:\n{made.stdout}{made.stderr}"
             )
         # Imported late: `scripts/bench --only etcd` does not need the configuration.
-        from cluster.config.config import Config
+        from forebay.cluster.config.config import Config
 
         configuration = self._directory / "forebay.toml"
         self._adapt(configuration, base_port)

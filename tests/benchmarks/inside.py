@@ -16,16 +16,16 @@ from typing import Any
 import msgspec
 import uvloop
 
-from cluster.client.session_ids import SessionIds
-from cluster.config.config import Config
-from cluster.schemas.command_ids import new_command_id
-from cluster.serve import Replica
-from cluster.server.pending import NotLeading, OutcomeUnknown, QueueFull
-from cluster.system.clock import SystemClock
-from replica.grammar.directives import parse_request
-from replica.messages import commands as c
-from replica.model.jobs import Hold
-from replica.model.requests import JobRequest
+from forebay.cluster.client.session_ids import SessionIds
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas.command_ids import new_command_id
+from forebay.cluster.serve import Replica
+from forebay.cluster.server.pending import NotLeading, OutcomeUnknown, QueueFull
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.grammar.directives import parse_request
+from forebay.replica.messages import commands as c
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.requests import JobRequest
 from tests.benchmarks.forebay import ForebayCluster
 from tests.benchmarks.load import Measurement, measurement, verify_settled
 from tests.benchmarks.processes import ServerFailed

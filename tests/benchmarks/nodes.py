@@ -28,20 +28,20 @@ import aiohttp
 import msgspec
 import uvloop
 
-from cluster.agent.replica_choice import ReplicaChoice
-from cluster.client import ApiError, Client
-from cluster.config.config import Config
-from cluster.schemas import SubmitRequest, new_command_id, operations
-from cluster.schemas.agents import OperationReport, PollRequest, RegisterRequest, ReportsRequest
-from cluster.schemas.jobs import PollAnswer, ReportsAnswer
-from cluster.security import Role
-from cluster.security.pki import issue, load_authority
-from cluster.security.tls import TlsFiles, client_context
-from cluster.system.address import Address
-from cluster.system.clock import SystemClock
-from replica.messages.commands import OperationDone, ScriptEnded, ScriptStarted
-from replica.model.job_states import JobState
-from replica.model.orders import Order
+from forebay.cluster.agent.replica_choice import ReplicaChoice
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas import SubmitRequest, new_command_id, operations
+from forebay.cluster.schemas.agents import OperationReport, PollRequest, RegisterRequest, ReportsRequest
+from forebay.cluster.schemas.jobs import PollAnswer, ReportsAnswer
+from forebay.cluster.security import Role
+from forebay.cluster.security.pki import issue, load_authority
+from forebay.cluster.security.tls import TlsFiles, client_context
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.messages.commands import OperationDone, ScriptEnded, ScriptStarted
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.orders import Order
 from tests.benchmarks.forebay import ForebayCluster
 from tests.benchmarks.load import percentile_ms
 from tests.benchmarks.processes import ServerFailed, pss_bytes

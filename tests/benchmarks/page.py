@@ -17,10 +17,10 @@ from typing import Any
 
 import uvloop
 
-from cluster.config.config import Config
-from cluster.security.tls import client_context
-from replica.messages import Actor, ActorRole, Request
-from replica.messages import commands as c
+from forebay.cluster.config.config import Config
+from forebay.cluster.security.tls import client_context
+from forebay.replica.messages import Actor, ActorRole, Request
+from forebay.replica.messages import commands as c
 from tests.cluster.harness import PLAIN, SCRIPT, Harness, make_cluster, placed
 
 PAGES = ("/page", "/page/jobs", "/page/jobs/1", "/page/transfers", "/page/nodes", "/v1/overview")

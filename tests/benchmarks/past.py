@@ -22,21 +22,21 @@ from typing import Any, NamedTuple
 import msgspec
 import uvloop
 
-from cluster.client.session_ids import SessionIds
-from cluster.config.config import Config
-from cluster.config.new_site import CONFIG_NAME, Founding, PoolSpec, create_site
-from cluster.schemas.command_ids import new_command_id
-from cluster.security.tls import client_context
-from cluster.serve import Replica
-from cluster.server.storage import allow_first_start
-from cluster.system.address import Address
-from cluster.system.clock import Clock, SystemClock
-from replica.grammar.directives import parse_request
-from replica.messages import commands as c
-from replica.model.job_states import JobState
-from replica.model.requests import JobRequest
-from replica.model.stages import Stage
-from replica.views.orders import orders_for
+from forebay.cluster.client.session_ids import SessionIds
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.new_site import CONFIG_NAME, Founding, PoolSpec, create_site
+from forebay.cluster.schemas.command_ids import new_command_id
+from forebay.cluster.security.tls import client_context
+from forebay.cluster.serve import Replica
+from forebay.cluster.server.storage import allow_first_start
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.clock import Clock, SystemClock
+from forebay.replica.grammar.directives import parse_request
+from forebay.replica.messages import commands as c
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.requests import JobRequest
+from forebay.replica.model.stages import Stage
+from forebay.replica.views.orders import orders_for
 from tests.benchmarks.load import VerificationFailed
 from tests.benchmarks.users.rows import Found, Row, Say
 from tests.ports import free_port
@@ -276,7 +276,16 @@ async def _replayed(config: Config) -> float:
     """Return the seconds that `forebay audit replay` takes, its start among them; VerificationFailed."""
     began_s = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cluster.cli", "audit", "replay", "--data", config.storage.directory / "r1", "--json"),
+        *(
+            sys.executable,
+            "-m",
+            "forebay.cluster.cli",
+            "audit",
+            "replay",
+            "--data",
+            config.storage.directory / "r1",
+            "--json",
+        ),
         stdout=asyncio.subprocess.DEVNULL,
     )
     if await process.wait():

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import aiohttp
 
-from cluster.client.channel import ChannelConnection, ChannelError
-from cluster.client.errors import ApiError
-from cluster.client.session_ids import SessionIds
-from cluster.schemas.command_ids import new_command_id
-from cluster.schemas.requests import BulkCommand, HoldCommand, OpenSessionCommand, ReleaseCommand, SubmitCommand
-from cluster.system.address import Address
-from cluster.system.clock import SystemClock
+from forebay.cluster.client.channel import ChannelConnection, ChannelError
+from forebay.cluster.client.errors import ApiError
+from forebay.cluster.client.session_ids import SessionIds
+from forebay.cluster.schemas.command_ids import new_command_id
+from forebay.cluster.schemas.requests import BulkCommand, HoldCommand, OpenSessionCommand, ReleaseCommand, SubmitCommand
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.clock import SystemClock
 from tests.benchmarks.etcd import VALUE_BYTES, EtcdCluster
 from tests.benchmarks.forebay import SCRIPT, ForebayCluster
 from tests.benchmarks.http2 import CallFailed, GrpcConnection, put_request

@@ -9,27 +9,27 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from replica.decide.decide import decide, is_by_key
-from replica.fold.apply import SpeculativeState
-from replica.fold.fold import fold
-from replica.grammar.directives import parse_request
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.messages.entries import Acceptance, Entry
-from replica.messages.features import FEATURE_LEVEL_KNOWN
-from replica.model.configuration import Site
-from replica.model.job_states import JobState
-from replica.model.jobs import Hold
-from replica.model.pools import Pool
-from replica.model.requests import Dependency, DependencyKind, JobOptions, JobRequest, with_options
-from replica.model.stages import Stage
-from replica.operations.outcomes import active_stage, script_end_events, success_events
-from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.scheduling_cycle import run_cycle, verdicts_of
-from replica.state.state import EMPTY, State
-from replica.values.units import NEVER, Instant, seconds
-from replica.views.orders import orders_for
-from snapshots.image import DIGEST_BYTES, Image, to_sections
+from forebay.replica.decide.decide import decide, is_by_key
+from forebay.replica.fold.apply import SpeculativeState
+from forebay.replica.fold.fold import fold
+from forebay.replica.grammar.directives import parse_request
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.messages.entries import Acceptance, Entry
+from forebay.replica.messages.features import FEATURE_LEVEL_KNOWN
+from forebay.replica.model.configuration import Site
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.pools import Pool
+from forebay.replica.model.requests import Dependency, DependencyKind, JobOptions, JobRequest, with_options
+from forebay.replica.model.stages import Stage
+from forebay.replica.operations.outcomes import active_stage, script_end_events, success_events
+from forebay.replica.scheduler.index import SchedulingIndex
+from forebay.replica.scheduler.scheduling_cycle import run_cycle, verdicts_of
+from forebay.replica.state.state import EMPTY, State
+from forebay.replica.values.units import NEVER, Instant, seconds
+from forebay.replica.views.orders import orders_for
+from forebay.snapshots.image import DIGEST_BYTES, Image, to_sections
 from tests.replica.reference.reference_scheduler import plan
 from tests.replica.reference.reference_scheduler import run_cycle as reference_events
 from tests.snapshots.states import from_sections

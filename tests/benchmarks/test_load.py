@@ -15,8 +15,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from cluster.schemas.job_fields import SubmitRequest
-from replica.grammar.directives import parse_request
+from forebay.cluster.schemas.job_fields import SubmitRequest
+from forebay.replica.grammar.directives import parse_request
 from tests.benchmarks import load, machine, past, processes, report
 from tests.benchmarks.__main__ import main
 from tests.benchmarks.forebay import ForebayCluster

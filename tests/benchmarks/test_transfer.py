@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.transfer.options import TransferOptions
+from forebay.cluster.agent.transfer.options import TransferOptions
 from tests.benchmarks import transfer
 from tests.benchmarks.carried import EXIT_ENDED
 from tests.benchmarks.processes import ServerFailed

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from replica.grammar.directives import parse_request
+from forebay.replica.grammar.directives import parse_request
 from tests.benchmarks import load, processes
 from tests.benchmarks.users import commands, jobs, rows, slurm, storm, submits
 from tests.benchmarks.users.site import FILE_BYTES, REAPER, Files, job_script

@@ -24,9 +24,9 @@ from typing import Any
 
 import msgspec
 
-from cluster.agent.transfer.options import TransferOptions, Verify, chunk_bytes_of
-from cluster.agent.transfer.progress import Counters, SharedCounters
-from cluster.agent.transfer.rate_limit import TransferControl
+from forebay.cluster.agent.transfer.options import TransferOptions, Verify, chunk_bytes_of
+from forebay.cluster.agent.transfer.progress import Counters, SharedCounters
+from forebay.cluster.agent.transfer.rate_limit import TransferControl
 from tests.benchmarks.carried import EXIT_ENDED, Wanted
 from tests.benchmarks.processes import ServerFailed
 from tests.repo.tree import ROOT

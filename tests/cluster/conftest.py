@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.config import Config
+from forebay.cluster.config.config import Config
 from tests.cluster.harness import make_cluster, placed
 
 
@@ -23,4 +23,4 @@ def config(founded: Config, tmp_path: Path) -> Config:
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pass counts as dear: on a busy machine one may take long, and what a test sees must not depend on that."""
-    monkeypatch.setattr("cluster.server.pass_timer.PASS_CHEAP_S", 60.0)
+    monkeypatch.setattr("forebay.cluster.server.pass_timer.PASS_CHEAP_S", 60.0)

@@ -13,28 +13,28 @@ import aiohttp
 import msgspec
 import uvloop
 
-from cluster.api import ApiService, ApiWorkers, LocalBackend, Server
-from cluster.config.config import Config
-from cluster.config.new_site import Founding, PoolSpec, create_site
-from cluster.consensus import ChangeRefused, ClockBounds, Machine, MemberChange, NotLeader, Role
-from cluster.schemas.command_ids import new_command_id
-from cluster.schemas.jobs import StatusView
-from cluster.security.identity import Role as CertificateRole
-from cluster.security.peers import Peers
-from cluster.security.pki import issue, load_authority
-from cluster.security.tls import client_context, server_context
-from cluster.server.applied_log import AppliedEntry
-from cluster.server.controller import Controller
-from cluster.server.storage import Storage, allow_first_start, open_storage
-from cluster.system.address import Address
-from cluster.system.clock import Clock, SystemClock
-from cluster.system.eventloop import Identities
-from cluster.system.eventloop.slices import SlicedWork
-from replica.messages import features
+from forebay.cluster.api import ApiService, ApiWorkers, LocalBackend, Server
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.new_site import Founding, PoolSpec, create_site
+from forebay.cluster.consensus import ChangeRefused, ClockBounds, Machine, MemberChange, NotLeader, Role
+from forebay.cluster.schemas.command_ids import new_command_id
+from forebay.cluster.schemas.jobs import StatusView
+from forebay.cluster.security.identity import Role as CertificateRole
+from forebay.cluster.security.peers import Peers
+from forebay.cluster.security.pki import issue, load_authority
+from forebay.cluster.security.tls import client_context, server_context
+from forebay.cluster.server.applied_log import AppliedEntry
+from forebay.cluster.server.controller import Controller
+from forebay.cluster.server.storage import Storage, allow_first_start, open_storage
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.clock import Clock, SystemClock
+from forebay.cluster.system.eventloop import Identities
+from forebay.cluster.system.eventloop.slices import SlicedWork
+from forebay.replica.messages import features
+from forebay.wal import Journal, no_op_of
+from forebay.wal.configuration import Configuration, Member, initial
+from forebay.wal.journal import Entry
 from tests.ports import free_port
-from wal import Journal, no_op_of
-from wal.configuration import Configuration, Member, initial
-from wal.journal import Entry
 
 PATIENCE_S = 60.0
 """How long a test waits for what normally takes milliseconds, on a machine that does other things as well."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from cluster.config.config import Config
-from cluster.providers.calls import PoolWatch
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.messages.commands import CONTROLLER, ConfigureSite, Request
+from forebay.cluster.config.config import Config
+from forebay.cluster.providers.calls import PoolWatch
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.messages.commands import CONTROLLER, ConfigureSite, Request
 from tests.cluster.harness import Harness, until
 from tests.cluster.providers.conftest import Programs
 

@@ -14,25 +14,25 @@ from typing import NamedTuple, cast
 
 import pytest
 
-from cluster.client import Client
-from cluster.client.errors import ApiError
-from cluster.config.config import Config
-from cluster.config.new_site import Founding, PoolSpec, create_site
-from cluster.schemas import operations as ops
-from cluster.schemas.job_fields import SubmitRequest
-from cluster.security.identity import Role
-from cluster.security.pki import CERTIFICATE_LIFETIME_DAYS, issue, load_authority
-from cluster.serve import CommitWatch
-from cluster.server.controller import Controller
-from cluster.server.storage import first_start_mark
-from cluster.system.clock import SystemClock
-from cluster.system.processes import hold_termination
-from replica.values.units import Instant
+from forebay.cluster.client import Client
+from forebay.cluster.client.errors import ApiError
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.new_site import Founding, PoolSpec, create_site
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.job_fields import SubmitRequest
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import CERTIFICATE_LIFETIME_DAYS, issue, load_authority
+from forebay.cluster.serve import CommitWatch
+from forebay.cluster.server.controller import Controller
+from forebay.cluster.server.storage import first_start_mark
+from forebay.cluster.system.clock import SystemClock
+from forebay.cluster.system.processes import hold_termination
+from forebay.replica.values.units import Instant
+from forebay.wal.sync_log import LOG_BYTES
 from tests.account import OWN
 from tests.cluster.harness import PATIENCE_S, PLAIN, story
 from tests.ports import free_ports
 from tests.repo.tree import ROOT
-from wal.sync_log import LOG_BYTES
 
 
 def make(directory: Path, replicas: int) -> Config:
@@ -49,7 +49,7 @@ def make(directory: Path, replicas: int) -> Config:
 
 
 async def start(
-    config: Path, name: str, *words: str, module: str = "cluster.serve", **options: object
+    config: Path, name: str, *words: str, module: str = "forebay.cluster.serve", **options: object
 ) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
@@ -196,8 +196,8 @@ async def test_a_replica_or_agent_whose_clock_is_wrong_at_its_start_waits_and_en
     config = make(tmp_path, 1)
     authority = load_authority(config.tls.certificates)
     for name, role, module in (
-        ("r1", Role.REPLICA, "cluster.serve"),
-        (config.agents[0].name, Role.AGENT, "cluster.agent"),
+        ("r1", Role.REPLICA, "forebay.cluster.serve"),
+        (config.agents[0].name, Role.AGENT, "forebay.cluster.agent"),
     ):
         for days in (2, -2 * CERTIFICATE_LIFETIME_DAYS):
             made_at = Instant(SystemClock().now() + days * 86_400 * 1_000_000)
@@ -281,7 +281,7 @@ async def test_a_service_manager_hears_of_replica_and_agent_when_they_serve_whil
         with socket.create_connection((config.replicas[0].api.host, config.replicas[0].api.port), timeout=PATIENCE_S):
             pass  # it serves indeed
         await heard("WATCHDOG=1\nSTATUS=leader in term")
-        agent = await start(config.file, "n1", module="cluster.agent", env=told)
+        agent = await start(config.file, "n1", module="forebay.cluster.agent", env=told)
         draining_agent = asyncio.create_task(drain(agent))
         await heard("READY")
         await heard("STATUS=registered at revision")
@@ -297,7 +297,7 @@ async def test_a_service_manager_hears_of_replica_and_agent_when_they_serve_whil
 def test_sigterm_in_the_first_moments_of_a_replica_or_agent_ends_it_with_0(tmp_path: Path) -> None:
     """`forebay run replica` and `forebay run agent` keep it for the program that they become."""
     config = make(tmp_path, 1)
-    for name, module in (("r1", "cluster.serve"), (config.agents[0].name, "cluster.agent")):
+    for name, module in (("r1", "forebay.cluster.serve"), (config.agents[0].name, "forebay.cluster.agent")):
         words = (sys.executable, "-m", module, "--config", str(config.file), "--name", name)
         process = subprocess.Popen(
             words, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=hold_termination
@@ -344,7 +344,7 @@ async def test_a_disk_that_fails_stops_the_replica_with_code_70_and_a_restart_ha
 
 
 def test_the_usage_is_refused_with_code_64_and_help_is_not() -> None:
-    from cluster.serve import main
+    from forebay.cluster.serve import main
 
     assert main(["--nonsense"]) == 64
     assert main(["--help"]) == 0

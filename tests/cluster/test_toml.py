@@ -10,13 +10,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cluster.config import config as config_module
-from cluster.config.config import Config
-from cluster.config.new_site import quote
-from cluster.config.toml import TEXT_CHARACTERS_MAX, ConfigError, Document, KeyPath, key_text, redact
-from cluster.config.toml import _find as find
-from cluster.config.toml import _keys as keys_in
-from replica.model.configuration import DEFAULT_SITE, FOUNDING_FIELDS
+from forebay.cluster.config import config as config_module
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.new_site import quote
+from forebay.cluster.config.toml import TEXT_CHARACTERS_MAX, ConfigError, Document, KeyPath, key_text, redact
+from forebay.cluster.config.toml import _find as find
+from forebay.cluster.config.toml import _keys as keys_in
+from forebay.replica.model.configuration import DEFAULT_SITE, FOUNDING_FIELDS
 from tests.repo.tree import ROOT
 
 TABLES: dict[str, dict[str, str]] = {

@@ -1,8 +1,8 @@
 """Applied entries as the controller passes them to its observers."""
 
-from cluster.server.applied_log import AppliedEntry, Transition
-from replica.messages import Batch
-from replica.state import State
+from forebay.cluster.server.applied_log import AppliedEntry, Transition
+from forebay.replica.messages import Batch
+from forebay.replica.state import State
 
 
 def transition_of(before: State, after: State, batch: Batch | None = None, *, index: int = 1) -> Transition:

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cluster.api.web.problems import Problem
-from cluster.api.web.routing import find_operation
-from replica.grammar import ConfSetting
-from replica.messages import commands as c
-from replica.model.pools import Pool
-from replica.state.digest import state_digest
-from replica.values.errors import Refusal
-from replica.values.units import Instant, seconds
+from forebay.cluster.api.web.problems import Problem
+from forebay.cluster.api.web.routing import find_operation
+from forebay.replica.grammar import ConfSetting
+from forebay.replica.messages import commands as c
+from forebay.replica.model.pools import Pool
+from forebay.replica.state.digest import state_digest
+from forebay.replica.values.errors import Refusal
+from forebay.replica.values.units import Instant, seconds
 from tests.contract.golden import HERE
 from tests.contract.in_memory import Answer, InMemory
 from tests.replica.world import OPERATOR, POLICY

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 from msgspec.structs import replace
 
-from cluster.api.history_service.frames import (
+from forebay.cluster.api.history_service.frames import (
     NO_JOB,
     IndexProgress,
     JobRecord,
@@ -25,43 +25,43 @@ from cluster.api.history_service.frames import (
     RecordsReply,
     WhyReply,
 )
-from cluster.api.local_backend import handler_of
-from cluster.api.past_reads import answer_past_query
-from cluster.api.render.jobs import why_view
-from cluster.api.render.reasons import JobVerdicts
-from cluster.api.service import ApiCall, ApiService, Reply
-from cluster.api.web.authentication import permit
-from cluster.api.web.bodies import decode
-from cluster.api.web.exchange import ApiRequest
-from cluster.api.web.problems import Problem
-from cluster.api.web.routing import check_query, find_operation
-from cluster.config.limits import DEFAULT_LIMITS
-from cluster.consensus import Role as RaftRole
-from cluster.providers.interface import NO_LOCAL
-from cluster.schemas.base import made_of
-from cluster.schemas.command_ids import new_command_id
-from cluster.security.identity import Identity, Role
-from cluster.security.peers import PeerCertificate
-from cluster.server.applied_log import AppliedLog
-from cluster.server.liveness import AgentReport, Liveness, OrderWatch, Transfer
-from cluster.server.pending import Asker, Settlement, resolve
-from cluster.server.totals.jobs import TransferTotals
-from replica.decide.arrays import job_of_task
-from replica.fold.apply import apply_batch
-from replica.fold.dedup_cache import find_reply, look_up_reply
-from replica.messages import commands as c
-from replica.messages.entries import Batch, Entry
-from replica.messages.events import jobs_of
-from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.scheduling_cycle import run_cycle
-from replica.state.state import EMPTY, State
-from replica.values.errors import Refusal
-from replica.values.units import NEVER, Instant, Revision
-from replica.views.jobs import buffer_word
-from replica.views.orders import orders_for
+from forebay.cluster.api.local_backend import handler_of
+from forebay.cluster.api.past_reads import answer_past_query
+from forebay.cluster.api.render.jobs import why_view
+from forebay.cluster.api.render.reasons import JobVerdicts
+from forebay.cluster.api.service import ApiCall, ApiService, Reply
+from forebay.cluster.api.web.authentication import permit
+from forebay.cluster.api.web.bodies import decode
+from forebay.cluster.api.web.exchange import ApiRequest
+from forebay.cluster.api.web.problems import Problem
+from forebay.cluster.api.web.routing import check_query, find_operation
+from forebay.cluster.config.limits import DEFAULT_LIMITS
+from forebay.cluster.consensus import Role as RaftRole
+from forebay.cluster.providers.interface import NO_LOCAL
+from forebay.cluster.schemas.base import made_of
+from forebay.cluster.schemas.command_ids import new_command_id
+from forebay.cluster.security.identity import Identity, Role
+from forebay.cluster.security.peers import PeerCertificate
+from forebay.cluster.server.applied_log import AppliedLog
+from forebay.cluster.server.liveness import AgentReport, Liveness, OrderWatch, Transfer
+from forebay.cluster.server.pending import Asker, Settlement, resolve
+from forebay.cluster.server.totals.jobs import TransferTotals
+from forebay.replica.decide.arrays import job_of_task
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.fold.dedup_cache import find_reply, look_up_reply
+from forebay.replica.messages import commands as c
+from forebay.replica.messages.entries import Batch, Entry
+from forebay.replica.messages.events import jobs_of
+from forebay.replica.scheduler.index import SchedulingIndex
+from forebay.replica.scheduler.scheduling_cycle import run_cycle
+from forebay.replica.state.state import EMPTY, State
+from forebay.replica.values.errors import Refusal
+from forebay.replica.values.units import NEVER, Instant, Revision
+from forebay.replica.views.jobs import buffer_word
+from forebay.replica.views.orders import orders_for
+from forebay.wal.codec import decode_batch, encode_batch
 from tests.cluster.transitions import transition_of
 from tests.replica.world import START, World
-from wal.codec import decode_batch, encode_batch
 
 JOBS_INDEXED = 1_000_000
 PASSES_MAX = 64

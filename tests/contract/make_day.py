@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from replica.model.job_states import JobState
-from replica.model.stages import Stage
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.stages import Stage
 from tests.contract.day import NODES, REQUESTS, Line
 from tests.contract.maker import STAGED, Maker, asks, ended, failed, reached, receipt
 from tests.contract.scenes import SCENES, drills, sessions

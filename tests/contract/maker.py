@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from cluster.system.clock import format_instant
-from replica.model.job_states import JobState
-from replica.model.requests import DEFAULT_PRIORITY
-from replica.model.stages import Stage
-from replica.model.transfers import TransferCheckpoint, TransferReceipt
-from replica.values.units import Instant
+from forebay.cluster.system.clock import format_instant
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.requests import DEFAULT_PRIORITY
+from forebay.replica.model.stages import Stage
+from forebay.replica.model.transfers import TransferCheckpoint, TransferReceipt
+from forebay.replica.values.units import Instant
 from tests.contract.day import NODES, Line, Repeated
 from tests.contract.in_memory import Answer
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from replica.model.job_states import JobState
-from replica.model.stages import Stage
-from replica.model.transfers import LeftOut
-from replica.values.command_ids import encode_session_command_id
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.stages import Stage
+from forebay.replica.model.transfers import LeftOut
+from forebay.replica.values.command_ids import encode_session_command_id
 from tests.contract.day import NODES
 from tests.contract.maker import DW, SCRIPT, STAGED, Maker, asks, ended, failed, reached, receipt
 

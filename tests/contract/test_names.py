@@ -20,34 +20,41 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from cluster.api.render.events import kind_name
-from cluster.api.web.openapi import document
-from cluster.api.web.problems import STATUS_OF
-from cluster.cli.app import cli
-from cluster.cli.exits import BBF_LINE, INVALID_REQUEST_LINE, MEANINGS, NODE_COUNT_LINE, PERMISSION_LINE, SERVE_MEANINGS
-from cluster.cli.submission.sbatch_options import OPTIONS
-from cluster.config.config import Config
-from cluster.config.toml import NOBODYS, ConfigError
-from cluster.schemas.operations import OPERATIONS, ApiOperation
-from cluster.schemas.requests import BulkCommand
-from replica.decide.configuration import file_value
-from replica.decide.decide import decide
-from replica.grammar.settings import KEYS, SettingOwner
-from replica.messages import commands as c
-from replica.messages.events import EVENTS, Event
-from replica.model.accounts import ACCOUNT_REASONS, QOS_REASONS
-from replica.model.buffers import BufferState
-from replica.model.configuration import DEFAULT_SITE, FLAGS, PROVIDERS, RESTART_POLICIES
-from replica.model.job_states import JobState
-from replica.model.jobs import Hold
-from replica.model.mail import MAIL_TYPES
-from replica.model.requests import DependencyKind
-from replica.model.stages import Stage
-from replica.state.state import EMPTY
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.units import Instant
-from replica.values.verdicts import Reason
-from snapshots.image import WORDS
+from forebay.cluster.api.render.events import kind_name
+from forebay.cluster.api.web.openapi import document
+from forebay.cluster.api.web.problems import STATUS_OF
+from forebay.cluster.cli.app import cli
+from forebay.cluster.cli.exits import (
+    BBF_LINE,
+    INVALID_REQUEST_LINE,
+    MEANINGS,
+    NODE_COUNT_LINE,
+    PERMISSION_LINE,
+    SERVE_MEANINGS,
+)
+from forebay.cluster.cli.submission.sbatch_options import OPTIONS
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.toml import NOBODYS, ConfigError
+from forebay.cluster.schemas.operations import OPERATIONS, ApiOperation
+from forebay.cluster.schemas.requests import BulkCommand
+from forebay.replica.decide.configuration import file_value
+from forebay.replica.decide.decide import decide
+from forebay.replica.grammar.settings import KEYS, SettingOwner
+from forebay.replica.messages import commands as c
+from forebay.replica.messages.events import EVENTS, Event
+from forebay.replica.model.accounts import ACCOUNT_REASONS, QOS_REASONS
+from forebay.replica.model.buffers import BufferState
+from forebay.replica.model.configuration import DEFAULT_SITE, FLAGS, PROVIDERS, RESTART_POLICIES
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.mail import MAIL_TYPES
+from forebay.replica.model.requests import DependencyKind
+from forebay.replica.model.stages import Stage
+from forebay.replica.state.state import EMPTY
+from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.units import Instant
+from forebay.replica.values.verdicts import Reason
+from forebay.snapshots.image import WORDS
 from tests.cluster.harness import Harness, make_cluster, placed
 from tests.contract.golden import HERE, compare
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cluster.schemas.operations import OPERATIONS
+from forebay.cluster.schemas.operations import OPERATIONS
 from tests.contract.day import Day, repeat, requests
 from tests.contract.golden import HERE, compare_kept
 

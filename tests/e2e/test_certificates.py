@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.schemas import operations as ops
-from cluster.security.certificates import certificate_of
-from cluster.security.tls import client_context
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.security.certificates import certificate_of
+from forebay.cluster.security.tls import client_context
 from tests.faults.bare import REPLICAS, USER, BareCluster
 
 FOREBAY = Path(sys.executable).with_name("forebay")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.schemas import operations as ops
-from cluster.schemas.job_fields import SubmitRequest
-from cluster.schemas.jobs import JobView
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.job_fields import SubmitRequest
+from forebay.cluster.schemas.jobs import JobView
 from tests.faults import drill, verify
 from tests.repo.tree import ROOT
 

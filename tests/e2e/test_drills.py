@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from cluster.schemas import operations as ops
-from cluster.schemas.drills import EndDrillRequest
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.drills import EndDrillRequest
 from tests.cluster.drill.held import state_of
 from tests.faults.local_cluster import USER, LocalCluster
 from tests.ports import free_ports

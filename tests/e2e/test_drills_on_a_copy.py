@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from cluster.cli.drills.copies.directory import PREFIX
-from cluster.cli.drills.copies.replicas import NAMES
-from cluster.config.config import Config
-from cluster.config.mail import NO_MAIL
-from cluster.schemas import operations as ops
-from cluster.security import client_context
-from cluster.system import Address
+from forebay.cluster.cli.drills.copies.directory import PREFIX
+from forebay.cluster.cli.drills.copies.replicas import NAMES
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.mail import NO_MAIL
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.security import client_context
+from forebay.cluster.system import Address
 from tests.faults.local_cluster import LocalCluster
 
 TREE = Path(__file__).parents[2]
@@ -77,7 +77,7 @@ class Site:
 
         def is_held() -> bool:
             running.send_signal(signal.SIGSTOP)
-            if any("cluster.serve" in line and NAMES[0] in line for line in self.processes()):
+            if any("forebay.cluster.serve" in line and NAMES[0] in line for line in self.processes()):
                 return True
             running.send_signal(signal.SIGCONT)
             return False

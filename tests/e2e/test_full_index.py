@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.client import ApiError, Client
-from cluster.schemas import operations as ops
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import operations as ops
 from tests.faults import faults
 from tests.faults.bare import BareCluster, held_job
 from tests.faults.faults import Plan

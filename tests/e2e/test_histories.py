@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.client import Client
-from cluster.schemas import operations as ops
-from cluster.schemas.job_fields import SubmitRequest
-from cluster.schemas.jobs import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView, PoolsAnswer
-from cluster.schemas.operations import ApiOperation as Asked
-from cluster.schemas.requests import HoldCommand, SubmitCommand
+from forebay.cluster.client import Client
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.job_fields import SubmitRequest
+from forebay.cluster.schemas.jobs import BulkAnswer, CommandResult, ErrorView, JobsAnswer, JobView, PoolsAnswer
+from forebay.cluster.schemas.operations import ApiOperation as Asked
+from forebay.cluster.schemas.requests import HoldCommand, SubmitCommand
 from tests.faults import histories
 from tests.faults.bare import BareCluster
 from tests.faults.histories import Clients

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.client import Client
-from cluster.schemas import operations as ops
-from cluster.schemas.jobs import JobView
-from replica.messages.features import FEATURE_LEVEL_KNOWN
+from forebay.cluster.client import Client
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.jobs import JobView
+from forebay.replica.messages.features import FEATURE_LEVEL_KNOWN
 from tests.faults.local_cluster import USER, LocalCluster
 
 DEADLINE_S = 60.0

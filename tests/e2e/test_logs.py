@@ -54,9 +54,9 @@ def test_every_line_of_a_cluster_is_a_record_with_its_job_and_revision(tmp_path:
     assert all(datetime.fromisoformat(record["time"]).utcoffset() is not None for record in records)
     assert all({"level", "logger", "message"} <= record.keys() for record in records)
     ended = next(record for record in records if "run attempt 1 ended" in record["message"])
-    assert (ended["job"], ended["node"], ended["logger"]) == (1, "n1", "cluster.agent.activities")
+    assert (ended["job"], ended["node"], ended["logger"]) == (1, "n1", "forebay.cluster.agent.activities")
     of_replica = [record for record in records if record.get("replica") == "r1"]
     assert {"term", "revision"} <= {name for record in of_replica for name in record}
     assert {record["logger"] for record in records if record.keys().isdisjoint({"node", "replica"})} <= {
-        "cluster.cli.up", "cluster.client.gateway",
+        "forebay.cluster.cli.up", "forebay.cluster.client.gateway",
     }  # fmt: skip

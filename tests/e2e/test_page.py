@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from cluster.api.page.labels import format_after, format_moment, format_size, strip_prefix
-from cluster.client import ApiError
-from cluster.schemas import operations as ops
+from forebay.cluster.api.page.labels import format_after, format_moment, format_size, strip_prefix
+from forebay.cluster.client import ApiError
+from forebay.cluster.schemas import operations as ops
 from tests.browser import CHROMIUM, ENTER, SCREENS, TAB, Browser, browser, relayed
 from tests.cluster.harness import PATIENCE_S
 from tests.faults.local_cluster import USER, LocalCluster

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.schemas import operations as ops
+from forebay.cluster.schemas import operations as ops
 from tests.faults import faults
 from tests.faults.bare import REPLICAS, BareCluster, held_job
 from tests.faults.faults import Plan

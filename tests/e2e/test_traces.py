@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.api.traces.spans import trace_id
+from forebay.cluster.api.traces.spans import trace_id
 from tests.account import OWN
 from tests.collector import Collector, collecting, needs_otel, values
 from tests.faults.local_cluster import USER
@@ -192,10 +192,10 @@ def test_without_a_collector_nothing_of_opentelemetry_is_imported(tmp_path: Path
     for line in up.stdout:
         said.append(line)
         # The historian is started last, five seconds later than the others.
-        if line.rstrip().endswith("cluster.api.history_service.queries"):
+        if line.rstrip().endswith("forebay.cluster.api.history_service.queries"):
             break
     up.send_signal(signal.SIGINT)
     said.append(up.communicate(timeout=TIMEOUT_S)[0])
     imported = "".join(said)
-    assert "cluster.api.traces" in {line.split()[-1] for line in imported.splitlines() if line.strip()}
-    assert "opentelemetry" not in imported and "cluster.api.traces.exporter" not in imported
+    assert "forebay.cluster.api.traces" in {line.split()[-1] for line in imported.splitlines() if line.strip()}
+    assert "opentelemetry" not in imported and "forebay.cluster.api.traces.exporter" not in imported

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cluster.cli.drills.scenarios import SCENARIOS
-from cluster.schemas import LeaderTermView, StoryRow
-from cluster.schemas.drills import DrillView
-from cluster.system import parse_instant
+from forebay.cluster.cli.drills.scenarios import SCENARIOS
+from forebay.cluster.schemas import LeaderTermView, StoryRow
+from forebay.cluster.schemas.drills import DrillView
+from forebay.cluster.system import parse_instant
 
 MEASURED = frozenset(
     "write_stop_us write_stop_at_us user_write_stop_us read_stop_us stale_read_stop_us control_write_gap_us "

@@ -12,21 +12,21 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster.client import ApiError, Client
-from cluster.config.config import Config
-from cluster.config.new_site import Founding, PoolSpec, create_site
-from cluster.schemas import operations as ops
-from cluster.schemas.job_fields import SubmitRequest
-from cluster.schemas.jobs import StatusView
-from cluster.security.identity import Role
-from cluster.security.pki import issue, load_authority
-from cluster.system.address import Address
-from cluster.system.clock import SystemClock
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.new_site import Founding, PoolSpec, create_site
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.job_fields import SubmitRequest
+from forebay.cluster.schemas.jobs import StatusView
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import issue, load_authority
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.clock import SystemClock
+from forebay.wal import Environment
+from forebay.wal.ledger import Ledger, LedgerBroken
 from tests.faults.kernel import die_with_parent
 from tests.faults.local_cluster import PORTS, REPLICAS, USER, RunFailed
 from tests.ports import free_ports
-from wal import Environment
-from wal.ledger import Ledger, LedgerBroken
 
 READY_S = 120.0
 """How long replicas may take from a start, or from the end of a fault, until they commit, seconds."""
@@ -97,7 +97,7 @@ class BareCluster:
     def start(self, name: str) -> None:
         """Start a replica."""
         self.log(name).parent.mkdir(exist_ok=True)
-        line = [sys.executable, "-P", "-m", "cluster.serve", "--config", str(self.file), "--name", name]
+        line = [sys.executable, "-P", "-m", "forebay.cluster.serve", "--config", str(self.file), "--name", name]
         with self.log(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [*self.prefixes.get(name, ()), *line],

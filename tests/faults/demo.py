@@ -18,8 +18,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from cluster.client import ApiError, Client
-from cluster.schemas import operations as ops
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import operations as ops
 from tests.faults import verify
 from tests.faults.live import Picture
 from tests.faults.local_cluster import USER, LocalCluster, RunFailed

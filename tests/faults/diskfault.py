@@ -24,9 +24,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from cluster.client import ApiError, Client
-from cluster.schemas import operations as ops
-from cluster.serve import EXIT_STOPPED_ITSELF, EXIT_STORAGE_REFUSED
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.serve import EXIT_STOPPED_ITSELF, EXIT_STORAGE_REFUSED
 from tests.faults import disks, faults, kernel
 from tests.faults.bare import BareCluster, held_job
 from tests.faults.disks import Disk

@@ -18,11 +18,11 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from cluster.client import ApiError, Client
-from cluster.schemas import operations as ops
-from cluster.schemas.job_fields import SubmitRequest
-from cluster.schemas.jobs import JobView
-from cluster.schemas.requests import CancelRequest
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.job_fields import SubmitRequest
+from forebay.cluster.schemas.jobs import JobView
+from forebay.cluster.schemas.requests import CancelRequest
 from tests.faults import verify
 from tests.faults.ending import percentiles, perform
 from tests.faults.local_cluster import AGENTS, REPLICAS, USER, LocalCluster, RunFailed
@@ -36,10 +36,10 @@ MOMENT_S = 7.0
 """The kill comes between 0 and this, seconds after the first submit: about as long as a round's jobs take."""
 ROUND_TIMEOUT_S = 90.0
 PROCESSES = {
-    "operation": "cluster.agent.worker.worker",
-    "supervisor": "cluster.agent.scripts.supervisor",
+    "operation": "forebay.cluster.agent.worker.worker",
+    "supervisor": "forebay.cluster.agent.scripts.supervisor",
     "script": "/script",
-    "fork_server": "cluster.agent.fork_server",
+    "fork_server": "forebay.cluster.agent.fork_server",
 }
 HARMLESS = ("operation", "fork_server")
 """Whose end no job notices: the one is tried again, and nothing depends on the other once it has forked it."""

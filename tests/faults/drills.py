@@ -21,16 +21,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster.cli.drills.final_checks import CheckImpossible, find_disagreement
-from cluster.cli.drills.scenarios import SCENARIOS as KNOWN
-from cluster.client import ApiError, Client
-from cluster.config.config import Config
-from cluster.schemas import operations as ops
-from cluster.schemas.job_fields import SubmitRequest
-from cluster.security import Role, issue, load_authority
-from cluster.server.storage import allow_first_start
-from cluster.system import Address, SystemClock, fields_of
-from replica.values import parse_size
+from forebay.cluster.cli.drills.final_checks import CheckImpossible, find_disagreement
+from forebay.cluster.cli.drills.scenarios import SCENARIOS as KNOWN
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.job_fields import SubmitRequest
+from forebay.cluster.security import Role, issue, load_authority
+from forebay.cluster.server.storage import allow_first_start
+from forebay.cluster.system import Address, SystemClock, fields_of
+from forebay.replica.values import parse_size
 from tests.account import OWN
 from tests.faults import kernel, verify
 from tests.faults.ending import perform

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.client import ApiError
+from forebay.cluster.client import ApiError
 from tests.faults.local_cluster import RunFailed
 
 

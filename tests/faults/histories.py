@@ -10,11 +10,11 @@ from collections.abc import Set as AbstractSet
 from math import inf
 from typing import NamedTuple, TypeVar
 
-from cluster.client import ApiError, Client
-from cluster.schemas import operations as ops
-from cluster.schemas.base import Command
-from cluster.schemas.jobs import JobView, PoolsAnswer
-from cluster.schemas.requests import PoolRequest
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.base import Command
+from forebay.cluster.schemas.jobs import JobView, PoolsAnswer
+from forebay.cluster.schemas.requests import PoolRequest
 from tests.faults.bare import BareCluster, held_job, refused
 from tests.faults.linearizability import UNKNOWN, HeldJob, Model, Operation, Register, Verdict, check, goes_back
 from tests.faults.local_cluster import REPLICAS, RunFailed

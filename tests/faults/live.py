@@ -10,11 +10,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cluster.client import ApiError, Client
-from cluster.schemas import operations as ops
-from cluster.schemas.jobs import JobView, MemberView, PoolView
-from cluster.schemas.transfers import TransferView
-from replica.values.units import format_size
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.jobs import JobView, MemberView, PoolView
+from forebay.cluster.schemas.transfers import TransferView
+from forebay.replica.values.units import format_size
 
 PERIOD_S = 0.25
 STATE_STYLES = {

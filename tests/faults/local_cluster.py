@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cluster.client import Client
-from cluster.config.config import Config
+from forebay.cluster.client import Client
+from forebay.cluster.config.config import Config
 from tests.account import OWN
 from tests.ports import free_ports
 

@@ -23,19 +23,19 @@ from typing import Any
 
 import msgspec
 
-from cluster.client import Client
-from cluster.client.errors import ApiError
-from cluster.config.config import Config
-from cluster.schemas import operations as ops
-from cluster.schemas.operations import JOBS_LISTED_MAX
-from cluster.system.address import Address
-from cluster.system.clock import SystemClock
-from replica.messages.events import JobSubmitted, jobs_of
+from forebay.cluster.client import Client
+from forebay.cluster.client.errors import ApiError
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.operations import JOBS_LISTED_MAX
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.messages.events import JobSubmitted, jobs_of
+from forebay.wal import EntryKind, Environment, Journal, decode_batch, kind_of
 from tests.cluster.server.test_membership import Site, members, voters
 from tests.cluster.test_serve import ROOT, request
 from tests.simulation.lost_majority import Loss
 from tests.simulation.lost_majority import lose_majority as played
-from wal import EntryKind, Environment, Journal, decode_batch, kind_of
 
 NAMES = ("r1", "r2", "r3")
 WRITERS = 3
@@ -79,7 +79,8 @@ def check(holds: bool, sentence: str) -> None:
 async def offline(config: Config, *words: str, killed_after_s: float | None = None) -> dict[str, Any] | None:
     """Run `forebay cluster recover` on a machine; return what it printed, None where it was killed before."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cluster.cli", "--config", str(config.file), "cluster", "recover", "--json", *words,
+        *(sys.executable, "-m", "forebay.cluster.cli", "--config", str(config.file)),
+        *("cluster", "recover", "--json", *words),
         cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     communicating = asyncio.create_task(process.communicate())

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from cluster.client import Client
+from forebay.cluster.client import Client
 from tests.faults import kernel, network
 from tests.faults.bare import BareCluster
 from tests.faults.ending import percentiles, perform

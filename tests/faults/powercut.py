@@ -25,8 +25,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from cluster.client import ApiError
-from cluster.serve import EXIT_STOPPED_ITSELF, EXIT_STORAGE_REFUSED
+from forebay.cluster.client import ApiError
+from forebay.cluster.serve import EXIT_STOPPED_ITSELF, EXIT_STORAGE_REFUSED
 from tests.faults import disks, faults, kernel
 from tests.faults.bare import BareCluster, refused
 from tests.faults.disks import Disk

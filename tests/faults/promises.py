@@ -10,12 +10,12 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from cluster.client import ApiError, Client
-from cluster.schemas import operations as ops
-from cluster.schemas.base import Command
-from cluster.schemas.job_fields import SubmitRequest
-from cluster.schemas.jobs import JobView
-from cluster.schemas.requests import CancelCommand, CancelRequest, HoldCommand, ReleaseCommand, SubmitCommand
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.base import Command
+from forebay.cluster.schemas.job_fields import SubmitRequest
+from forebay.cluster.schemas.jobs import JobView
+from forebay.cluster.schemas.requests import CancelCommand, CancelRequest, HoldCommand, ReleaseCommand, SubmitCommand
 from tests.faults.bare import held_job, is_passing
 from tests.faults.local_cluster import RunFailed
 

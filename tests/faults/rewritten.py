@@ -12,14 +12,14 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from cluster.config.config import Config
-from cluster.consensus.seals import Seal, Seals
-from cluster.server.tlog import SIGNING_DIRECTORY, private_key
-from replica.messages.commands import Actor
-from wal import Environment, Journal, name_of
-from wal.codec import EntryKind, decode_batch, encode_batch, kind_of
-from wal.journal import Entry
-from wal.ledger import Ledger
+from forebay.cluster.config.config import Config
+from forebay.cluster.consensus.seals import Seal, Seals
+from forebay.cluster.server.tlog import SIGNING_DIRECTORY, private_key
+from forebay.replica.messages.commands import Actor
+from forebay.wal import Environment, Journal, name_of
+from forebay.wal.codec import EntryKind, decode_batch, encode_batch, kind_of
+from forebay.wal.journal import Entry
+from forebay.wal.ledger import Ledger
 
 Rewrite = Callable[[Entry], Entry]
 """Returns what is to stand in the place of an entry: itself, or another one of the same index and term."""

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cluster.config.config import Config
-from cluster.schemas import operations as ops
-from cluster.system import Address, SystemClock, parse_instant
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import Address, SystemClock, parse_instant
 from tests.faults.local_cluster import USER, LocalCluster, RunFailed
 from tests.ports import free_ports
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cluster.schemas import LeaderTermView, StoryRow
-from cluster.schemas.drills import DrillView
+from forebay.cluster.schemas import LeaderTermView, StoryRow
+from forebay.cluster.schemas.drills import DrillView
 from tests.faults.against_history import MEASURED, History, disagreements
 
 FIGURES = dict.fromkeys(MEASURED, 0) | {

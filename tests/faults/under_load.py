@@ -18,12 +18,12 @@ from typing import Any
 
 import msgspec
 
-from cluster.cli.drills.final_checks import CheckImpossible, find_disagreement, read_events, terms_since
-from cluster.client import ApiError, Client
-from cluster.config.config import Config
-from cluster.schemas import operations as ops
-from cluster.schemas.drills import DrillAnswer
-from cluster.system import SystemClock
+from forebay.cluster.cli.drills.final_checks import CheckImpossible, find_disagreement, read_events, terms_since
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.drills import DrillAnswer
+from forebay.cluster.system import SystemClock
 from tests.faults.against_history import History, disagreements
 from tests.faults.local_cluster import USER, RunFailed
 from tests.faults.stops import READY_S, Stops, typed

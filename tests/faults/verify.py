@@ -6,9 +6,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from cluster.client import ApiError, Client
-from cluster.schemas import operations as ops
-from cluster.schemas.jobs import JobView, StatusView
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.jobs import JobView, StatusView
 from tests.faults.local_cluster import LocalCluster, RunFailed
 from tests.faults.workload import Workload
 

@@ -14,16 +14,16 @@ from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from cluster.slurm import PARTS, script_parts
-from replica.grammar import (
+from forebay.cluster.slurm import PARTS, script_parts
+from forebay.replica.grammar import (
     DirectiveRejected,
     external_job_tables,
     find_overlap,
     read_external_job_request,
     with_file_name,
 )
-from replica.model import BufferRequest, JobRequest, Transfer, expand_job_symbols
-from replica.values import UnknownSymbol
+from forebay.replica.model import BufferRequest, JobRequest, Transfer, expand_job_symbols
+from forebay.replica.values import UnknownSymbol
 from tests.fuzzing.generator import NAMES, PATHS, SIZES, _lines, _mutated
 
 CHECK: Final = Path(__file__).with_name("check.lua")

@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import takewhile
 from typing import Final, NamedTuple
 
-from replica.model.requests import BufferRequest
+from forebay.replica.model.requests import BufferRequest
 from tests.fuzzing.generator import Case
 
 LARGEST: Final = 9_223_372_036_854_775_807

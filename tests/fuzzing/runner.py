@@ -14,9 +14,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from replica.grammar.directives import ParsedRequest, read_request
-from replica.grammar.lexer import DirectiveRejected
-from replica.model.requests import BufferRequest
+from forebay.replica.grammar.directives import ParsedRequest, read_request
+from forebay.replica.grammar.lexer import DirectiveRejected
+from forebay.replica.model.requests import BufferRequest
 from tests.fuzzing.generator import Case, make_case
 from tests.fuzzing.oracle import nonsense
 from tests.replica.reference.printing import format_request

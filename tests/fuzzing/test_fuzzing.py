@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from replica.grammar.directives import ParsedRequest, read_request
+from forebay.replica.grammar.directives import ParsedRequest, read_request
 from tests.fuzzing import runner
 from tests.fuzzing.generator import Case
 from tests.fuzzing.oracle import nonsense

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from cluster.schemas import agents, requests
+from forebay.cluster.schemas import agents, requests
 
 REQUIRED = "required"
 

@@ -6,7 +6,7 @@ module does, in the process that it is the main module of.
 
 import sys
 
-from cluster import serve
+from forebay.cluster import serve
 from tests.later_release import be_later
 
 if __name__ == "__main__":

@@ -22,24 +22,24 @@ from typing import get_args
 
 import msgspec
 
-from replica.fold.apply import apply_batch
-from replica.messages import commands as c
-from replica.messages.entries import Batch
-from replica.messages.entries import Entry as Settled
-from replica.messages.events import Event, EventRecord, StateDigested
-from replica.state.digest import state_digest
-from replica.state.state import EMPTY
-from snapshots.finalize import write_snapshot
-from snapshots.image import Image
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.messages import commands as c
+from forebay.replica.messages.entries import Batch
+from forebay.replica.messages.entries import Entry as Settled
+from forebay.replica.messages.events import Event, EventRecord, StateDigested
+from forebay.replica.state.digest import state_digest
+from forebay.replica.state.state import EMPTY
+from forebay.snapshots.finalize import write_snapshot
+from forebay.snapshots.image import Image
+from forebay.wal.codec import NO_OP, encode_batch
+from forebay.wal.configuration import ConfigurationAt, Member, encode_configuration, initial
+from forebay.wal.environment import Environment
+from forebay.wal.journal import Entry, Journal
 from tests.auditing import audit
 from tests.contract.day import Repeated, requests
 from tests.golden.asked import bodies
 from tests.golden.spoken import frames
 from tests.golden.words import vocabulary
-from wal.codec import NO_OP, encode_batch
-from wal.configuration import ConfigurationAt, Member, encode_configuration, initial
-from wal.environment import Environment
-from wal.journal import Entry, Journal
 
 CLUSTER = "0123456789abcdef" * 2
 REPLICAS = ("r1", "r2", "r3")

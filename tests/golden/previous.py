@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster.config import new_site
-from cluster.config.config import Config
+from forebay.cluster.config import new_site
+from forebay.cluster.config.config import Config
 from tests.cluster.test_serve import make
 from tests.golden.archive import GOLDEN, unpack
 from tests.golden.make_ledger import CLUSTER, REPLICAS

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cluster.consensus.frames import (
+from forebay.cluster.consensus.frames import (
     RESUME,
     AppendReply,
     AppendRequest,

@@ -8,22 +8,22 @@ import msgspec
 import pytest
 from click.testing import Result
 
-from cluster.config.config import Config
-from cluster.consensus.frames import FrameReader
-from cluster.server.storage import open_storage
-from replica.messages import features
-from replica.messages.events import EVENTS
-from replica.messages.features import ReleaseNeeded
-from replica.state.digest import state_digest
-from snapshots import load_snapshot, write_snapshot
+from forebay.cluster.config.config import Config
+from forebay.cluster.consensus.frames import FrameReader
+from forebay.cluster.server.storage import open_storage
+from forebay.replica.messages import features
+from forebay.replica.messages.events import EVENTS
+from forebay.replica.messages.features import ReleaseNeeded
+from forebay.replica.state.digest import state_digest
+from forebay.snapshots import load_snapshot, write_snapshot
+from forebay.wal.codec import EntryKind, decode_batch, encode_batch, kind_of
+from forebay.wal.configuration import decode_configuration, encode_configuration
 from tests.auditing import audit
 from tests.golden.asked import REQUIRED, bodies, kinds
 from tests.golden.make_ledger import BEHIND, REPLICAS, UNSEEN
 from tests.golden.previous import EXPECTED, GOLDEN, previous_cluster
 from tests.golden.spoken import CLUSTER, MESSAGES, SENDER, frames
 from tests.golden.words import vocabulary
-from wal.codec import EntryKind, decode_batch, encode_batch, kind_of
-from wal.configuration import decode_configuration, encode_configuration
 
 
 @pytest.fixture

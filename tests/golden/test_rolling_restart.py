@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.client import Client
-from cluster.client.errors import ApiError
-from cluster.config.config import Config
-from cluster.schemas import operations as ops
-from cluster.schemas.jobs import StatusView
-from cluster.schemas.requests import AddMemberRequest, FeatureLevelRequest
-from cluster.serve import EXIT_RELEASE_NEEDED
+from forebay.cluster.client import Client
+from forebay.cluster.client.errors import ApiError
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.jobs import StatusView
+from forebay.cluster.schemas.requests import AddMemberRequest, FeatureLevelRequest
+from forebay.cluster.serve import EXIT_RELEASE_NEEDED
 from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.server.test_membership import Site, members, to, voters
 from tests.cluster.test_serve import ROOT, ready, request
@@ -30,8 +30,8 @@ from tests.golden.previous import EXPECTED, previous_cluster
 from tests.later_release import MADE_UP
 
 EARLIER_TREE = os.environ.get("FOREBAY_EARLIER_TREE")
-STAND_IN = (str(ROOT), "cluster.serve")
-EARLIER = STAND_IN if EARLIER_TREE is None else (EARLIER_TREE, "cluster.serve")
+STAND_IN = (str(ROOT), "forebay.cluster.serve")
+EARLIER = STAND_IN if EARLIER_TREE is None else (EARLIER_TREE, "forebay.cluster.serve")
 LATER = (str(ROOT), "tests.golden.later")
 NEEDED = f"start release {MADE_UP[1].release} or a later one"
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from cluster import serve
-from cluster.cli.exits import ExitCode
-from cluster.system.clock import SystemClock
-from snapshots.restore import SnapshotRefused, load_snapshot
+from forebay.cluster import serve
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.system.clock import SystemClock
+from forebay.snapshots.restore import SnapshotRefused, load_snapshot
+from forebay.wal import Condition, Environment, RecoveryRefused
+from forebay.wal.directory import LOCK_FILE
+from forebay.wal.failures import READERS_FILE
 from tests.auditing import audit
 from tests.cluster.test_serve import make
 from tests.golden.archive import unpack
-from wal import Condition, Environment, RecoveryRefused
-from wal.directory import LOCK_FILE
-from wal.failures import READERS_FILE
 
 STEPS = ("step-0.1", "step-0.3")
 

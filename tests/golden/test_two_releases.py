@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster.client import Client
-from cluster.client.errors import ApiError
-from cluster.config.config import Config
-from cluster.schemas import accounts as a
-from cluster.schemas import operations as ops
-from cluster.schemas import requests as r
-from cluster.schemas.job_fields import SubmitRequest, UpdateRequest
-from replica.messages import features
+from forebay.cluster.client import Client
+from forebay.cluster.client.errors import ApiError
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas import accounts as a
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas import requests as r
+from forebay.cluster.schemas.job_fields import SubmitRequest, UpdateRequest
+from forebay.replica.messages import features
 from tests.cluster.harness import PLAIN, SCRIPT, story
 from tests.cluster.test_serve import make, ready
 from tests.golden.make_ledger import REPLICAS
@@ -123,7 +123,7 @@ KINDS: tuple[Callable[[Workload], Awaitable[None]], ...] = (
 @contextlib.asynccontextmanager
 async def agent(config: Config, tree: str) -> AsyncIterator[None]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cluster.agent", "--config", str(config.file), "--name", "n1",
+        sys.executable, "-m", "forebay.cluster.agent", "--config", str(config.file), "--name", "n1",
         cwd=tree, stderr=asyncio.subprocess.DEVNULL, stdin=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -138,7 +138,7 @@ async def test_two_releases_agree_on_every_command_whoever_leads_until_the_level
     tmp_path: Path,
 ) -> None:
     assert EARLIER_TREE is not None
-    earlier = (EARLIER_TREE, "cluster.serve")
+    earlier = (EARLIER_TREE, "forebay.cluster.serve")
     config = make(tmp_path, 3)
     rng = random.Random(int(os.environ.get("FOREBAY_SEED", "1")))
     async with ending(Skewed(config)) as site, site.client() as operator, site.client("alice") as alice:

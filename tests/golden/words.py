@@ -4,10 +4,10 @@ from typing import Any
 
 import msgspec.inspect as inspect
 
-from replica.messages.entries import Batch
-from replica.state.state import TABLES
-from snapshots.image import PoolCapacity, SnapshotHeader
-from wal.configuration import Configuration
+from forebay.replica.messages.entries import Batch
+from forebay.replica.state.state import TABLES
+from forebay.snapshots.image import PoolCapacity, SnapshotHeader
+from forebay.wal.configuration import Configuration
 
 ROOTS: tuple[type, ...] = (Batch, Configuration, SnapshotHeader, PoolCapacity, *(table.record for table in TABLES))
 

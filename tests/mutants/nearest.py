@@ -23,6 +23,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tests.repo.tree import dotted
+
 LEFT_OUT: Final = ("e2e", "faults", "scenarios", "benchmarks", "packages", "slurm", "simulation", "mutants", "contract")
 """Folders of `tests` whose tests are never the nearest."""
 
@@ -42,7 +44,7 @@ class _Imports(NamedTuple):
 def nearest_tests(tree: Path, module: Path) -> list[Path]:
     """Return the test files near a module, both relative to `tree`, the nearest first."""
     imports = _imports(tree)
-    distances = _distances(imports.importers, _dotted(module))
+    distances = _distances(imports.importers, dotted(module))
     mirror = _mirror(tree, module.parent)
     ranked: list[tuple[int, int, Path]] = []
     for name, file in imports.tests.items():
@@ -91,16 +93,12 @@ def _mirror(tree: Path, package: Path) -> Path | None:
     return None
 
 
-def _dotted(file: Path) -> str:
-    return ".".join(file.with_suffix("").parts).removesuffix(".__init__")
-
-
 @cache
 def _imports(tree: Path) -> _Imports:
     sources = {file: ast.parse((tree / file).read_bytes()) for file in _files(tree)}
-    modules = {_dotted(file) for file in sources}
+    modules = {dotted(file) for file in sources}
     exports = {
-        _dotted(file): {local: imported for local, imported in _imported(source, file) if local}
+        dotted(file): {local: imported for local, imported in _imported(source, file) if local}
         for file, source in sources.items()
         if file.name == "__init__.py"
     }
@@ -123,18 +121,18 @@ def _imports(tree: Path) -> _Imports:
 
     importers: dict[str, set[str]] = {}
     for file, source in sources.items():
-        importer = _dotted(file)
+        importer = dotted(file)
         if importer in exports:
             continue
         names = [imported for _, imported in _imported(source, file)]
         if file.parts[0] == "tests" and file.name.startswith("test_"):
-            names += [_dotted(conftest) for conftest in _conftests(tree, file)]
+            names += [dotted(conftest) for conftest in _conftests(tree, file)]
         for name in names:
             found = defining(name)
             if found is not None and found != importer:
                 importers.setdefault(found, set()).add(importer)
     tests = {
-        _dotted(file): file
+        dotted(file): file
         for file in sources
         if file.parts[0] == "tests" and file.name.startswith("test_") and file.parts[1] not in LEFT_OUT
     }

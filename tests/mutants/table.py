@@ -10,18 +10,18 @@ from typing import Final
 
 from tests.mutants.planting import Mutant
 
-_ELECTION: Final = "cluster.consensus.leader_election:"
-_REPLICATION: Final = "cluster.consensus.log_replication:"
-_LOG: Final = "cluster.consensus.raft_log:"
-_PROGRESS: Final = "cluster.consensus.progress:Progress."
-_READS: Final = "cluster.consensus.read_index:ReadRounds."
-_COMPACTION: Final = "cluster.consensus.log_compaction:"
-_ENGINE: Final = "cluster.consensus.engine:Engine."
-_STATE: Final = "cluster.consensus.state:"
-_MEMBERS: Final = "cluster.consensus.membership_change:"
-_CONFIGURATIONS: Final = "cluster.consensus.configurations:Configurations."
-_PROPOSER: Final = "cluster.server.proposer:Proposer."
-_JOURNAL: Final = "wal.journal:Journal."
+_ELECTION: Final = "forebay.cluster.consensus.leader_election:"
+_REPLICATION: Final = "forebay.cluster.consensus.log_replication:"
+_LOG: Final = "forebay.cluster.consensus.raft_log:"
+_PROGRESS: Final = "forebay.cluster.consensus.progress:Progress."
+_READS: Final = "forebay.cluster.consensus.read_index:ReadRounds."
+_COMPACTION: Final = "forebay.cluster.consensus.log_compaction:"
+_ENGINE: Final = "forebay.cluster.consensus.engine:Engine."
+_STATE: Final = "forebay.cluster.consensus.state:"
+_MEMBERS: Final = "forebay.cluster.consensus.membership_change:"
+_CONFIGURATIONS: Final = "forebay.cluster.consensus.configurations:Configurations."
+_PROPOSER: Final = "forebay.cluster.server.proposer:Proposer."
+_JOURNAL: Final = "forebay.wal.journal:Journal."
 
 _COMPLETE: Final = "(request.last_term, request.last_index) >= own"
 
@@ -43,7 +43,7 @@ MUTANTS: Final = (
            "(reply.seq, reply.pre) != (raft.campaign_seq, raft.pre_vote)", "reply.seq < raft.campaign_seq - 1",
            "raft", 0),
     Mutant("a refused vote counts", _ELECTION + "on_vote_reply", "if reply.granted and (", "if (", "raft", 3),
-    Mutant("one vote less than a majority", "cluster.consensus.state:RaftState.has_votes",
+    Mutant("one vote less than a majority", "forebay.cluster.consensus.state:RaftState.has_votes",
            ">= self.configuration.majority", ">= self.configuration.majority - 1", "raft", 0),
     Mutant("a candidate does not vote for itself", _ELECTION + "stand",
            "_enter_term(raft, raft.term + 1, raft.me)", "_enter_term(raft, raft.term + 1, None)", "raft", 1),
@@ -143,7 +143,7 @@ MUTANTS: Final = (
            "raft.checked_index = index", "pass", "raft", 1),
     Mutant("what a snapshot holds is not committed", _COMPACTION + "_follow_install",
            "raft.commit_index = max(raft.commit_index, journal.commit_index)", "pass", "raft", 1),
-    Mutant("a snapshot begins at its second chunk", "cluster.consensus.snapshots:SnapshotSender.answered",
+    Mutant("a snapshot begins at its second chunk", "forebay.cluster.consensus.snapshots:SnapshotSender.answered",
            "self._offset = ", "self._offset = 1 + ", "raft", 1),
     # who is a member
     Mutant("a configuration that was cut is in force", _LOG + "truncate_from",
@@ -160,10 +160,10 @@ MUTANTS: Final = (
            "head.speculative.base is not before or (head.data is not data and head.data != data)", "False", "net", 6),
     Mutant("a retry is answered before its commit", _PROPOSER + "_answered_before",
            "if known.revision <= applied.revision:", "if True:", "net", 2),
-    Mutant("a leader's own wall clock pulls the time", "cluster.server.agreed_time:AgreedTime._between",
+    Mutant("a leader's own wall clock pulls the time", "forebay.cluster.server.agreed_time:AgreedTime._between",
            "at = max(at, bounds.earliest)", "at = max(at, self._clock.now())", "net", 6),
     # the door
-    Mutant("an agent whose clock is wrong is turned away", "cluster.api.service:ApiService.fenced_id",
+    Mutant("an agent whose clock is wrong is turned away", "forebay.cluster.api.service:ApiService.fenced_id",
            "except Problem:\n        return NO_ID", "except Problem:\n        raise", "all", 2),
 )
 # fmt: on

@@ -51,13 +51,13 @@ def test_no_two_mutants_are_the_same_and_each_has_a_world() -> None:
     ],
 )
 def test_a_mutant_whose_text_does_not_apply_any_more_says_so(old: str, new: str, said: str) -> None:
-    mutant = Mutant("it does not apply", "cluster.consensus.log_replication:propose", old, new, "raft", 0)
+    mutant = Mutant("it does not apply", "forebay.cluster.consensus.log_replication:propose", old, new, "raft", 0)
     with pytest.raises(PlantFailed, match=said):
         mutated_code(mutant)
 
 
 def test_a_mutant_is_in_the_code_for_as_long_as_it_is_entered_and_for_whoever_imported_it() -> None:
-    from cluster.consensus.log_replication import on_leader_message
+    from forebay.cluster.consensus.log_replication import on_leader_message
 
     mutant = next(one for one in MUTANTS if one.place.endswith(":on_leader_message"))
     sound = on_leader_message.__code__

@@ -118,7 +118,7 @@ def application(tree: Path, version: str) -> None:
     (tree / HOME / "bin").mkdir(parents=True)
     (tree / HOME / "bin/python").symlink_to("/usr/bin/python3")
     # -I: neither the present directory nor a variable of the caller's says what is imported.
-    command = "#!/usr/lib/forebay/bin/python -I\nfrom cluster.cli import main\n\nmain()\n"
+    command = "#!/usr/lib/forebay/bin/python -I\nfrom forebay.cluster.cli import main\n\nmain()\n"
     _write(tree / HOME / "bin/forebay", command.encode(), 0o755)
     (tree / "usr/bin").mkdir(parents=True)
     (tree / "usr/bin/forebay").symlink_to("../lib/forebay/bin/forebay")
@@ -138,7 +138,7 @@ def client(tree: Path, version: str, date: str) -> None:
         ("zsh", "zsh/vendor-completions/_forebay"),
         ("fish", "fish/vendor_completions.d/forebay.fish"),
     ):
-        words = (sys.executable, "-m", "cluster.cli", "support", "completion", shell)
+        words = (sys.executable, "-m", "forebay.cluster.cli", "support", "completion", shell)
         script = subprocess.run(words, cwd=ROOT, capture_output=True, check=True).stdout
         _write(tree / "usr/share" / place, script)
     _write(tree / "usr/lib/tmpfiles.d/forebay.conf", (SOURCES / "forebay.tmpfiles").read_bytes())

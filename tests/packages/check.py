@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from cluster.system import EXIT_CONFIGURATION
+from forebay.cluster.system import EXIT_CONFIGURATION
 from tests.packages.build import SUMMARIES, build, committed_at
 from tests.packages.campaign import Clock, run
 from tests.packages.document import USER, Terminal, documented

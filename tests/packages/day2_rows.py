@@ -20,10 +20,10 @@ COMMANDS: Final = {name: next(row.command for row in ROWS if row.task == one.tas
 FILL: Final = """\
 import asyncio, sys, time
 from pathlib import Path
-from cluster.client import Client
-from cluster.config import Config
-from cluster.schemas import operations as ops
-from cluster.schemas.requests import UpdateCommand
+from forebay.cluster.client import Client
+from forebay.cluster.config import Config
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.requests import UpdateCommand
 async def fill():
     async with Client.from_config(Config.load(Path(sys.argv[1])), "operator") as client:
         job = (await client.call(ops.LIST_JOBS, limit=1)).jobs[0].job_id

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import click
 
-from cluster.cli.app import cli
-from cluster.cli.exits import MEANINGS, SERVE_MEANINGS
+from forebay.cluster.cli.app import cli
+from forebay.cluster.cli.exits import MEANINGS, SERVE_MEANINGS
 
 
 def pages(version: str, date: str) -> Iterator[tuple[str, str]]:

@@ -7,15 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from replica.grammar.directives import read_request
-from replica.messages import commands as c
-from replica.model.buffers import Buffer
-from replica.model.jobs import Job
-from replica.model.orders import Order
-from replica.model.pools import ObservedFilesystem
-from replica.model.requests import JobOptions, JobRequest, with_options
-from replica.operations.external_jobs import ExternalJobPhase, find_external_job
-from replica.values.errors import Refusal
+from forebay.replica.grammar.directives import read_request
+from forebay.replica.messages import commands as c
+from forebay.replica.model.buffers import Buffer
+from forebay.replica.model.jobs import Job
+from forebay.replica.model.orders import Order
+from forebay.replica.model.pools import ObservedFilesystem
+from forebay.replica.model.requests import JobOptions, JobRequest, with_options
+from forebay.replica.operations.external_jobs import ExternalJobPhase, find_external_job
+from forebay.replica.values.errors import Refusal
 from tests.replica.world import World, agent
 
 SLURM = c.Actor(c.ActorRole.SCHEDULER, "slurm")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.grammar.directives import parse_request
-from replica.messages import commands as c
-from replica.model.accounts import (
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.grammar.directives import parse_request
+from forebay.replica.messages import commands as c
+from forebay.replica.model.accounts import (
     ACCOUNT_REASONS,
     QOS_REASONS,
     Account,
@@ -19,9 +19,9 @@ from replica.model.accounts import (
     LimitKind,
     Qos,
 )
-from replica.model.requests import JobOptions, JobRequest, with_options
-from replica.state.derived import derive
-from replica.values.errors import Refusal, RefusalCode
+from forebay.replica.model.requests import JobOptions, JobRequest, with_options
+from forebay.replica.state.derived import derive
+from forebay.replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import SCRIPT, World, submitter, user
 
 K = LimitKind

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.api.service import COMMAND_AGE_S_MAX, COMMAND_AHEAD_S_MAX, LEADER_LATE_S_MAX
-from replica.decide import decide
-from replica.fold.dedup_cache import (
+from forebay.cluster.api.service import COMMAND_AGE_S_MAX, COMMAND_AHEAD_S_MAX, LEADER_LATE_S_MAX
+from forebay.replica.decide import decide
+from forebay.replica.fold.dedup_cache import (
     CacheLimits,
     find_reply,
     is_certainly_new,
@@ -22,9 +22,9 @@ from replica.fold.dedup_cache import (
     may_cache,
     may_cache_reply,
 )
-from replica.messages import commands as c
-from replica.messages.entries import Acceptance, CachedReply, Entry
-from replica.values.command_ids import (
+from forebay.replica.messages import commands as c
+from forebay.replica.messages.entries import Acceptance, CachedReply, Entry
+from forebay.replica.values.command_ids import (
     SEQUENCE_MAX,
     SESSION_NUMBER_MAX,
     SessionCommandId,
@@ -34,15 +34,15 @@ from replica.values.command_ids import (
     is_in_session,
     reply_key,
 )
-from replica.values.errors import LedgerViolation, Refusal, RefusalCode
-from replica.values.limits import (
+from forebay.replica.values.errors import LedgerViolation, Refusal, RefusalCode
+from forebay.replica.values.limits import (
     RECEIPTS_KEPT_S,
     RECEIPTS_MAX,
     SESSION_IDLE_S_MAX,
     SESSION_WINDOW_MAX,
     SESSIONS_PER_ACTOR_MAX,
 )
-from replica.values.units import Instant
+from forebay.replica.values.units import Instant
 from tests.replica.world import OPERATOR, World, agent, user
 
 
@@ -212,7 +212,7 @@ def test_a_session_ends_when_nothing_came_for_an_hour_of_the_replicated_clock() 
 def test_single_commands_are_remembered_for_ten_minutes_and_dropped_in_portions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import replica.decide.sessions as expiry
+    import forebay.replica.decide.sessions as expiry
 
     monkeypatch.setattr(expiry, "RECEIPTS_DROPPED_MAX", 5)
     world = World()
@@ -271,7 +271,7 @@ def test_who_is_over_the_bound_is_refused_and_nobody_elses_answer_is_forgotten_f
 ) -> None:
     import importlib
 
-    answers = importlib.import_module("replica.fold.dedup_cache")
+    answers = importlib.import_module("forebay.replica.fold.dedup_cache")
     monkeypatch.setattr(answers, "REPLY_LIMITS", CacheLimits(3, 20, RECEIPTS_MAX))
     world = World()
     first = single_id(world.at, 1)
@@ -295,8 +295,8 @@ def test_sessions_are_bounded_for_each_actor_and_all() -> None:
 @pytest.mark.parametrize("who", [user("bob"), OPERATOR])
 @pytest.mark.parametrize("sequence", [0, 1, 2])
 def test_no_ledger_settles_a_command_of_a_session_twice_or_for_somebody_else(who: c.Actor, sequence: int) -> None:
-    from replica.state.builder import StateBuilder
-    from replica.values.units import Revision
+    from forebay.replica.state.builder import StateBuilder
+    from forebay.replica.values.units import Revision
 
     world = World()
     session = opened(world, user("ann"))
@@ -311,7 +311,7 @@ def test_no_ledger_settles_a_command_of_a_session_twice_or_for_somebody_else(who
 
 
 def test_reading_a_snapshot_counts_the_answers_again() -> None:
-    from replica.state.derived import derive
+    from forebay.replica.state.derived import derive
 
     world: Any = World()
     session = opened(world, user("ann"))

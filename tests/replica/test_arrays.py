@@ -6,22 +6,22 @@ from typing import Any
 
 import pytest
 
-from replica.decide.arrays import job_of_task
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model.arrays import ArrayError, format_reference, format_tasks, parse_array, parse_reference
-from replica.model.job_states import JobState
-from replica.model.jobs import Hold
-from replica.model.requests import (
+from forebay.replica.decide.arrays import job_of_task
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model.arrays import ArrayError, format_reference, format_tasks, parse_array, parse_reference
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.requests import (
     AfterTask,
     ArrayTask,
     Dependency,
     DependencyKind,
     JobOptions,
 )
-from replica.values import limits
-from replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values import limits
+from forebay.replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, user
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replica.model.buffers import HOLDING, TRANSITIONS, BufferInput, BufferState, IllegalTransition, next_state
+from forebay.replica.model.buffers import HOLDING, TRANSITIONS, BufferInput, BufferState, IllegalTransition, next_state
 
 S, I = BufferState, BufferInput  # noqa: E741
 EVER_RAN = {S.RUNNING, S.SUSPENDED, S.POST_RUN, S.STAGING_OUT}

@@ -2,19 +2,19 @@
 
 import pytest
 
-from replica.fold.apply import apply_batch
-from replica.fold.fold import fold
-from replica.fold.history import HistoryFold
-from replica.messages import StateDigested
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.messages.entries import Batch, Entry
-from replica.model.job_states import JobState
-from replica.scheduler import SchedulingIndex, run_cycle
-from replica.state.digest import state_digest
-from replica.state.invariants import find_violations
-from replica.state.state import EMPTY
-from replica.values import Instant, LedgerViolation, Refusal, RefusalCode, Revision, seconds
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.fold.fold import fold
+from forebay.replica.fold.history import HistoryFold
+from forebay.replica.messages import StateDigested
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.messages.entries import Batch, Entry
+from forebay.replica.model.job_states import JobState
+from forebay.replica.scheduler import SchedulingIndex, run_cycle
+from forebay.replica.state.digest import state_digest
+from forebay.replica.state.invariants import find_violations
+from forebay.replica.state.state import EMPTY
+from forebay.replica.values import Instant, LedgerViolation, Refusal, RefusalCode, Revision, seconds
 from tests.replica.external_job_world import ExternalJobWorld
 from tests.replica.world import OPERATOR, World, user
 

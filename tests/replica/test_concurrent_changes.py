@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from replica.decide import record_etag
-from replica.messages import commands as c
-from replica.model.accounts import Account, AccountUser, License, Qos
-from replica.model.partitions import Partition
-from replica.model.reservations import Reservation, ReservedSpace
-from replica.values import ABSENT, Instant, Refusal, RefusalCode, seconds
+from forebay.replica.decide import record_etag
+from forebay.replica.messages import commands as c
+from forebay.replica.model.accounts import Account, AccountUser, License, Qos
+from forebay.replica.model.partitions import Partition
+from forebay.replica.model.reservations import Reservation, ReservedSpace
+from forebay.replica.values import ABSENT, Instant, Refusal, RefusalCode, seconds
 from tests.replica.world import OPERATOR, World
 
 

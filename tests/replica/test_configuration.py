@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.decide.configuration import differences, file_text, file_value, target_configuration
-from replica.fold.apply import apply_batch
-from replica.grammar.burst_buffer_conf import ConfSetting, parse_text
-from replica.grammar.settings import KEYS, SettingOwner, ValueKind, find_key
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model.accounts import DEFAULT_SCHEDULING_RULES, Account, SchedulingRules
-from replica.model.configuration import (
+from forebay.replica.decide.configuration import differences, file_text, file_value, target_configuration
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting, parse_text
+from forebay.replica.grammar.settings import KEYS, SettingOwner, ValueKind, find_key
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model.accounts import DEFAULT_SCHEDULING_RULES, Account, SchedulingRules
+from forebay.replica.model.configuration import (
     DEFAULT_SITE,
     FLAGS,
     Site,
@@ -28,13 +28,13 @@ from replica.model.configuration import (
     sort_flags,
     tears_down_on_failure,
 )
-from replica.model.pools import Pool
-from replica.model.transfers import check_transfer_rules
-from replica.state.digest import state_digest
-from replica.state.state import EMPTY, State
-from replica.values.errors import Refusal, RefusalCode
-from replica.views.jobs import reason_of
-from snapshots.image import Image, to_sections
+from forebay.replica.model.pools import Pool
+from forebay.replica.model.transfers import check_transfer_rules
+from forebay.replica.state.digest import state_digest
+from forebay.replica.state.state import EMPTY, State
+from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.views.jobs import reason_of
+from forebay.snapshots.image import Image, to_sections
 from tests.replica.test_site_file import VALUES
 from tests.replica.world import World, beside_space, user
 from tests.snapshots.states import from_sections

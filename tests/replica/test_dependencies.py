@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from replica.messages import commands as c
-from replica.model.job_names import NamedJobs, add_job, first_job, remove_job
-from replica.model.job_states import JobState
-from replica.model.jobs import Hold
-from replica.model.requests import Dependency, DependencyKind, JobOptions
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import WHOLE_ARRAYS_MAX
+from forebay.replica.messages import commands as c
+from forebay.replica.model.job_names import NamedJobs, add_job, first_job, remove_job
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.requests import Dependency, DependencyKind, JobOptions
+from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.limits import WHOLE_ARRAYS_MAX
 from tests.replica.world import World, user
 
 K = DependencyKind

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from replica.model.buffers import Transfer
-from replica.values.errors import Refusal, RefusalCode
+from forebay.replica.model.buffers import Transfer
+from forebay.replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import World
 
 SPACE = "#!/bin/sh\n#DW jobdw capacity=1\n"

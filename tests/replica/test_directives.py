@@ -8,11 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.grammar import directives
-from replica.grammar.directives import REMEMBERED_CHARACTERS_MAX, REQUESTS_REMEMBERED, parse_request, read_request
-from replica.grammar.lexer import REJECTIONS_MAX, DirectiveRejected
-from replica.model.buffers import Access, TransferKind
-from replica.values.errors import RefusalCode
+from forebay.replica.grammar import directives
+from forebay.replica.grammar.directives import (
+    REMEMBERED_CHARACTERS_MAX,
+    REQUESTS_REMEMBERED,
+    parse_request,
+    read_request,
+)
+from forebay.replica.grammar.lexer import REJECTIONS_MAX, DirectiveRejected
+from forebay.replica.model.buffers import Access, TransferKind
+from forebay.replica.values.errors import RefusalCode
 
 FULL = """#!/bin/bash
 #SBATCH --job-name=x

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica.messages import commands as c
-from replica.model import SCENARIOS, DrillVerdict
-from replica.values import DRILL_S_MAX, DRILLS_KEPT, Refusal
+from forebay.replica.messages import commands as c
+from forebay.replica.model import SCENARIOS, DrillVerdict
+from forebay.replica.values import DRILL_S_MAX, DRILLS_KEPT, Refusal
 from tests.replica.world import OPERATOR, World
 
 ROOT, EVE = OPERATOR, c.Actor(c.ActorRole.OPERATOR, "eve")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from replica.grammar import DirectiveRejected, read_external_job_request, read_request
-from replica.model import Access, BufferRequest
+from forebay.replica.grammar import DirectiveRejected, read_external_job_request, read_request
+from forebay.replica.model import Access, BufferRequest
 
 SPACE = "#BB_LUA jobdw capacity=1GiB pool=fast"
 IN = "stage_in type=file source=/in/a destination=$DW_JOB_STRIPED/a"

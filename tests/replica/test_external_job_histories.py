@@ -9,14 +9,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model.buffers import HOLDING, BufferState
-from replica.operations.external_jobs import ExternalJobPhase, external_job_phase
-from replica.scheduler.backfill import BEING_REMOVED
-from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.scheduling_cycle import space_for_setups
-from replica.values.errors import Refusal
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model.buffers import HOLDING, BufferState
+from forebay.replica.operations.external_jobs import ExternalJobPhase, external_job_phase
+from forebay.replica.scheduler.backfill import BEING_REMOVED
+from forebay.replica.scheduler.index import SchedulingIndex
+from forebay.replica.scheduler.scheduling_cycle import space_for_setups
+from forebay.replica.values.errors import Refusal
 from tests.replica.external_job_world import DATA, RESULTS, ExternalJobWorld, asked
 from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.test_histories import Histories

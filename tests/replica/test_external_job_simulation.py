@@ -12,10 +12,10 @@ from random import Random
 
 import pytest
 
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.operations.external_jobs import ExternalJobPhase
-from replica.values.errors import Refusal
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.operations.external_jobs import ExternalJobPhase
+from forebay.replica.values.errors import Refusal
 from tests.replica.external_job_world import CLUSTER, DATA, MOVERS, RESULTS, ExternalJobWorld, asked
 
 JOBS = 12

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model.accounts import Account, AccountUser, Limit, LimitKind
-from replica.model.buffers import Access, BufferState
-from replica.model.job_states import JobState
-from replica.operations.external_jobs import ExternalJobPhase, external_job_phase, find_external_job
-from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.scheduling_cycle import space_for_setups
-from replica.values.errors import Refusal, RefusalCode
-from replica.views.jobs import verdict_of
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model.accounts import Account, AccountUser, Limit, LimitKind
+from forebay.replica.model.buffers import Access, BufferState
+from forebay.replica.model.job_states import JobState
+from forebay.replica.operations.external_jobs import ExternalJobPhase, external_job_phase, find_external_job
+from forebay.replica.scheduler.index import SchedulingIndex
+from forebay.replica.scheduler.scheduling_cycle import space_for_setups
+from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.views.jobs import verdict_of
 from tests.replica.external_job_world import (
     CLUSTER,
     COMMANDS,

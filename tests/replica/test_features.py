@@ -10,18 +10,18 @@ from typing import get_args
 import msgspec
 import pytest
 
-from replica.decide.decide import decide
-from replica.fold.apply import SpeculativeState, apply_entry
-from replica.fold.fold import fold, fold_since_level
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.messages import features
-from replica.messages.entries import Acceptance, Entry
-from replica.messages.features import LEVELS, ReleaseNeeded, level_refusal
-from replica.model.requests import JobOptions
-from replica.state.digest import state_digest, state_records
-from replica.state.state import EMPTY, TABLES, State
-from replica.values.errors import LedgerViolation, Refusal, RefusalCode
+from forebay.replica.decide.decide import decide
+from forebay.replica.fold.apply import SpeculativeState, apply_entry
+from forebay.replica.fold.fold import fold, fold_since_level
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.messages import features
+from forebay.replica.messages.entries import Acceptance, Entry
+from forebay.replica.messages.features import LEVELS, ReleaseNeeded, level_refusal
+from forebay.replica.model.requests import JobOptions
+from forebay.replica.state.digest import state_digest, state_records
+from forebay.replica.state.state import EMPTY, TABLES, State
+from forebay.replica.values.errors import LedgerViolation, Refusal, RefusalCode
 from tests.later_release import later_release
 from tests.replica.world import OPERATOR, World, user
 

@@ -9,15 +9,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from replica.messages import commands as c
-from replica.model.buffers import Buffer, BufferState
-from replica.model.job_states import JobState
-from replica.model.pools import ObservedFilesystem, Pool, SharedFilesystem
-from replica.model.requests import BufferRequest, CreatePersistent, DestroyPersistent
-from replica.model.stages import Stage
-from replica.operations import directory_in_filesystem, persistent_directory
-from replica.scheduler.persistent import persistent_request
-from replica.values.errors import Refusal, RefusalCode
+from forebay.replica.messages import commands as c
+from forebay.replica.model.buffers import Buffer, BufferState
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.pools import ObservedFilesystem, Pool, SharedFilesystem
+from forebay.replica.model.requests import BufferRequest, CreatePersistent, DestroyPersistent
+from forebay.replica.model.stages import Stage
+from forebay.replica.operations import directory_in_filesystem, persistent_directory
+from forebay.replica.scheduler.persistent import persistent_request
+from forebay.replica.values.errors import Refusal, RefusalCode
 from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.test_histories import Histories
 from tests.replica.test_persistent import asks
@@ -305,10 +305,10 @@ def test_a_node_with_jobs_does_not_become_a_mover_nor_a_mover_a_node() -> None:
 
 
 def test_a_cluster_is_founded_with_shared_filesystems() -> None:
-    from replica.decide.decide import decide
-    from replica.model.configuration import Site
-    from replica.state.state import EMPTY
-    from replica.values.units import Instant
+    from forebay.replica.decide.decide import decide
+    from forebay.replica.model.configuration import Site
+    from forebay.replica.state.state import EMPTY
+    from forebay.replica.values.units import Instant
 
     def founded(filesystems: tuple[SharedFilesystem, ...], pool: str) -> Any:
         command = c.FoundCluster("id", "test", Site(), (Pool("p", 9, 1, filesystem=pool),), (), filesystems)
@@ -602,6 +602,6 @@ TestFilesystemHistories = FilesystemHistories.TestCase
 def test_a_node_that_is_known_registers_again_where_no_further_node_may(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(nodes=2)
     world.settle(c.AdmitNode("third"))
-    monkeypatch.setattr("replica.decide.cluster.NODES_MAX", len(world.state.nodes))
+    monkeypatch.setattr("forebay.replica.decide.cluster.NODES_MAX", len(world.state.nodes))
     assert not isinstance(world.register("n1", instance="i2"), Refusal)
     refused(world, c.RegisterNode("third", 4, "i1", "s1"), RefusalCode.LIMIT_EXCEEDED, agent("third"))

@@ -10,22 +10,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from replica.fold.apply import apply_batch
-from replica.fold.history import HistoryFold
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.messages.entries import Batch
-from replica.model.buffers import HOLDING, BufferState
-from replica.model.job_states import JobState
-from replica.model.orders import Order
-from replica.model.stages import Stage
-from replica.operations.outcomes import waiting_stage
-from replica.state.derived import derive
-from replica.state.digest import DigestChecker, state_digest
-from replica.state.invariants import find_violations
-from replica.state.state import EMPTY
-from replica.values.errors import Refusal
-from replica.views.jobs import verdicts
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.fold.history import HistoryFold
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.messages.entries import Batch
+from forebay.replica.model.buffers import HOLDING, BufferState
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.orders import Order
+from forebay.replica.model.stages import Stage
+from forebay.replica.operations.outcomes import waiting_stage
+from forebay.replica.state.derived import derive
+from forebay.replica.state.digest import DigestChecker, state_digest
+from forebay.replica.state.invariants import find_violations
+from forebay.replica.state.state import EMPTY
+from forebay.replica.values.errors import Refusal
+from forebay.replica.views.jobs import verdicts
 from tests.replica.reference.reference_scheduler import next_due, plan
 from tests.replica.world import OPERATOR, World, user
 
@@ -261,15 +261,15 @@ def test_the_same_command_id_gets_the_first_answer_and_changes_nothing() -> None
 
 
 def world_spec() -> object:
-    from replica.model.requests import JobRequest
+    from forebay.replica.model.requests import JobRequest
     from tests.replica.world import SCRIPT
 
     return JobRequest("job", "alan", SCRIPT, "/out", 60)
 
 
 def test_a_command_id_is_for_one_command_of_one_actor() -> None:
-    from replica.fold.dedup_cache import look_up_reply
-    from replica.values.errors import RefusalCode
+    from forebay.replica.fold.dedup_cache import look_up_reply
+    from forebay.replica.values.errors import RefusalCode
 
     world = World()
     job = world.submit()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from replica.messages import commands as c
-from replica.model.job_states import JobState
-from replica.model.jobs import Hold
-from replica.model.nodes import CAPACITY_CONTROLS, PROCESS_CONTROLS
-from replica.values.errors import Refusal, RefusalCode
+from forebay.replica.messages import commands as c
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.nodes import CAPACITY_CONTROLS, PROCESS_CONTROLS
+from forebay.replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, agent, user
 
 STAGE_OUT = "burst_buffer/native: Stage-out in progress"
@@ -380,7 +380,7 @@ def test_an_agent_reports_for_its_own_node_only() -> None:
     world = World(nodes=2)
     job = world.submit("capacity=40")
     order = world.order(job)
-    from replica.model.stages import Stage
+    from forebay.replica.model.stages import Stage
 
     report = c.ReportOperation(world.state.jobs[job].node, job, order.attempt, Stage.STAGE_IN, c.OperationDone())
     other = "n2" if report.node == "n1" else "n1"
@@ -390,7 +390,7 @@ def test_an_agent_reports_for_its_own_node_only() -> None:
 
 
 def test_dependencies_follow_the_guide_for_jobs_with_buffers() -> None:
-    from replica.model.requests import Dependency, DependencyKind
+    from forebay.replica.model.requests import Dependency, DependencyKind
 
     world = World()
     parent = world.submit("capacity=40")

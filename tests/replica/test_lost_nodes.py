@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from replica.messages import commands as c
-from replica.model.buffers import BufferState
-from replica.model.job_states import ENDED, JobState
-from replica.model.requests import JobOptions
-from replica.model.stages import Stage
-from replica.operations.lost_nodes import Loss, loses_results, loss_of
-from replica.values.errors import Refusal, RefusalCode
+from forebay.replica.messages import commands as c
+from forebay.replica.model.buffers import BufferState
+from forebay.replica.model.job_states import ENDED, JobState
+from forebay.replica.model.requests import JobOptions
+from forebay.replica.model.stages import Stage
+from forebay.replica.operations.lost_nodes import Loss, loses_results, loss_of
+from forebay.replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, agent, user
 
 PLAIN = "#DW jobdw capacity=10 pool=fast access_mode=striped type=scratch\n"

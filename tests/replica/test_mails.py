@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from replica.decide.reports import mail_events
-from replica.fold.apply import apply_batch
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model.job_states import JobState
-from replica.model.mail import Mail, MailKind, message_id_local_part, wants_mail
-from replica.model.requests import JobOptions
-from replica.state.state import EMPTY, State
-from replica.values.errors import Refusal
-from replica.values.limits import MAILS_OWED_MAX, MAILS_SETTLED_MAX
+from forebay.replica.decide.reports import mail_events
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.mail import Mail, MailKind, message_id_local_part, wants_mail
+from forebay.replica.model.requests import JobOptions
+from forebay.replica.state.state import EMPTY, State
+from forebay.replica.values.errors import Refusal
+from forebay.replica.values.limits import MAILS_OWED_MAX, MAILS_SETTLED_MAX
 from tests.replica.world import World
 
 BB = "#DW jobdw capacity=10 access_mode=striped type=scratch"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from replica.grammar.directives import read_request
-from replica.messages import commands as c
-from replica.model.job_states import JobState
-from replica.model.jobs import Hold
-from replica.model.orders import JobStatus
-from replica.model.requests import Dependency, DependencyKind, JobOptions
-from replica.values.errors import Refusal
-from replica.values.units import Instant
+from forebay.replica.grammar.directives import read_request
+from forebay.replica.messages import commands as c
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.orders import JobStatus
+from forebay.replica.model.requests import Dependency, DependencyKind, JobOptions
+from forebay.replica.values.errors import Refusal
+from forebay.replica.values.units import Instant
 from tests.replica.world import World
 
 SCRIPT = "#!/bin/sh\n#BB_LUA pool=fast capacity=10\ntrue\n"

@@ -7,9 +7,9 @@ from typing import get_args
 
 import pytest
 
-from replica.messages import commands as c
-from replica.model.buffers import PERSISTENT_STATES, BufferState
-from replica.state.invariants import find_violations
+from forebay.replica.messages import commands as c
+from forebay.replica.model.buffers import PERSISTENT_STATES, BufferState
+from forebay.replica.state.invariants import find_violations
 from tests.replica.reference.outcome_table import STATES, happenings, outcome, specimen, table
 
 TABLE = table()

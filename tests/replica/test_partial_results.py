@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from replica.messages import commands as c
-from replica.model.job_states import JobState
-from replica.values.errors import Refusal, RefusalCode
+from forebay.replica.messages import commands as c
+from forebay.replica.model.job_states import JobState
+from forebay.replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import World, user
 
 

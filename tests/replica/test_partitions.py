@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model.accounts import Account, AccountUser
-from replica.model.job_states import JobState
-from replica.model.partitions import Partition, PartitionState
-from replica.model.requests import CreatePersistent, Dependency, DependencyKind, JobOptions
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import NODES_MAX
-from replica.values.names import NodeListError, format_nodes, parse_nodes
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model.accounts import Account, AccountUser
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.partitions import Partition, PartitionState
+from forebay.replica.model.requests import CreatePersistent, Dependency, DependencyKind, JobOptions
+from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.limits import NODES_MAX
+from forebay.replica.values.names import NodeListError, format_nodes, parse_nodes
 from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.world import World, beside_space, user
 

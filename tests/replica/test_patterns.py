@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.values import Pattern
+from forebay.replica.values import Pattern
 
 USES: dict[str, Callable[[Any, str], Any]] = {
     "fullmatch": lambda one, text: _said(one.fullmatch(text)),

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.grammar.directives import parse_request
-from replica.grammar.lexer import DirectiveRejected
-from replica.messages import commands as c
-from replica.model.buffers import BufferState
-from replica.model.requests import BufferRequest, CreatePersistent, DestroyPersistent, JobOptions, JobRequest
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.verdicts import Reason
-from replica.views.jobs import persistent_notes
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.grammar.directives import parse_request
+from forebay.replica.grammar.lexer import DirectiveRejected
+from forebay.replica.messages import commands as c
+from forebay.replica.model.buffers import BufferState
+from forebay.replica.model.requests import BufferRequest, CreatePersistent, DestroyPersistent, JobOptions, JobRequest
+from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.verdicts import Reason
+from forebay.replica.views.jobs import persistent_notes
 from tests.replica.world import OPERATOR, SCRIPT, World, agent, beside_space, user
 
 CREATES_LAKE = beside_space(creates=(CreatePersistent("lake", 40),))
@@ -115,7 +115,7 @@ def test_jobs_share_a_buffer_and_it_is_not_destroyed_while_one_works_with_it() -
 
 
 def here_why(here: World, job: int) -> str:
-    from replica.views.jobs import verdict_of
+    from forebay.replica.views.jobs import verdict_of
 
     return verdict_of(here.state, job).sentence
 
@@ -302,7 +302,7 @@ def test_names_that_cannot_be_are_refused_before_a_job_waits_for_them(options: B
 
 @pytest.mark.parametrize("state", list(BufferState))
 def test_a_persistent_buffer_has_no_state_of_a_jobs_buffer(state: BufferState) -> None:
-    from replica.model.buffers import PERSISTENT_STATES, TRANSITIONS
+    from forebay.replica.model.buffers import PERSISTENT_STATES, TRANSITIONS
 
     leads_to = {after for (before, _), after in TRANSITIONS.items() if before is state}
     if state in PERSISTENT_STATES:

@@ -8,26 +8,34 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from msgspec.structs import replace
 
-from replica.decide.decide import decide
-from replica.decide.pools import overcommitted_bytes, pool_users
-from replica.fold.apply import apply_batch
-from replica.fold.fold import fold
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.messages.entries import Acceptance, Batch, Entry
-from replica.model.job_states import JobState
-from replica.model.orders import Order
-from replica.model.pools import Pool, PoolUnit, format_amount, format_slurm_amount, parse_amount, parse_unit, pool_unit
-from replica.model.requests import CreatePersistent
-from replica.model.stages import Stage
-from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.scheduling_cycle import run_cycle, verdicts_of
-from replica.state.digest import state_digest
-from replica.state.invariants import find_violations
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.units import Revision, SizeError, format_slurm_size
-from replica.views.jobs import pool_use, reason_of, verdict_of
+from forebay.replica.decide.decide import decide
+from forebay.replica.decide.pools import overcommitted_bytes, pool_users
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.fold.fold import fold
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.messages.entries import Acceptance, Batch, Entry
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.orders import Order
+from forebay.replica.model.pools import (
+    Pool,
+    PoolUnit,
+    format_amount,
+    format_slurm_amount,
+    parse_amount,
+    parse_unit,
+    pool_unit,
+)
+from forebay.replica.model.requests import CreatePersistent
+from forebay.replica.model.stages import Stage
+from forebay.replica.scheduler.index import SchedulingIndex
+from forebay.replica.scheduler.scheduling_cycle import run_cycle, verdicts_of
+from forebay.replica.state.digest import state_digest
+from forebay.replica.state.invariants import find_violations
+from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.units import Revision, SizeError, format_slurm_size
+from forebay.replica.views.jobs import pool_use, reason_of, verdict_of
 from tests.replica.reference.reference_scheduler import plan
 from tests.replica.test_configuration import imaged
 from tests.replica.world import OPERATOR, World, agent, beside_space, user

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cluster.api.render.jobs import holders
-from replica.messages import commands as c
-from replica.model.job_states import JobState
-from replica.model.requests import JobOptions, JobRequest
-from replica.values.errors import Refusal
+from forebay.cluster.api.render.jobs import holders
+from forebay.replica.messages import commands as c
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.requests import JobOptions, JobRequest
+from forebay.replica.values.errors import Refusal
 from tests.replica.test_persistent import made, world
 from tests.replica.world import SCRIPT, World, user
 

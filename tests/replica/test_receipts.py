@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.messages.commands import Actor, ActorRole
-from replica.messages.entries import CachedReply
-from replica.state import single_replies as layered
-from replica.state.single_replies import SingleReplies
-from replica.values.errors import LedgerViolation
-from replica.values.units import Revision
+from forebay.replica.messages.commands import Actor, ActorRole
+from forebay.replica.messages.entries import CachedReply
+from forebay.replica.state import single_replies as layered
+from forebay.replica.state.single_replies import SingleReplies
+from forebay.replica.values.errors import LedgerViolation
+from forebay.replica.values.units import Revision
 
 
 def _id(number: int) -> bytes:

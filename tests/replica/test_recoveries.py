@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.fold.fold import fold
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model import Recovery
-from replica.state import EMPTY
-from replica.values import MEMBERS_MAX, RECOVERIES_KEPT, Instant, LedgerViolation, Refusal
+from forebay.replica.fold.fold import fold
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model import Recovery
+from forebay.replica.state import EMPTY
+from forebay.replica.values import MEMBERS_MAX, RECOVERIES_KEPT, Instant, LedgerViolation, Refusal
 from tests.replica.world import OPERATOR, World
 
 MARK = "0123456789abcdef"

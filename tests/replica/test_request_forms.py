@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.decide.buffer_request import is_ordinary_buffer
-from replica.grammar.directives import ParsedRequest, read_request
-from replica.grammar.lexer import DirectiveRejected
-from replica.grammar.request import SUGGESTIONS_MAX
-from replica.model.buffers import Access, Transfer, TransferKind
-from replica.model.requests import BufferRequest, CreatePersistent, DestroyPersistent, ListTransfer
-from replica.values.errors import RefusalCode
-from replica.values.limits import DIRECTIVE_TEXT_BYTES_MAX, PERSISTENT_PER_JOB_MAX, TRANSFERS_PER_STAGE_MAX
-from replica.values.units import SIZE_BYTES_MAX
+from forebay.replica.decide.buffer_request import is_ordinary_buffer
+from forebay.replica.grammar.directives import ParsedRequest, read_request
+from forebay.replica.grammar.lexer import DirectiveRejected
+from forebay.replica.grammar.request import SUGGESTIONS_MAX
+from forebay.replica.model.buffers import Access, Transfer, TransferKind
+from forebay.replica.model.requests import BufferRequest, CreatePersistent, DestroyPersistent, ListTransfer
+from forebay.replica.values.errors import RefusalCode
+from forebay.replica.values.limits import DIRECTIVE_TEXT_BYTES_MAX, PERSISTENT_PER_JOB_MAX, TRANSFERS_PER_STAGE_MAX
+from forebay.replica.values.units import SIZE_BYTES_MAX
 from tests.fuzzing.runner import asked
 from tests.replica.reference.printing import format_request
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.grammar.directives import read_request
-from replica.messages import commands as c
-from replica.model.pools import PoolUnit
-from replica.model.requests import JobOptions, JobRequest, error_path, with_options
-from replica.model.transfers import TransferRules
-from replica.values.errors import Refusal, RefusalCode
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.grammar.directives import read_request
+from forebay.replica.messages import commands as c
+from forebay.replica.model.pools import PoolUnit
+from forebay.replica.model.requests import JobOptions, JobRequest, error_path, with_options
+from forebay.replica.model.transfers import TransferRules
+from forebay.replica.values.errors import Refusal, RefusalCode
 from tests.replica.world import OPERATOR, World, user
 
 MIB = 1024**2

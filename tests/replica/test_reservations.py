@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model.reservations import Reservation, ReservedSpace
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.units import Instant, seconds
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model.reservations import Reservation, ReservedSpace
+from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.units import Instant, seconds
 from tests.replica.reference.reference_scheduler import next_due
 from tests.replica.test_accounting import account, changed, given, tried
 from tests.replica.world import World

@@ -4,11 +4,11 @@ import immutables
 import msgspec
 import pytest
 
-from replica.messages import commands as c
-from replica.model.accounts import Revocation, certificate_fault
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import REVOCATIONS_DROPPED_MAX, REVOCATIONS_MAX
-from replica.values.units import NEVER, Instant
+from forebay.replica.messages import commands as c
+from forebay.replica.model.accounts import Revocation, certificate_fault
+from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.limits import REVOCATIONS_DROPPED_MAX, REVOCATIONS_MAX
+from forebay.replica.values.units import NEVER, Instant
 from tests.replica.world import World, user
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from replica.messages import commands as c
-from replica.model.accounts import Account, AccountUser, License, Qos
-from replica.model.partitions import Partition
-from replica.model.requests import (
+from forebay.replica.messages import commands as c
+from forebay.replica.model.accounts import Account, AccountUser, License, Qos
+from forebay.replica.model.partitions import Partition
+from forebay.replica.model.requests import (
     SIGNAL_BEFORE_S_MAX,
     SIGNAL_NAMES,
     JobOptions,
@@ -21,9 +21,9 @@ from replica.model.requests import (
     parse_signal,
     with_options,
 )
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import JOB_NAME_CHARACTERS_MAX
-from replica.values.names import FILE_SYMBOLS, SYMBOLS, UnknownSymbol, expand_symbols
+from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.limits import JOB_NAME_CHARACTERS_MAX
+from forebay.replica.values.names import FILE_SYMBOLS, SYMBOLS, UnknownSymbol, expand_symbols
 from tests.replica.world import OPERATOR, World, user
 
 

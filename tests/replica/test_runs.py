@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from replica.fold.fold import fold
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model.job_states import JobState
-from replica.model.requests import JobOptions
-from replica.values.errors import Refusal
-from replica.values.units import NEVER
+from forebay.replica.fold.fold import fold
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.requests import JobOptions
+from forebay.replica.values.errors import Refusal
+from forebay.replica.values.units import NEVER
 from tests.replica.world import World, user
 
 
@@ -158,7 +158,7 @@ def test_a_requeued_job_that_is_cancelled_is_cancelled_and_not_run_again() -> No
 
 
 def test_a_dependency_on_a_requeued_job_waits_for_its_next_run() -> None:
-    from replica.model.requests import Dependency, DependencyKind
+    from forebay.replica.model.requests import Dependency, DependencyKind
 
     here = site()
     job = running(here)
@@ -218,7 +218,7 @@ def test_with_teardown_failure_it_is_torn_down_still_held_with_the_reason_and_a_
 
 
 def test_reasons_name_the_functions_as_each_plugin_of_slurm_does() -> None:
-    from replica.model.failure_texts import failure_reason
+    from forebay.replica.model.failure_texts import failure_reason
 
     assert failure_reason("lua", "setup", "why") == "burst_buffer/lua: slurm_bb_setup: why"
     assert failure_reason("datawarp", "setup", "why") == "burst_buffer/datawarp: setup: why"

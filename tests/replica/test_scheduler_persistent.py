@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from replica.decide import find_persistent_job
-from replica.messages import commands as c
-from replica.model.buffers import Access
-from replica.model.requests import CreatePersistent
-from replica.operations.external_jobs import ExternalJobPhase
-from replica.values.errors import Refusal, RefusalCode
-from replica.views import persistent_paths
+from forebay.replica.decide import find_persistent_job
+from forebay.replica.messages import commands as c
+from forebay.replica.model.buffers import Access
+from forebay.replica.model.requests import CreatePersistent
+from forebay.replica.operations.external_jobs import ExternalJobPhase
+from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.views import persistent_paths
 from tests.replica.external_job_world import CLUSTER, SLURM, ExternalJobWorld, asked
 from tests.replica.test_persistent import DESTROYS_LAKE, asks, lake
 from tests.replica.world import OPERATOR, agent, user
@@ -246,7 +246,7 @@ def test_one_that_is_on_a_node_is_refused() -> None:
     here.state = replace(
         here.state, persistent=here.state.persistent.set("lake", replace(kept, filesystem="", directory="", node="n1"))
     )
-    from replica.decide import decide
+    from forebay.replica.decide import decide
 
     command = c.SetUpExternalJob(CLUSTER, "42", 1000, uses(0))
     outcome = decide(here.state, c.Request(bytes(16), SLURM, command), here.at)

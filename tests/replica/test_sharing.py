@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from replica.model.buffers import Buffer
-from replica.model.jobs import Job
-from replica.model.requests import JobOptions, JobRequest, with_options
-from replica.state.interning import intern_buffer, intern_job, intern_request
-from replica.state.state import State
-from snapshots.image import DIGEST_BYTES, Image, to_sections
+from forebay.replica.model.buffers import Buffer
+from forebay.replica.model.jobs import Job
+from forebay.replica.model.requests import JobOptions, JobRequest, with_options
+from forebay.replica.state.interning import intern_buffer, intern_job, intern_request
+from forebay.replica.state.state import State
+from forebay.snapshots.image import DIGEST_BYTES, Image, to_sections
 from tests.replica.world import SCRIPT, World
 from tests.snapshots.states import from_sections
 

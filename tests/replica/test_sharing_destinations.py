@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from replica.messages import commands as c
-from replica.model.job_states import JobState
-from replica.views.jobs import SHARING_NAMED_MAX, Shared, buffer_path, shared_destinations
+from forebay.replica.messages import commands as c
+from forebay.replica.model.job_states import JobState
+from forebay.replica.views.jobs import SHARING_NAMED_MAX, Shared, buffer_path, shared_destinations
 from tests.replica.test_request_options import taken
 from tests.replica.test_request_options import world as site
 from tests.replica.world import World, agent, user

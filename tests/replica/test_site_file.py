@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.grammar.burst_buffer_conf import ConfLine, included_file, parse_lines, parse_text, split_lines
-from replica.grammar.settings import (
+from forebay.replica.grammar.burst_buffer_conf import ConfLine, included_file, parse_lines, parse_text, split_lines
+from forebay.replica.grammar.settings import (
     KEYS,
     SettingOwner,
     ValueFormatError,
@@ -19,9 +19,9 @@ from replica.grammar.settings import (
     format_value,
     parse_value,
 )
-from replica.model.accounts import DEFAULT_SCHEDULING_RULES
-from replica.model.configuration import DEFAULT_SITE, FLAGS
-from replica.model.transfers import DEFAULT_TRANSFER_RULES
+from forebay.replica.model.accounts import DEFAULT_SCHEDULING_RULES
+from forebay.replica.model.configuration import DEFAULT_SITE, FLAGS
+from forebay.replica.model.transfers import DEFAULT_TRANSFER_RULES
 
 VALUES: dict[str, tuple[str, Any]] = {
     "AllowUsers": ("alan,1001", ("alan", "1001")),

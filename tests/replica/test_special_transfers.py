@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from replica.grammar.directives import read_request
-from replica.grammar.lexer import DirectiveRejected
-from replica.model.buffers import BufferState, TransferKind
-from replica.model.orders import Order, SpecialTransfers
-from replica.model.requests import ListTransfer
-from replica.model.stages import Stage
-from replica.model.transfers import (
+from forebay.replica.grammar.directives import read_request
+from forebay.replica.grammar.lexer import DirectiveRejected
+from forebay.replica.model.buffers import BufferState, TransferKind
+from forebay.replica.model.orders import Order, SpecialTransfers
+from forebay.replica.model.requests import ListTransfer
+from forebay.replica.model.stages import Stage
+from forebay.replica.model.transfers import (
     NO_CHOICE,
     TransferChoice,
     TransferRules,
@@ -20,8 +20,8 @@ from replica.model.transfers import (
     template_words,
     transfer_choices,
 )
-from replica.values.errors import RefusalCode
-from replica.views.orders import orders_for, special_transfers
+from forebay.replica.values.errors import RefusalCode
+from forebay.replica.views.orders import orders_for, special_transfers
 from tests.replica.reference.printing import format_request
 from tests.replica.test_request_options import taken, world
 from tests.replica.world import World

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from replica.grammar.lexer import DirectiveRejected
-from replica.messages import commands as c
-from replica.model.accounts import License, Limit, LimitKind
-from replica.model.jobs import Hold
-from replica.model.requests import Dependency, DependencyKind, JobOptions, JobRequest
-from replica.model.transfers import TransferRules
-from replica.state.digest import state_digest
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.units import seconds
+from forebay.replica.grammar.lexer import DirectiveRejected
+from forebay.replica.messages import commands as c
+from forebay.replica.model.accounts import License, Limit, LimitKind
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.requests import Dependency, DependencyKind, JobOptions, JobRequest
+from forebay.replica.model.transfers import TransferRules
+from forebay.replica.state.digest import state_digest
+from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.units import seconds
 from tests.replica.test_accounting import changed, given, qos
 from tests.replica.world import SCRIPT, World, user
 
@@ -59,7 +59,7 @@ def test_60_is_held_while_staged_and_running_and_100_is_free_after_teardown() ->
 def test_a_throttled_task_neither_stages_nor_reserves() -> None:
     world = World({"fast": 160})
     spec = JobRequest("job", "alan", SCRIPT, "/out", 60)
-    from replica.grammar.directives import parse_request
+    from forebay.replica.grammar.directives import parse_request
 
     asked = replace(spec, buffer=parse_request(SCRIPT, "capacity=60"))
     command = c.SubmitJob(asked, tasks=(0, 1, 2), throttle=1)
@@ -114,7 +114,7 @@ def test_each_gate_names_its_reason_until_it_opens_and_then_the_next_one_does() 
         begin_at=world.at + seconds(10),  # type: ignore[arg-type]
         dependencies=(Dependency(DependencyKind.AFTER, full),),
     )
-    from replica.grammar.directives import parse_request
+    from forebay.replica.grammar.directives import parse_request
 
     options = JobOptions(qos="q", licenses=(("matlab", 1),))
     asked = replace(spec, buffer=parse_request(SCRIPT, "capacity=50"), options=options)
@@ -166,8 +166,8 @@ def test_a_hold_a_deadline_and_a_begin_time_are_never_overwritten_by_a_later_gat
 
 
 def test_1_stage_state_is_in_the_ledger_so_a_new_leader_has_it() -> None:
-    from replica.fold.apply import apply_batch
-    from replica.state.state import EMPTY
+    from forebay.replica.fold.apply import apply_batch
+    from forebay.replica.state.state import EMPTY
 
     world = World({"fast": 100})
     world.done(world.submit("capacity=40"))
@@ -218,7 +218,7 @@ def test_4_a_staging_job_takes_no_licence_and_no_headroom_of_a_qos_while_nothing
 
 
 def test_5_a_held_job_s_staged_capacity_is_torn_down_after_the_site_s_limit_with_an_event_that_says_so() -> None:
-    from replica.messages import events as e
+    from forebay.replica.messages import events as e
 
     world = World({"fast": 100}, staged_hold_time_s=50)
     job = world.submit("capacity=40")

@@ -7,8 +7,8 @@ import datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.model.jobs import COMMENT_CHARACTERS_MAX, append_comment, civil_date, format_comment_time
-from replica.values.units import Instant
+from forebay.replica.model.jobs import COMMENT_CHARACTERS_MAX, append_comment, civil_date, format_comment_time
+from forebay.replica.values.units import Instant
 
 AT = Instant(1_795_212_897_000_000)  # 2026-11-20T22:14:57Z
 

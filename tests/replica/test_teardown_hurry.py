@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from replica.messages import commands as c
-from replica.model.job_states import JobState
+from forebay.replica.messages import commands as c
+from forebay.replica.model.job_states import JobState
 from tests.replica.world import World
 
 

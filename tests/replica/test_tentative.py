@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica.decide.decide import decide, decide_steps, is_by_key, jobs_of_command
-from replica.fold.apply import SpeculativeState, apply_batch, apply_batch_steps, apply_entry
-from replica.fold.dedup_cache import look_up_reply
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.grammar.directives import parse_request
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.messages.entries import Batch, Decision, Entry
-from replica.model.jobs import Hold
-from replica.model.partitions import Partition, PartitionState
-from replica.model.pools import Pool
-from replica.model.requests import Dependency, DependencyKind, JobChange, JobRequest
-from replica.model.stages import Stage
-from replica.state.state import State
-from replica.values.errors import LedgerViolation, Refusal
-from replica.values.steps import StepRunner, Steps, run_to_end
-from replica.values.units import Instant
+from forebay.replica.decide.decide import decide, decide_steps, is_by_key, jobs_of_command
+from forebay.replica.fold.apply import SpeculativeState, apply_batch, apply_batch_steps, apply_entry
+from forebay.replica.fold.dedup_cache import look_up_reply
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.grammar.directives import parse_request
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.messages.entries import Batch, Decision, Entry
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.partitions import Partition, PartitionState
+from forebay.replica.model.pools import Pool
+from forebay.replica.model.requests import Dependency, DependencyKind, JobChange, JobRequest
+from forebay.replica.model.stages import Stage
+from forebay.replica.state.state import State
+from forebay.replica.values.errors import LedgerViolation, Refusal
+from forebay.replica.values.steps import StepRunner, Steps, run_to_end
+from forebay.replica.values.units import Instant
 from tests.replica.world import OPERATOR, SCRIPT, World, agent, user
 
 JOBS = st.integers(1, 6)

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from replica.decide.decide import decide
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.messages.entries import Acceptance
-from replica.model.stages import Stage, awaited_slot, moving_keys
-from replica.model.transfers import (
+from forebay.replica.decide.decide import decide
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.messages.entries import Acceptance
+from forebay.replica.model.stages import Stage, awaited_slot, moving_keys
+from forebay.replica.model.transfers import (
     CHECKPOINT_BYTES,
     CHECKPOINT_PERIOD_S,
     DEFAULT_TRANSFER_RULES,
@@ -27,14 +27,14 @@ from replica.model.transfers import (
     TransferReceipt,
     clip_receipt,
 )
-from replica.operations.outcomes import PROVIDER_SLACK_S
-from replica.operations.slots import OperationSlots, grant_slots
-from replica.operations.transfer_limits import active_rules
-from replica.state.state import State
-from replica.values.errors import Refusal
-from replica.values.units import SIZE_BYTES_MAX, Instant, seconds
-from replica.views.jobs import not_exported
-from replica.views.orders import orders_for
+from forebay.replica.operations.outcomes import PROVIDER_SLACK_S
+from forebay.replica.operations.slots import OperationSlots, grant_slots
+from forebay.replica.operations.transfer_limits import active_rules
+from forebay.replica.state.state import State
+from forebay.replica.values.errors import Refusal
+from forebay.replica.values.units import SIZE_BYTES_MAX, Instant, seconds
+from forebay.replica.views.jobs import not_exported
+from forebay.replica.views.orders import orders_for
 from tests.replica.operations.test_slots import ordered, run
 from tests.replica.reference.reference_scheduler import next_due
 from tests.replica.scheduler.test_index import IndexedWorld

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.values.units import SIZE_BYTES_MAX, SizeError, format_size, parse_size, round_up
+from forebay.replica.values.units import SIZE_BYTES_MAX, SizeError, format_size, parse_size, round_up
 
 SUFFIXES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
 for power, letter in enumerate("KMGTP", start=1):

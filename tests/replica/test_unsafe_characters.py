@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.grammar.lexer import control_offset
-from replica.grammar.paths import path_fault
-from replica.model.configuration import program_fault
-from replica.values import has_control_character, plain
-from replica.values.errors import Refusal
+from forebay.replica.grammar.lexer import control_offset
+from forebay.replica.grammar.paths import path_fault
+from forebay.replica.model.configuration import program_fault
+from forebay.replica.values import has_control_character, plain
+from forebay.replica.values.errors import Refusal
 from tests.replica.test_request_options import refused, submit, world
 
 BIDI_CONTROL = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"

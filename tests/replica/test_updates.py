@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.grammar.directives import read_request
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model.accounts import Account, AccountUser, License, Limit, LimitKind, Qos
-from replica.model.job_states import JobState
-from replica.model.jobs import Hold
-from replica.model.partitions import Partition, PartitionState
-from replica.model.requests import (
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.grammar.directives import read_request
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model.accounts import Account, AccountUser, License, Limit, LimitKind, Qos
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.partitions import Partition, PartitionState
+from forebay.replica.model.requests import (
     DEFAULT_PRIORITY,
     BufferRequest,
     Dependency,
@@ -24,8 +24,8 @@ from replica.model.requests import (
     JobRequest,
     with_options,
 )
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.units import NEVER, Instant, seconds
+from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.units import NEVER, Instant, seconds
 from tests.replica.scheduler.test_estimates import of as estimated
 from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.world import OPERATOR, SCRIPT, World, user

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from replica.messages import commands as c
-from replica.model.job_states import ENDED, JobState
-from replica.model.jobs import Hold
-from replica.model.requests import AfterTask, Dependency, DependencyKind, JobChange
-from replica.values.errors import Refusal, RefusalCode
+from forebay.replica.messages import commands as c
+from forebay.replica.model.job_states import ENDED, JobState
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.requests import AfterTask, Dependency, DependencyKind, JobChange
+from forebay.replica.values.errors import Refusal, RefusalCode
 from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.world import OPERATOR, World, user
 

@@ -10,17 +10,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from replica.fold.apply import apply_batch
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model.buffers import HOLDING, PERSISTENT_STATES, BufferState
-from replica.model.job_states import JobState
-from replica.model.orders import Order
-from replica.model.requests import CreatePersistent, DestroyPersistent
-from replica.scheduler.persistent import persistent_request
-from replica.state.state import EMPTY
-from replica.values.errors import Refusal
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model.buffers import HOLDING, PERSISTENT_STATES, BufferState
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.orders import Order
+from forebay.replica.model.requests import CreatePersistent, DestroyPersistent
+from forebay.replica.scheduler.persistent import persistent_request
+from forebay.replica.state.state import EMPTY
+from forebay.replica.values.errors import Refusal
 from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.test_histories import Histories
 from tests.replica.test_persistent import asks

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from replica.decide.decide import decide
-from replica.fold.apply import apply_batch
-from replica.fold.dedup_cache import find_reply, look_up_reply
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.grammar.directives import read_request
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.messages import features
-from replica.messages.entries import Batch, Entry
-from replica.model.buffers import Access
-from replica.model.configuration import Site
-from replica.model.job_states import JobState
-from replica.model.jobs import Hold
-from replica.model.orders import Order
-from replica.model.pools import Pool
-from replica.model.requests import DEFAULT_PRIORITY, NO_OPTIONS, BufferRequest, JobOptions, JobRequest, with_options
-from replica.model.stages import Stage, agent_of
-from replica.state.invariants import find_violations
-from replica.state.state import EMPTY, State
-from replica.values.errors import Refusal
-from replica.values.units import Instant, Revision
-from replica.values.verdicts import Verdict
-from replica.views.jobs import buffer_word, reason_of, verdict_of
-from replica.views.orders import orders_for
+from forebay.replica.decide.decide import decide
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.fold.dedup_cache import find_reply, look_up_reply
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.grammar.directives import read_request
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.messages import features
+from forebay.replica.messages.entries import Batch, Entry
+from forebay.replica.model.buffers import Access
+from forebay.replica.model.configuration import Site
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.orders import Order
+from forebay.replica.model.pools import Pool
+from forebay.replica.model.requests import (
+    DEFAULT_PRIORITY,
+    NO_OPTIONS,
+    BufferRequest,
+    JobOptions,
+    JobRequest,
+    with_options,
+)
+from forebay.replica.model.stages import Stage, agent_of
+from forebay.replica.state.invariants import find_violations
+from forebay.replica.state.state import EMPTY, State
+from forebay.replica.values.errors import Refusal
+from forebay.replica.values.units import Instant, Revision
+from forebay.replica.values.verdicts import Verdict
+from forebay.replica.views.jobs import buffer_word, reason_of, verdict_of
+from forebay.replica.views.orders import orders_for
 from tests.replica.reference.reference_scheduler import plan
 
 OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")

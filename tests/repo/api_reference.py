@@ -8,7 +8,7 @@ import re
 import textwrap
 from typing import Any, Final
 
-from cluster.api.web.openapi import document
+from forebay.cluster.api.web.openapi import document
 from tests.repo.tree import ROOT, modules, text_of
 
 WIDTH: Final = 100

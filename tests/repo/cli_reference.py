@@ -9,17 +9,17 @@ from collections.abc import Iterator
 
 import click
 
-from cluster.cli.app import cli
-from cluster.cli.exits import MEANINGS, SERVE_MEANINGS
-from cluster.cli.submission.sbatch_options import OPTIONS, Treatment
-from cluster.cli.tree import TREE
-from replica.values.limits import (
+from forebay.cluster.cli.app import cli
+from forebay.cluster.cli.exits import MEANINGS, SERVE_MEANINGS
+from forebay.cluster.cli.submission.sbatch_options import OPTIONS, Treatment
+from forebay.cluster.cli.tree import TREE
+from forebay.replica.values.limits import (
     JOB_NAME_CHARACTERS_MAX,
     PACKED_SCRIPT_BYTES_MAX,
     SCRIPT_BYTES_MAX,
     SUBMITTED_SCRIPT_BYTES_MAX,
 )
-from replica.values.names import FILE_SYMBOLS
+from forebay.replica.values.names import FILE_SYMBOLS
 
 
 def overview() -> str:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from replica.decide.configuration import file_value
-from replica.grammar.settings import KEYS, SettingKey, SettingOwner
-from replica.model.configuration import DEFAULT_SITE
+from forebay.replica.decide.configuration import file_value
+from forebay.replica.grammar.settings import KEYS, SettingKey, SettingOwner
+from forebay.replica.model.configuration import DEFAULT_SITE
 
 HEAD = "| key | value | default | meaning |\n|---|---|---|---|\n"
 

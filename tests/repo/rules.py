@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 BANNED_MODULES = {
-    "pickle": "msgspec or wal.codec (unpickling runs code)",
-    "marshal": "msgspec or wal.codec",
+    "pickle": "msgspec or forebay.wal.codec (unpickling runs code)",
+    "marshal": "msgspec or forebay.wal.codec",
     "shelve": "wal",
-    "dill": "msgspec or wal.codec",
+    "dill": "msgspec or forebay.wal.codec",
     "multiprocessing": "asyncio.create_subprocess_exec (a forked child inherits sockets and must not touch LMDB)",
     "imp": "importlib",
     "telnetlib": "asyncio streams",
@@ -39,8 +39,8 @@ FORKING_CALLS = {"os.fork": "asyncio.create_subprocess_exec (a forked child inhe
 """Calls that nothing in a replica's process makes; an agent holds neither LMDB nor listening sockets."""
 
 BANNED_ATTRIBUTES = {
-    "ssl.CERT_NONE": "cluster.security.tls: both sides show a certificate",
-    "ssl._create_unverified_context": "cluster.security.tls",
+    "ssl.CERT_NONE": "forebay.cluster.security.tls: both sides show a certificate",
+    "ssl._create_unverified_context": "forebay.cluster.security.tls",
 }
 """Names that are wrong wherever they stand."""
 
@@ -194,7 +194,7 @@ def banned_names(code: Code) -> list[str]:
         if name == "shell" and not is_false:
             found.append(f"line {line}: shell=True; instead: a list of arguments")
         elif name != "shell" and is_false:
-            found.append(f"line {line}: {name}=False; instead: a context of cluster.security.tls")
+            found.append(f"line {line}: {name}=False; instead: a context of forebay.cluster.security.tls")
     return found
 
 
@@ -210,11 +210,11 @@ def clock_reads(code: Code) -> list[str]:
 
 def impure_imports(code: Code) -> list[str]:
     """Return imports that the pure core may not have: everything that is not on its short list."""
-    allowed = PURE_STANDARD_MODULES | PURE_THIRD_PARTY | {"replica"}
+    allowed = PURE_STANDARD_MODULES | PURE_THIRD_PARTY
     return [
         f"line {line}: import of {name}; the list of what is pure is PURE_STANDARD_MODULES in tests/repo/rules.py"
         for name, line in code.imports
-        if name.split(".")[0] not in allowed
+        if name.split(".")[0] not in allowed and not name.startswith("forebay.replica.")
     ]
 
 

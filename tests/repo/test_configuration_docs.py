@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from replica.decide.configuration import file_text, target_configuration
-from replica.grammar.burst_buffer_conf import parse_text
-from replica.grammar.settings import KEYS
-from replica.messages import commands as c
-from replica.values.errors import Refusal
+from forebay.replica.decide.configuration import file_text, target_configuration
+from forebay.replica.grammar.burst_buffer_conf import parse_text
+from forebay.replica.grammar.settings import KEYS
+from forebay.replica.messages import commands as c
+from forebay.replica.values.errors import Refusal
 from tests.replica.world import World
 from tests.repo.configuration_reference import row
 from tests.repo.tree import ROOT

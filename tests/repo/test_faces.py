@@ -10,14 +10,14 @@ import pytest
 
 from tests.repo.tree import ROOT, dotted, modules, text_of
 
-LATE = [path for path in modules() if path.name == "__init__.py" and "replica.lazy_exports" in text_of(path)]
+LATE = [path for path in modules() if path.name == "__init__.py" and "forebay.replica.lazy_exports" in text_of(path)]
 
 
 def declared(path: Path) -> dict[str, str]:
     """Return the names that a face imports for type checkers, each with its module."""
     found: dict[str, str] = {}
     for node in ast.walk(ast.parse(text_of(path))):
-        if isinstance(node, ast.ImportFrom) and node.module not in ("typing", "replica.lazy_exports"):
+        if isinstance(node, ast.ImportFrom) and node.module not in ("typing", "forebay.replica.lazy_exports"):
             found |= {alias.asname or alias.name: str(node.module) for alias in node.names}
     return found
 
@@ -63,5 +63,7 @@ def test_a_late_face_imports_nothing_of_its_room() -> None:
     loaded = {name for name in printed.stdout.split() if name.startswith(("replica.", "cluster."))}
     rooms = {".".join(name.split(".")[: end + 1]) for name in names for end in range(1, name.count(".") + 1)}
     # The command line's own face is its entry point.
-    allowed = rooms | {"replica.lazy_exports"} | {name for name in loaded if name.startswith("cluster.cli")}
+    allowed = (
+        rooms | {"forebay.replica.lazy_exports"} | {name for name in loaded if name.startswith("forebay.cluster.cli")}
+    )
     assert loaded <= allowed

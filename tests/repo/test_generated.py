@@ -37,9 +37,9 @@ def test_a_stale_block_is_replaced_and_the_text_around_it_stays() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "<!-- generated: replica.model.buffers:no_such_function -->\n<!-- end of generated -->\n",
+        "<!-- generated: forebay.replica.model.buffers:no_such_function -->\n<!-- end of generated -->\n",
         "<!-- generated: no.such.module:f -->\n<!-- end of generated -->\n",
-        "<!-- generated: replica.model.buffers:x -->\nnever closed\n",
+        "<!-- generated: forebay.replica.model.buffers:x -->\nnever closed\n",
         "<!-- generated: rm -rf -->\n<!-- end of generated -->\n",
     ],
 )

@@ -12,40 +12,40 @@ from pathlib import Path
 import pytest
 
 from tests.repo import rules
-from tests.repo.tree import PACKAGES, ROOT, code_of, dotted, is_standard, modules, text_of
+from tests.repo.tree import NAME, PACKAGES, ROOT, code_of, dotted, is_standard, modules, text_of
 
 _CLIENT_SIDE = {
-    "cluster.client",
-    "cluster.config",
-    "cluster.system.eventloop",
-    "cluster.schemas",
-    "cluster.security",
-    "cluster.system",
+    "forebay.cluster.client",
+    "forebay.cluster.config",
+    "forebay.cluster.system.eventloop",
+    "forebay.cluster.schemas",
+    "forebay.cluster.security",
+    "forebay.cluster.system",
 }
 REMOTE_MAY_IMPORT = {
-    "cluster.agent": _CLIENT_SIDE | {"cluster.agent", "cluster.providers"},
-    "cluster.cli": _CLIENT_SIDE
+    "forebay.cluster.agent": _CLIENT_SIDE | {"forebay.cluster.agent", "forebay.cluster.providers"},
+    "forebay.cluster.cli": _CLIENT_SIDE
     | {
-        "cluster.cli",
-        "cluster.agent",
-        "cluster.slurm",
-        "cluster.drill",
-        "cluster.security.proofs",
-        "cluster.security.witness",
+        "forebay.cluster.cli",
+        "forebay.cluster.agent",
+        "forebay.cluster.slurm",
+        "forebay.cluster.drill",
+        "forebay.cluster.security.proofs",
+        "forebay.cluster.security.witness",
     },
-    "cluster.slurm": _CLIENT_SIDE | {"cluster.slurm"},
-    "cluster.drill": _CLIENT_SIDE | {"cluster.drill"},
-    "cluster.security.witness": frozenset(
+    "forebay.cluster.slurm": _CLIENT_SIDE | {"forebay.cluster.slurm"},
+    "forebay.cluster.drill": _CLIENT_SIDE | {"forebay.cluster.drill"},
+    "forebay.cluster.security.witness": frozenset(
         {
-            "cluster.security.witness",
-            "cluster.security.proofs",
-            "cluster.security",
-            "cluster.system",
-            "cluster.system.eventloop",
+            "forebay.cluster.security.witness",
+            "forebay.cluster.security.proofs",
+            "forebay.cluster.security",
+            "forebay.cluster.system",
+            "forebay.cluster.system.eventloop",
         }
     ),
 }
-"""What runs on other machines, and what of cluster it may import. Offline commands start `python -m cluster.audit…`."""
+"""Packages that run on other machines, and the packages of cluster that they may import."""
 
 
 def test_the_import_contracts_hold() -> None:
@@ -99,15 +99,15 @@ WITH_EXTRA = Path("cluster/api/traces/exporter.py")
 def test_what_runs_on_other_machines_imports_only_the_client_side(package: str) -> None:
     mine = [path for path in modules("cluster") if (dotted(path) + ".").startswith(package + ".")]
     allowed = frozenset(REMOTE_MAY_IMPORT[package])
-    # `import cluster` alone loads nothing but an empty face; what counts are the rooms in it.
-    forbidden = frozenset({".".join(dotted(path).split(".")[:2]) for path in modules("cluster")} - {"cluster"})
-    forbidden |= {"wal", "snapshots"}
+    # `import forebay.cluster` alone loads nothing but an empty face; what counts are the rooms in it.
+    forbidden = frozenset({".".join(dotted(path).split(".")[:3]) for path in modules("cluster")} - {"forebay.cluster"})
+    forbidden |= {"forebay.wal", "forebay.snapshots"}
     assert violations(mine, lambda code: rules.forbidden_imports(code, forbidden, allowed)) == []
 
 
 def test_nothing_is_imported_that_is_not_declared() -> None:
     project = tomllib.loads(text_of(Path("pyproject.toml")))["project"]
-    names = {entry.split("==")[0].replace("-", "_") for entry in project["dependencies"]} | set(PACKAGES)
+    names = {entry.split("==")[0].replace("-", "_") for entry in project["dependencies"]} | {NAME}
     # Modules of these names are loaded by a process of its own, where the extra is installed.
     extras = {WITH_EXTRA: {entry.split("-")[0] for entry in project["optional-dependencies"]["otel"]}}
     unknown = [

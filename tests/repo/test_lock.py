@@ -70,9 +70,4 @@ def test_the_lock_names_no_index_and_no_host(lock: str) -> None:
 
 def test_packages_are_listed_explicitly_for_the_build() -> None:
     project = tomllib.loads(text_of(Path("pyproject.toml")))
-    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == [
-        "replica",
-        "wal",
-        "snapshots",
-        "cluster",
-    ]
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["forebay"]

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import pytest
 
-from cluster import serve
-from cluster.agent import service as agent
-from cluster.cli.app import cli
-from cluster.cli.exits import SERVE_MEANINGS
-from cluster.client.gateway import __main__ as gateway
-from cluster.config.accounts import SOCKET
+from forebay.cluster import serve
+from forebay.cluster.agent import service as agent
+from forebay.cluster.cli.app import cli
+from forebay.cluster.cli.exits import SERVE_MEANINGS
+from forebay.cluster.client.gateway import __main__ as gateway
+from forebay.cluster.config.accounts import SOCKET
 from tests.packages.build import PYTHON_VERSION, SOURCES, SUMMARIES, build, is_supported, runtime
 from tests.packages.document import USER, documented, sampled
 from tests.packages.image import documented as image_commands

@@ -81,7 +81,9 @@ def makes_directories(source: str) -> Iterator[int]:
 def test_nothing_writes_a_file_that_others_may_read() -> None:
     found = {str(path): lines for path in modules() if (lines := list(writes(text_of(path))))}
     unknown = {path: lines for path, lines in found.items() if path not in OTHER}
-    assert unknown == {}, "use replace_private or new_private_file of cluster.system, or say here what else is written"
+    assert unknown == {}, (
+        "use replace_private or new_private_file of forebay.cluster.system, or say here what else is written"
+    )
     assert set(OTHER) <= set(found), "remove the module from the list"
     assert MAKES_THEM not in found
 
@@ -89,7 +91,9 @@ def test_nothing_writes_a_file_that_others_may_read() -> None:
 def test_nothing_makes_a_directory_that_others_may_enter() -> None:
     found = {str(path): lines for path in modules() if (lines := list(makes_directories(text_of(path))))}
     unknown = {path: lines for path, lines in found.items() if path not in OTHER_DIRECTORIES}
-    assert unknown == {}, "use make_private_directory of cluster.system, or say here who else enters the directory"
+    assert unknown == {}, (
+        "use make_private_directory of forebay.cluster.system, or say here who else enters the directory"
+    )
     assert set(OTHER_DIRECTORIES) <= set(found), "remove the module from the list"
 
 

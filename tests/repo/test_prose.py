@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cluster.cli.app import cli
+from forebay.cluster.cli.app import cli
 from tests.repo.prose import measure
 from tests.repo.tree import ROOT, modules, repository_files, text_of
 

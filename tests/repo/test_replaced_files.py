@@ -48,5 +48,7 @@ def renames(path: Path) -> bool:
 
 def test_each_module_that_replaces_files_keeps_their_owner_or_says_why_it_is_the_same() -> None:
     found = {str(path) for path in modules() if renames(path)}
-    assert found == KEEP_IT | set(BY_THE_SAME_ACCOUNT), "use cluster.system.replace_private, or add the module here"
+    assert found == KEEP_IT | set(BY_THE_SAME_ACCOUNT), (
+        "use forebay.cluster.system.replace_private, or add the module here"
+    )
     assert all("keep_ownership" in text_of(Path(path)) for path in KEEP_IT)

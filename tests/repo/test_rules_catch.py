@@ -61,17 +61,19 @@ def test_every_way_to_read_the_clock_is_found(source: str) -> None:
 
 def test_arithmetic_with_dates_reads_no_clock() -> None:
     assert rules.clock_reads(rules.parse("import datetime\ndatetime.datetime.fromtimestamp(1, tz=datetime.UTC)")) == []
-    assert rules.clock_reads(rules.parse("from cluster.system.clock import Clock\nClock().now()")) == []
+    assert rules.clock_reads(rules.parse("from forebay.cluster.system.clock import Clock\nClock().now()")) == []
 
 
 @pytest.mark.parametrize(
-    "module", ["datetime", "os", "socket", "random", "logging", "threading", "asyncio", "aiohttp", "wal"]
+    "module", ["datetime", "os", "socket", "random", "logging", "threading", "asyncio", "aiohttp", "forebay.wal"]
 )
 def test_the_pure_core_may_import_only_what_is_on_its_list(module: str) -> None:
     assert rules.impure_imports(rules.parse(f"import {module}"))
     assert (
         rules.impure_imports(
-            rules.parse("from collections.abc import Mapping\nimport msgspec\nfrom replica.model.jobs import Job")
+            rules.parse(
+                "from collections.abc import Mapping\nimport msgspec\nfrom forebay.replica.model.jobs import Job"
+            )
         )
         == []
     )
@@ -84,11 +86,15 @@ def test_relative_imports_are_found() -> None:
 
 
 def test_forbidden_imports_are_found_by_prefix_and_exceptions_hold() -> None:
-    forbidden, allowed = frozenset({"cluster", "wal"}), frozenset({"cluster.client"})
-    assert rules.forbidden_imports(rules.parse("from cluster.client.client import Client"), forbidden, allowed) == []
-    assert rules.forbidden_imports(rules.parse("from cluster import proposer"), forbidden, allowed)
-    assert rules.forbidden_imports(rules.parse("import wal"), forbidden, allowed)
-    assert rules.forbidden_imports(rules.parse("import walrus"), forbidden, allowed) == []
+    forbidden, allowed = frozenset({"forebay.cluster", "forebay.wal"}), frozenset({"forebay.cluster.client"})
+
+    def found(source: str) -> list[str]:
+        return rules.forbidden_imports(rules.parse(source), forbidden, allowed)
+
+    assert found("from forebay.cluster.client.client import Client") == []
+    assert found("from forebay.cluster import proposer")
+    assert found("import forebay.wal")
+    assert found("import forebay.walrus") == []
 
 
 def test_builtins_that_differ_between_two_processes_are_found() -> None:

@@ -1,4 +1,4 @@
-"""What is delivered: the wheel holds the four packages, all of them, and nothing else."""
+"""The wheel holds the four packages below one name, all of their files, and nothing else."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repo.tree import PACKAGES, ROOT, repository_files
+from tests.repo.tree import NAME, PACKAGES, ROOT, repository_files
 
 
 @pytest.fixture(scope="module")
@@ -21,22 +21,22 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)
 
 
-def test_the_wheel_holds_exactly_the_four_packages(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_has_one_import_name(wheel: zipfile.ZipFile) -> None:
     tops = {name.split("/")[0] for name in wheel.namelist()}
     metadata = {top for top in tops if top.endswith(".dist-info")}
     assert len(metadata) == 1
-    assert tops - metadata == set(PACKAGES)
+    assert tops - metadata == {NAME}
 
 
 def test_the_wheel_holds_every_file_of_the_packages_and_no_other(wheel: zipfile.ZipFile) -> None:
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    expected = {str(path) for path in repository_files() if path.parts[0] in PACKAGES}
-    assert packed == expected
+    expected = {str(Path(NAME, path)) for path in repository_files() if path.parts[0] in PACKAGES}
+    assert packed == expected | {f"{NAME}/__init__.py"}
 
 
 def test_the_wheel_has_the_command_and_the_license(wheel: zipfile.ZipFile) -> None:
     [entry_points] = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
-    assert "forebay = cluster.cli:main" in wheel.read(entry_points).decode()
+    assert "forebay = forebay.cluster.cli:main" in wheel.read(entry_points).decode()
     assert any(Path(name).name == "LICENSE" for name in wheel.namelist())
 
 

@@ -9,6 +9,8 @@ from tests.repo.rules import Code, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("replica", "wal", "snapshots", "cluster")
+NAME = "forebay"
+"""Import name. Its directory has a link to each package, and nothing else is imported by this name."""
 
 IGNORED_DIRECTORIES = {".git", ".venv", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "__pycache__"}
 """Left out where git cannot be asked (an unpacked archive): what .gitignore names."""
@@ -60,8 +62,10 @@ def python_files() -> list[Path]:
 
 
 def dotted(path: Path) -> str:
-    """Return a module's dotted name."""
+    """Return a module's dotted name, which is below forebay for the packages."""
     parts = path.with_suffix("").parts
+    if parts[0] in PACKAGES:
+        parts = (NAME, *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

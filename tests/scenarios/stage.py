@@ -10,27 +10,27 @@ import datetime
 from collections.abc import Callable
 from typing import Any
 
-from cluster.api.burst import burst_view
-from cluster.api.render.jobs import job_view
-from cluster.api.render.reasons import JobVerdicts
-from cluster.cli.text.job import job_block
-from cluster.cli.text.squeue import STANDARD, Field, format_line, read_format, sort_jobs
-from cluster.schemas.burst import burst_text
-from cluster.schemas.jobs import JobView
-from cluster.server.mail.text import subject_of
-from replica.fold.apply import apply_batch
-from replica.grammar.burst_buffer_conf import parse_text
-from replica.grammar.directives import read_request
-from replica.messages import commands as c
-from replica.messages.entries import Batch, Entry
-from replica.model.buffers import BufferState
-from replica.model.job_states import ENDED
-from replica.model.jobs import Hold
-from replica.model.requests import JobOptions, JobRequest
-from replica.state.invariants import find_violations
-from replica.values.errors import Refusal
-from replica.values.units import Revision
-from replica.views.burst import burst_of
+from forebay.cluster.api.burst import burst_view
+from forebay.cluster.api.render.jobs import job_view
+from forebay.cluster.api.render.reasons import JobVerdicts
+from forebay.cluster.cli.text.job import job_block
+from forebay.cluster.cli.text.squeue import STANDARD, Field, format_line, read_format, sort_jobs
+from forebay.cluster.schemas.burst import burst_text
+from forebay.cluster.schemas.jobs import JobView
+from forebay.cluster.server.mail.text import subject_of
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.grammar.burst_buffer_conf import parse_text
+from forebay.replica.grammar.directives import read_request
+from forebay.replica.messages import commands as c
+from forebay.replica.messages.entries import Batch, Entry
+from forebay.replica.model.buffers import BufferState
+from forebay.replica.model.job_states import ENDED
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.requests import JobOptions, JobRequest
+from forebay.replica.state.invariants import find_violations
+from forebay.replica.values.errors import Refusal
+from forebay.replica.values.units import Revision
+from forebay.replica.views.burst import burst_of
 from tests.replica.world import World, user
 
 ACCOUNTS = {"bbu1": 20001, "bbu2": 20002}

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from replica.messages import commands as c
-from replica.model.buffers import BufferState as B
-from replica.model.pools import Pool
-from replica.values.errors import Refusal
+from forebay.replica.messages import commands as c
+from forebay.replica.model.buffers import BufferState as B
+from forebay.replica.model.pools import Pool
+from forebay.replica.values.errors import Refusal
 from tests.scenarios.stage import Stage
 
 SEEN = Path(__file__).parent / "seen"

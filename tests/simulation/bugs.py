@@ -14,26 +14,26 @@ from unittest.mock import patch
 import lmdb
 import msgspec
 
-from cluster.consensus import Role, log_compaction, log_replication, raft_log
-from cluster.consensus.state import Outbox, RaftState
-from cluster.server import controller as controller_module
-from cluster.server import storage as storage_module
-from cluster.server.applied_log import read_batch
-from cluster.server.controller import Controller
-from cluster.server.liveness import PollRounds
-from cluster.server.pending import NotLeading, Settlement
-from cluster.server.proposer import Proposer
-from replica.fold import HistoryFold
-from replica.fold.apply import apply_batch
-from replica.state.state import EMPTY, State
-from snapshots import restore as restore_module
+from forebay.cluster.consensus import Role, log_compaction, log_replication, raft_log
+from forebay.cluster.consensus.state import Outbox, RaftState
+from forebay.cluster.server import controller as controller_module
+from forebay.cluster.server import storage as storage_module
+from forebay.cluster.server.applied_log import read_batch
+from forebay.cluster.server.controller import Controller
+from forebay.cluster.server.liveness import PollRounds
+from forebay.cluster.server.pending import NotLeading, Settlement
+from forebay.cluster.server.proposer import Proposer
+from forebay.replica.fold import HistoryFold
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.state.state import EMPTY, State
+from forebay.snapshots import restore as restore_module
+from forebay.wal import environment as environment_module
+from forebay.wal import replay, rows
+from forebay.wal.environment import Environment
+from forebay.wal.journal import Journal
 from tests.simulation.bugs_of_members import PLANTS_OF_MEMBERS
 from tests.simulation.bugs_of_sync_log import PLANTS_OF_SYNC_LOG
 from tests.simulation.bugs_of_whole import PLANTS_OF_WHOLE
-from wal import environment as environment_module
-from wal import replay, rows
-from wal.environment import Environment
-from wal.journal import Journal
 
 Plant = Callable[[], "list[Any]"]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from cluster.consensus import NotLeader, configurations, membership_change, raft_log
-from cluster.consensus.configurations import Configurations, MemberChange
-from cluster.consensus.state import Outbox, RaftState
-from cluster.server import storage as storage_module
-from cluster.server.proposer import Proposer
+from forebay.cluster.consensus import NotLeader, configurations, membership_change, raft_log
+from forebay.cluster.consensus.configurations import Configurations, MemberChange
+from forebay.cluster.consensus.state import Outbox, RaftState
+from forebay.cluster.server import storage as storage_module
+from forebay.cluster.server.proposer import Proposer
 
 
 def two_changes_at_once() -> list[Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
-from wal import sectors
-from wal.environment import Environment
-from wal.records import LogMark
-from wal.sync_log import SyncRecord
+from forebay.wal import sectors
+from forebay.wal.environment import Environment
+from forebay.wal.records import LogMark
+from forebay.wal.sync_log import SyncRecord
 
 
 def record_not_synced() -> list[Any]:

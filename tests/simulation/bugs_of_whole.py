@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
-from replica.model.buffers import PersistentBuffer
-from replica.scheduler import persistent
+from forebay.replica.model.buffers import PersistentBuffer
+from forebay.replica.scheduler import persistent
 
 
 def persistent_space_not_counted() -> list[Any]:

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from cluster.api.web import Problem
-from cluster.server.liveness import AgentReport
-from cluster.server.pending import NotLeading, QueueFull, Settlement
-from replica.messages import commands as c
-from replica.model.buffers import Access, Transfer, TransferKind
-from replica.model.job_states import JobState
-from replica.model.jobs import Hold
-from replica.model.orders import Order
-from replica.model.pools import Pool
-from replica.model.requests import BufferRequest, JobRequest
-from replica.model.stages import Stage
-from replica.state.state import State
-from replica.values.command_ids import encode_session_command_id
-from replica.values.errors import RefusalCode
-from replica.views.orders import orders_for
+from forebay.cluster.api.web import Problem
+from forebay.cluster.server.liveness import AgentReport
+from forebay.cluster.server.pending import NotLeading, QueueFull, Settlement
+from forebay.replica.messages import commands as c
+from forebay.replica.model.buffers import Access, Transfer, TransferKind
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.orders import Order
+from forebay.replica.model.pools import Pool
+from forebay.replica.model.requests import BufferRequest, JobRequest
+from forebay.replica.model.stages import Stage
+from forebay.replica.state.state import State
+from forebay.replica.values.command_ids import encode_session_command_id
+from forebay.replica.values.errors import RefusalCode
+from forebay.replica.views.orders import orders_for
+from forebay.wal import BrokenInvariant, StorageFailed
 from tests.simulation import whole
 from tests.simulation.doors import RIGHT_S, OwnClock, command_id, off_s, pass_the_door, seconds_off
 from tests.simulation.replicas import SimReplica
-from wal import BrokenInvariant, StorageFailed
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -11,11 +11,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
-from cluster.consensus.progress import Phase
-from replica.messages import commands as c
+from forebay.cluster.consensus.progress import Phase
+from forebay.replica.messages import commands as c
+from forebay.wal.journal import RECENT_MAX_BYTES
 from tests.cluster.consensus.deep import limits
 from tests.simulation.clients import SimClient
-from wal.journal import RECENT_MAX_BYTES
 
 if TYPE_CHECKING:
     from tests.simulation.replicas import SimReplica

@@ -15,12 +15,10 @@ from typing import Any
 
 import lmdb
 
-from tests.simulation.files import SimFiles
-from tests.simulation.sync_log import SimLog
-from wal import environment as wal_environment
-from wal.environment import Environment
-from wal.failures import Condition, RecoveryRefused, StorageFailed
-from wal.records import (
+from forebay.wal import environment as wal_environment
+from forebay.wal.environment import Environment
+from forebay.wal.failures import Condition, RecoveryRefused, StorageFailed
+from forebay.wal.records import (
     ENTRIES,
     FIRST_INCARNATION,
     HARD_KEY,
@@ -35,6 +33,8 @@ from wal.records import (
     unpack_hard,
     unpack_marks,
 )
+from tests.simulation.files import SimFiles
+from tests.simulation.sync_log import SimLog
 
 SYNC_S = 0.000_5
 """What a sync takes on a disk that is well, seconds."""

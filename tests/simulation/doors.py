@@ -11,10 +11,10 @@ import re
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-from cluster.api.web import Problem
-from cluster.security import Identity, Role
-from replica.messages import commands as c
-from replica.values import MICROSECONDS_PER_SECOND
+from forebay.cluster.api.web import Problem
+from forebay.cluster.security import Identity, Role
+from forebay.replica.messages import commands as c
+from forebay.replica.values import MICROSECONDS_PER_SECOND
 from tests.simulation.loop import EPOCH_US, Timeline
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from replica.messages import commands
-from replica.state.digest import state_digest
+from forebay.replica.messages import commands
+from forebay.replica.state.digest import state_digest
 from tests.simulation import whole
 from tests.simulation.clients import SimClient
 

@@ -12,19 +12,19 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.messages import commands as c
-from replica.model.jobs import Job
-from replica.model.orders import Order
-from replica.model.pools import ObservedFilesystem
-from replica.operations.external_jobs import ExternalJobLookup, ExternalJobPhase, find_external_job
-from replica.values.errors import RefusalCode
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.messages import commands as c
+from forebay.replica.model.jobs import Job
+from forebay.replica.model.orders import Order
+from forebay.replica.model.pools import ObservedFilesystem
+from forebay.replica.operations.external_jobs import ExternalJobLookup, ExternalJobPhase, find_external_job
+from forebay.replica.values.errors import RefusalCode
 from tests.replica.external_job_world import CLUSTER, DATA, RESULTS, SLURM, asked
 from tests.simulation.clients import GRAIN_BYTES, OPERATOR, Caller, SimAgent
 
 if TYPE_CHECKING:
-    from cluster.server.pending import Settlement
-    from replica.state.state import State
+    from forebay.cluster.server.pending import Settlement
+    from forebay.replica.state.state import State
     from tests.simulation.world import World
 
 PROFILES_WITH_EXTERNAL_JOBS: Final = ("external_jobs", "all")

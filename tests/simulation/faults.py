@@ -6,15 +6,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from cluster.consensus import ChangeRefused, NotLeader
-from replica.decide.decide import decide
-from replica.messages.commands import kind_of
-from replica.messages.entries import Acceptance, Batch, Entry
-from replica.values.units import Instant, Revision
+from forebay.cluster.consensus import ChangeRefused, NotLeader
+from forebay.replica.decide.decide import decide
+from forebay.replica.messages.commands import kind_of
+from forebay.replica.messages.entries import Acceptance, Batch, Entry
+from forebay.replica.values.units import Instant, Revision
+from forebay.wal.codec import encode_batch
 from tests.simulation import deep
 from tests.simulation.clients import SimClient
 from tests.simulation.replicas import SimReplica
-from wal.codec import encode_batch
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapshots.finalize import SnapshotDisk, SnapshotName
+from forebay.snapshots.finalize import SnapshotDisk, SnapshotName
 
 if TYPE_CHECKING:
     from tests.simulation.disk import SimDisk

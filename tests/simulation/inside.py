@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster.consensus.state import RaftState
+from forebay.cluster.consensus.state import RaftState
+from forebay.wal.records import STATE, HardState
 from tests.cluster.consensus.marks import broken_marks, votes_missing
 from tests.simulation.disk import SimDisk
-from wal.records import STATE, HardState
 
 if TYPE_CHECKING:
     from tests.simulation.replicas import SimReplica

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from replica.fold.fold import fold_into
-from replica.messages import events as e
-from replica.model.buffers import HOLDING, TRANSITIONS, BufferState, PersistentBuffer
-from replica.model.job_states import ENDED
-from replica.model.requests import JobRequest
-from replica.state.builder import StateBuilder
-from replica.state.state import State
+from forebay.replica.fold.fold import fold_into
+from forebay.replica.messages import events as e
+from forebay.replica.model.buffers import HOLDING, TRANSITIONS, BufferState, PersistentBuffer
+from forebay.replica.model.job_states import ENDED
+from forebay.replica.model.requests import JobRequest
+from forebay.replica.state.builder import StateBuilder
+from forebay.replica.state.state import State
 
 LEGAL = frozenset((before, after) for (before, _), after in TRANSITIONS.items())
 LEGAL_OF_EXTERNAL_JOBS = LEGAL | {(BufferState.STAGED_IN, BufferState.RUNNING)}

@@ -15,7 +15,7 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Any
 
-from replica.values.units import MICROSECONDS_PER_SECOND, Instant
+from forebay.replica.values.units import MICROSECONDS_PER_SECOND, Instant
 
 EPOCH_US = 1_800_000_000_000_000
 """The wall clock when a simulation begins, microseconds since 1970."""

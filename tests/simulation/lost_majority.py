@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 from unittest.mock import patch
 
-from cluster.server import storage as storage_module
-from cluster.server.recovery import RecoveryPlan, new_incarnation, plan_recovery, recover
-from cluster.server.storage import Storage, open_storage
-from cluster.system.clock import SystemClock
+from forebay.cluster.server import storage as storage_module
+from forebay.cluster.server.recovery import RecoveryPlan, new_incarnation, plan_recovery, recover
+from forebay.cluster.server.storage import Storage, open_storage
+from forebay.cluster.system.clock import SystemClock
+from forebay.wal import Entry, EntryKind, Incarnation, kind_of
 from tests.simulation.replicas import SimReplica
 from tests.simulation.world import World
-from wal import Entry, EntryKind, Incarnation, kind_of
 
 PROFILES = ("net", "crash", "disk", "membership")
 RUN_S = (0.3, 2.0)

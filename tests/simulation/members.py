@@ -11,19 +11,19 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
-from cluster.consensus import ChangeRefused, MemberChange
-from cluster.consensus.configurations import next_configuration
-from cluster.schemas.jobs import MemberView
-from cluster.schemas.operations import LIST_MEMBERS, ApiOperation
-from cluster.server import joining
-from cluster.server.joining import JoiningRefused
-from cluster.server.membership import members
-from cluster.server.pending import NotLeading
-from cluster.server.storage import member_note
+from forebay.cluster.consensus import ChangeRefused, MemberChange
+from forebay.cluster.consensus.configurations import next_configuration
+from forebay.cluster.schemas.jobs import MemberView
+from forebay.cluster.schemas.operations import LIST_MEMBERS, ApiOperation
+from forebay.cluster.server import joining
+from forebay.cluster.server.joining import JoiningRefused
+from forebay.cluster.server.membership import members
+from forebay.cluster.server.pending import NotLeading
+from forebay.cluster.server.storage import member_note
+from forebay.wal.configuration import ChangeKind, Configuration
 from tests.simulation.loop import EPOCH_US
 from tests.simulation.replicas import SimReplica
 from tests.simulation.watched import WatchedController
-from wal.configuration import ChangeKind, Configuration
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cluster.consensus.frames import AnyMessage, decode_body, encode_frame
+from forebay.cluster.consensus.frames import AnyMessage, decode_body, encode_frame
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -10,20 +10,20 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple
 
-from cluster.consensus.frames import AnyMessage, AppendReply, SnapshotReply, VoteReply, VoteRequest
-from replica.messages.entries import CachedReply, Entry
-from replica.messages.events import job_of
-from replica.state.builder import StateBuilder
-from replica.state.digest import state_digest
-from replica.state.invariants import find_violations
-from replica.state.state import EMPTY, State
-from replica.values.errors import LedgerViolation
-from replica.values.units import Revision
+from forebay.cluster.consensus.frames import AnyMessage, AppendReply, SnapshotReply, VoteReply, VoteRequest
+from forebay.replica.messages.entries import CachedReply, Entry
+from forebay.replica.messages.events import job_of
+from forebay.replica.state.builder import StateBuilder
+from forebay.replica.state.digest import state_digest
+from forebay.replica.state.invariants import find_violations
+from forebay.replica.state.state import EMPTY, State
+from forebay.replica.values.errors import LedgerViolation
+from forebay.replica.values.units import Revision
+from forebay.wal.codec import EntryKind, decode_batch, kind_of
+from forebay.wal.configuration import ConfigurationAt, decode_configuration
 from tests.simulation.disk import SimDisk
 from tests.simulation.lives import Lives
 from tests.simulation.register import Register
-from wal.codec import EntryKind, decode_batch, kind_of
-from wal.configuration import ConfigurationAt, decode_configuration
 
 FIELDS = State.__struct_fields__
 

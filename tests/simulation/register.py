@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wal.configuration import ChangeKind, Configuration, ConfigurationAt, incarnation_of
+from forebay.wal.configuration import ChangeKind, Configuration, ConfigurationAt, incarnation_of
 
 BY_OPERATORS = (ChangeKind.ADD, ChangeKind.REMOVE, ChangeKind.REPLACE)
 

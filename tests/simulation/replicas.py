@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from cluster.api.service import ApiService
-from cluster.config.config import ReplicaConfig
-from cluster.consensus import Machine, RemovedFromCluster, Role
-from cluster.consensus.leader_election import GRACE_HEARTBEATS
-from cluster.consensus.log_replication import quorum_deadline_s
-from cluster.schemas.jobs import StatusView
-from cluster.serve import founding_of
-from cluster.server.controller import Controller
-from cluster.server.storage import MEMBER_NAME, StorageRefused, allow_first_start, open_storage
-from cluster.system.address import Address
-from replica.values import MICROSECONDS_PER_SECOND
-from snapshots import SnapshotFailed, SnapshotStore
+from forebay.cluster.api.service import ApiService
+from forebay.cluster.config.config import ReplicaConfig
+from forebay.cluster.consensus import Machine, RemovedFromCluster, Role
+from forebay.cluster.consensus.leader_election import GRACE_HEARTBEATS
+from forebay.cluster.consensus.log_replication import quorum_deadline_s
+from forebay.cluster.schemas.jobs import StatusView
+from forebay.cluster.serve import founding_of
+from forebay.cluster.server.controller import Controller
+from forebay.cluster.server.storage import MEMBER_NAME, StorageRefused, allow_first_start, open_storage
+from forebay.cluster.system.address import Address
+from forebay.replica.values import MICROSECONDS_PER_SECOND
+from forebay.snapshots import SnapshotFailed, SnapshotStore
+from forebay.wal import BrokenInvariant, LedgerBroken, StorageFailed
+from forebay.wal.configuration import ConfigurationAt
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import Died, SimClock, VirtualLoop
 from tests.simulation.network import SimLinks
 from tests.simulation.watched import WatchedController, WatchedJournal
-from wal import BrokenInvariant, LedgerBroken, StorageFailed
-from wal.configuration import ConfigurationAt
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 import msgspec
 
-from cluster.consensus import log_replication
-from cluster.consensus.frames import (
+from forebay.cluster.consensus import log_replication
+from forebay.cluster.consensus.frames import (
     AnyMessage,
     AppendReply,
     AppendRequest,
@@ -23,8 +23,8 @@ from cluster.consensus.frames import (
     VoteReply,
     VoteRequest,
 )
-from cluster.server.pending import NotLeading
-from replica.messages.commands import Request
+from forebay.cluster.server.pending import NotLeading
+from forebay.replica.messages.commands import Request
 from tests.simulation.clients import SimClient
 from tests.simulation.replicas import SimReplica
 from tests.simulation.world import World

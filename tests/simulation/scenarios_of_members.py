@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from cluster.consensus import ChangeRefused, MemberChange, NotLeader
-from cluster.consensus.frames import AnyMessage, AppendRequest, Heartbeat, VoteRequest
+from forebay.cluster.consensus import ChangeRefused, MemberChange, NotLeader
+from forebay.cluster.consensus.frames import AnyMessage, AppendRequest, Heartbeat, VoteRequest
+from forebay.wal.configuration import ChangeKind
 from tests.simulation.replicas import SimReplica
 from tests.simulation.scenarios import Story
 from tests.simulation.world import World
-from wal.configuration import ChangeKind
 
 
 def _remove(leader: SimReplica, *gone: SimReplica) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.consensus.log_replication import quorum_deadline_s
+from forebay.cluster.consensus.log_replication import quorum_deadline_s
 from tests.simulation.scenarios import Story
 from tests.simulation.world import World
 

@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from cluster.consensus import raft_log
-from cluster.consensus.frames import AnyMessage, AppendRequest
+from forebay.cluster.consensus import raft_log
+from forebay.cluster.consensus.frames import AnyMessage, AppendRequest
 from tests.simulation.scenarios import Story
 from tests.simulation.world import World
 

@@ -6,9 +6,9 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from wal import replay, sectors
-from wal.records import LOG_KEY, STATE, unpack_log
-from wal.sectors import BLOCK_BYTES, SECTOR_BYTES
+from forebay.wal import replay, sectors
+from forebay.wal.records import LOG_KEY, STATE, unpack_log
+from forebay.wal.sectors import BLOCK_BYTES, SECTOR_BYTES
 
 if TYPE_CHECKING:
     from tests.simulation.disk import SimDisk

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cluster.consensus.peer_clocks import OFF_S
-from cluster.server.agreed_time import SLEW
-from replica.messages import commands as c
-from replica.model import JobState, Reservation, ReservedSpace
-from replica.values import MICROSECONDS_PER_SECOND, Instant
+from forebay.cluster.consensus.peer_clocks import OFF_S
+from forebay.cluster.server.agreed_time import SLEW
+from forebay.replica.messages import commands as c
+from forebay.replica.model import JobState, Reservation, ReservedSpace
+from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant
 from tests.simulation import whole
 from tests.simulation.loop import EPOCH_US
 from tests.simulation.replicas import SimReplica

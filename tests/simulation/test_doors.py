@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from replica.messages import commands as c
+from forebay.replica.messages import commands as c
 from tests.simulation.clients import SimAgent, SimClient
 from tests.simulation.doors import OwnClock
 from tests.simulation.scenarios import Story

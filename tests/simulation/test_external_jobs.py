@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from replica.decide import external_jobs as decided
+from forebay.replica.decide import external_jobs as decided
 from tests.simulation.world import simulate
 
 SEEDS = range(1, 25)

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
+from forebay.wal.journal import Entry
+from forebay.wal.records import HardState
 from tests.simulation.replicas import SimReplica
 from tests.simulation.world import World
-from wal.journal import Entry
-from wal.records import HardState
 
 
 def leader_of(world: World) -> SimReplica:

@@ -10,7 +10,8 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from cluster.server.storage import StorageRefused
+from forebay.cluster.server.storage import StorageRefused
+from forebay.wal import LedgerBroken, StorageFailed
 from tests.later_release import MADE_UP, later_release
 from tests.simulation import runner, scenarios
 from tests.simulation.bugs import planted
@@ -19,7 +20,6 @@ from tests.simulation.faults import PROFILES
 from tests.simulation.oracle import Oracle
 from tests.simulation.replicas import SimReplica
 from tests.simulation.world import World, simulate
-from wal import LedgerBroken, StorageFailed
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 3

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from cluster.system import SLOW_SYNC_S
+from forebay.cluster.system import SLOW_SYNC_S
 from tests.simulation.replicas import SimReplica
 from tests.simulation.scenarios import Story
 from tests.simulation.world import World

@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from replica.messages import commands as c
-from replica.model.accounts import Limit, LimitKind, Qos
-from replica.model.buffers import Access
-from replica.model.job_states import JobState
-from replica.model.jobs import Hold
-from replica.model.partitions import Partition, PartitionState
-from replica.model.requests import BufferRequest, Dependency, DependencyKind, JobChange, JobOptions, with_options
-from replica.values.units import NEVER, Instant
+from forebay.replica.messages import commands as c
+from forebay.replica.model.accounts import Limit, LimitKind, Qos
+from forebay.replica.model.buffers import Access
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.partitions import Partition, PartitionState
+from forebay.replica.model.requests import (
+    BufferRequest,
+    Dependency,
+    DependencyKind,
+    JobChange,
+    JobOptions,
+    with_options,
+)
+from forebay.replica.values.units import NEVER, Instant
 
 if TYPE_CHECKING:
     from tests.simulation.clients import SimClient

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cluster.server.controller import Controller
-from snapshots import Image
-from wal import Journal
-from wal.configuration import Configuration, ConfigurationAt, decode_configuration, is_configuration
-from wal.journal import Entry
+from forebay.cluster.server.controller import Controller
+from forebay.snapshots import Image
+from forebay.wal import Journal
+from forebay.wal.configuration import Configuration, ConfigurationAt, decode_configuration, is_configuration
+from forebay.wal.journal import Entry
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.messages import commands as c
-from replica.messages import features
-from replica.model.buffers import Access
-from replica.model.configuration import check_persistent_allowed
-from replica.model.job_states import JobState
-from replica.model.jobs import Hold
-from replica.model.orders import Order
-from replica.model.requests import CreatePersistent, DestroyPersistent, JobOptions, with_options
-from replica.model.stages import Stage
-from replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt
-from replica.values.errors import Refusal
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import features
+from forebay.replica.model.buffers import Access
+from forebay.replica.model.configuration import check_persistent_allowed
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.orders import Order
+from forebay.replica.model.requests import CreatePersistent, DestroyPersistent, JobOptions, with_options
+from forebay.replica.model.stages import Stage
+from forebay.replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt
+from forebay.replica.values.errors import Refusal
 from tests.replica.world import beside_space
 from tests.simulation import waiting
 

@@ -21,21 +21,22 @@ import lmdb
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cluster.config.config import Config
-from cluster.consensus import Consensus, Role, Seals, driver, raft_log
-from cluster.consensus import snapshots as transfer_module
-from cluster.consensus.frames import PROMISES, AnyMessage
-from cluster.serve import timing_of
-from cluster.server import controller as controller_module
-from cluster.server import duties as duties_module
-from cluster.server import storage as storage_module
-from cluster.server.duties import POLL_PERIOD_S
-from cluster.system.address import Address
-from replica.fold.dedup_cache import CacheLimits
-from replica.messages import features
-from replica.state.state import State
-from replica.values import MICROSECONDS_PER_SECOND
-from snapshots import store as store_module
+from forebay.cluster.config.config import Config
+from forebay.cluster.consensus import Consensus, Role, Seals, driver, raft_log
+from forebay.cluster.consensus import snapshots as transfer_module
+from forebay.cluster.consensus.frames import PROMISES, AnyMessage
+from forebay.cluster.serve import timing_of
+from forebay.cluster.server import controller as controller_module
+from forebay.cluster.server import duties as duties_module
+from forebay.cluster.server import storage as storage_module
+from forebay.cluster.server.duties import POLL_PERIOD_S
+from forebay.cluster.system.address import Address
+from forebay.replica.fold.dedup_cache import CacheLimits
+from forebay.replica.messages import features
+from forebay.replica.state.state import State
+from forebay.replica.values import MICROSECONDS_PER_SECOND
+from forebay.snapshots import store as store_module
+from forebay.wal.journal import RECENT_MAX_BYTES
 from tests.simulation import deep
 from tests.simulation.clients import SimAgent, SimClient
 from tests.simulation.disk import SimDisk, SimEnvironments
@@ -49,7 +50,6 @@ from tests.simulation.members import Operator
 from tests.simulation.network import Network, SimLinks
 from tests.simulation.oracle import Oracle
 from tests.simulation.replicas import SimReplica
-from wal.journal import RECENT_MAX_BYTES
 
 STEP_US: Final = 2_000_000
 """How far ahead of the world a replica may be within one step, by slow syncs, microseconds: one that dies there was."""
@@ -57,8 +57,8 @@ STEP_US: Final = 2_000_000
 DECIDE_S: Final = 0.000_02
 """What applying one entry takes, seconds: time passes while a replica works."""
 
-answers_module: Final = importlib.import_module("replica.fold.dedup_cache")
-expiry_module: Final = importlib.import_module("replica.decide.sessions")
+answers_module: Final = importlib.import_module("forebay.replica.fold.dedup_cache")
+expiry_module: Final = importlib.import_module("forebay.replica.decide.sessions")
 """The face of the room has the function of the same name."""
 
 CLUSTER_ID: Final = "5a" * 16

@@ -19,11 +19,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster.client import Client
-from cluster.schemas import operations as ops
-from cluster.schemas.jobs import JobView
-from cluster.slurm import programs, script_text, submission_check
-from cluster.slurm.install import SUBMISSION_CHECK
+from forebay.cluster.client import Client
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.jobs import JobView
+from forebay.cluster.slurm import programs, script_text, submission_check
+from forebay.cluster.slurm.install import SUBMISSION_CHECK
 from tests.account import KNOWN
 from tests.benchmarks.users.slurm import SlurmSite, missing
 from tests.faults.local_cluster import REPLICAS, LocalCluster, RunFailed
@@ -245,7 +245,7 @@ class Site(Submitted):
     def _bridge(self, state: Path, run: Path) -> list[str]:
         words = ["--config", str(self._bridge_file), "--name", "slurm", "--state", str(state), "--run", str(run)]
         account = ["setpriv", f"--reuid={self._user.pw_uid}", f"--regid={self._user.pw_gid}", "--clear-groups"]
-        return [*account, sys.executable, "-m", "cluster.slurm", *words]
+        return [*account, sys.executable, "-m", "forebay.cluster.slurm", *words]
 
     def runs(self) -> dict[str, Path]:
         """Return where each bridge is, by its name here."""

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.client import ApiError
+from forebay.cluster.client import ApiError
 from tests.account import KNOWN
 from tests.benchmarks.users.slurm import SlurmSite
 from tests.faults.local_cluster import RunFailed

@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 
-from snapshots.finalize import SnapshotDisk
+from forebay.snapshots.finalize import SnapshotDisk
 
 
 class TracingDisk(SnapshotDisk):

@@ -8,24 +8,24 @@ import immutables
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from replica.messages import events as e
-from replica.messages.commands import Actor, ActorRole
-from replica.messages.entries import Batch, CachedReply, Entry
-from replica.model.buffers import Access, Buffer, BufferState, Transfer, TransferKind
-from replica.model.configuration import Site
-from replica.model.job_states import ENDED, JobState
-from replica.model.jobs import Hold, Job
-from replica.model.nodes import Node
-from replica.model.pools import Pool
-from replica.model.requests import BufferRequest, Dependency, DependencyKind, JobRequest
-from replica.model.stages import Stage
-from replica.state.derived import derive
-from replica.state.single_replies import SingleReplies
-from replica.state.state import TABLES, State
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.units import Instant, Revision
-from snapshots.image import Assembly, Image
-from wal.configuration import Change, ChangeKind, Configuration, ConfigurationAt, Member
+from forebay.replica.messages import events as e
+from forebay.replica.messages.commands import Actor, ActorRole
+from forebay.replica.messages.entries import Batch, CachedReply, Entry
+from forebay.replica.model.buffers import Access, Buffer, BufferState, Transfer, TransferKind
+from forebay.replica.model.configuration import Site
+from forebay.replica.model.job_states import ENDED, JobState
+from forebay.replica.model.jobs import Hold, Job
+from forebay.replica.model.nodes import Node
+from forebay.replica.model.pools import Pool
+from forebay.replica.model.requests import BufferRequest, Dependency, DependencyKind, JobRequest
+from forebay.replica.model.stages import Stage
+from forebay.replica.state.derived import derive
+from forebay.replica.state.single_replies import SingleReplies
+from forebay.replica.state.state import TABLES, State
+from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.units import Instant, Revision
+from forebay.snapshots.image import Assembly, Image
+from forebay.wal.configuration import Change, ChangeKind, Configuration, ConfigurationAt, Member
 
 MIB = 1024 * 1024
 DIGEST = bytes(range(32))

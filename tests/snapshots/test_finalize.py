@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from snapshots import (
+from forebay.snapshots import (
     SnapshotAbandoned,
     SnapshotFailed,
     SnapshotName,
@@ -24,7 +24,7 @@ from snapshots import (
     load_snapshot,
     write_snapshot,
 )
-from snapshots.finalize import RESERVE_BYTES, SnapshotDisk, remove_if_abandoned
+from forebay.snapshots.finalize import RESERVE_BYTES, SnapshotDisk, remove_if_abandoned
 from tests.snapshots.disks import FailingDisk, KillingDisk, TracingDisk
 from tests.snapshots.states import many_jobs, small_image
 
@@ -97,7 +97,7 @@ def test_what_the_journal_needs_is_left_free(
         written.append(os.fstat(file).st_size)
         return SimpleNamespace(f_blocks=blocks, f_frsize=4096, f_bavail=(free_bytes - written[-1]) / 4096)
 
-    monkeypatch.setattr("snapshots.finalize.os.fstatvfs", room)
+    monkeypatch.setattr("forebay.snapshots.finalize.os.fstatvfs", room)
     write_snapshot(tmp_path, small_image(7))
     free_bytes -= 1
     with pytest.raises(SnapshotFailed, match="No space left on device; free space on that file system"):
@@ -187,7 +187,7 @@ except SnapshotFailed as why:
 
 def test_short_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
-    monkeypatch.setattr("snapshots.finalize.os.write", lambda file, data: write(file, bytes(data[:7])))
+    monkeypatch.setattr("forebay.snapshots.finalize.os.write", lambda file, data: write(file, bytes(data[:7])))
     path = write_snapshot(tmp_path, small_image())
     monkeypatch.undo()
     assert load_snapshot(path) == small_image()

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from snapshots import load_snapshot, write_snapshot
-from snapshots.finalize import FORMAT_VERSION, frame_checksum
-from snapshots.restore import inspect
+from forebay.snapshots import load_snapshot, write_snapshot
+from forebay.snapshots.finalize import FORMAT_VERSION, frame_checksum
+from forebay.snapshots.restore import inspect
 from tests.snapshots.states import small_image
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -9,20 +9,20 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from replica.fold.apply import apply_batch
-from replica.messages import features
-from replica.messages.commands import Actor, ActorRole
-from replica.messages.entries import Batch, CachedReply, Session
-from replica.messages.features import ReleaseNeeded
-from replica.model.jobs import Job
-from replica.state.derived import derive
-from replica.state.digest import state_digest
-from replica.state.invariants import find_violations
-from replica.state.session_replies import SessionReplies
-from replica.state.state import EMPTY, TABLES, State, Table
-from replica.values.command_ids import encode_session_command_id, reply_key
-from replica.values.units import Instant, Revision
-from snapshots.image import (
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.messages import features
+from forebay.replica.messages.commands import Actor, ActorRole
+from forebay.replica.messages.entries import Batch, CachedReply, Session
+from forebay.replica.messages.features import ReleaseNeeded
+from forebay.replica.model.jobs import Job
+from forebay.replica.state.derived import derive
+from forebay.replica.state.digest import state_digest
+from forebay.replica.state.invariants import find_violations
+from forebay.replica.state.session_replies import SessionReplies
+from forebay.replica.state.state import EMPTY, TABLES, State, Table
+from forebay.replica.values.command_ids import encode_session_command_id, reply_key
+from forebay.replica.values.units import Instant, Revision
+from forebay.snapshots.image import (
     CAPACITY,
     END,
     HEADER,
@@ -34,6 +34,7 @@ from snapshots.image import (
     SnapshotHeader,
     to_sections,
 )
+from forebay.wal.configuration import ConfigurationAt
 from tests.snapshots.states import (
     DIGEST,
     MEMBERS,
@@ -45,7 +46,6 @@ from tests.snapshots.states import (
     number_of,
     small_image,
 )
-from wal.configuration import ConfigurationAt
 
 _replace = msgspec.structs.replace
 

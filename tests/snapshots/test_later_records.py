@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from replica.messages import commands as c
-from replica.model.accounts import Account, AccountUser
-from replica.model.partitions import Partition, PartitionState
-from replica.model.requests import Dependency, DependencyKind, JobOptions, JobRequest
-from replica.state.digest import state_digest
-from snapshots.image import DIGEST_BYTES, Image, to_sections
+from forebay.replica.messages import commands as c
+from forebay.replica.model.accounts import Account, AccountUser
+from forebay.replica.model.partitions import Partition, PartitionState
+from forebay.replica.model.requests import Dependency, DependencyKind, JobOptions, JobRequest
+from forebay.replica.state.digest import state_digest
+from forebay.snapshots.image import DIGEST_BYTES, Image, to_sections
 from tests.replica.world import SCRIPT, World, user
 from tests.snapshots.states import from_sections
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from snapshots import (
+from forebay.snapshots import (
     Receiver,
     SnapshotAbandoned,
     SnapshotFailed,
@@ -22,7 +22,7 @@ from snapshots import (
     SnapshotStore,
     write_snapshot,
 )
-from snapshots.receive import CHUNK_BYTES_MAX, receiving_name
+from forebay.snapshots.receive import CHUNK_BYTES_MAX, receiving_name
 from tests.snapshots.disks import FailingDisk, KillingDisk, TracingDisk
 from tests.snapshots.states import many_jobs, small_image
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from snapshots import Image, SnapshotName, SnapshotRefused, inspect, load_snapshot, write_snapshot
-from snapshots.finalize import PREAMBLE, frame_of
-from snapshots.image import CAPACITY, SLICE_BYTES_MAX, Slice, to_sections
+from forebay.snapshots import Image, SnapshotName, SnapshotRefused, inspect, load_snapshot, write_snapshot
+from forebay.snapshots.finalize import PREAMBLE, frame_of
+from forebay.snapshots.image import CAPACITY, SLICE_BYTES_MAX, Slice, to_sections
 from tests.snapshots.states import MIB, images, many_jobs, small_image
 
 

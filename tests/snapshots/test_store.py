@@ -9,8 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from snapshots import SnapshotAbandoned, SnapshotFailed, SnapshotName, SnapshotStore, load_snapshot, write_snapshot
-from snapshots.finalize import SnapshotDisk
+from forebay.snapshots import (
+    SnapshotAbandoned,
+    SnapshotFailed,
+    SnapshotName,
+    SnapshotStore,
+    load_snapshot,
+    write_snapshot,
+)
+from forebay.snapshots.finalize import SnapshotDisk
 from tests.snapshots.disks import FailingDisk, TracingDisk
 from tests.snapshots.states import many_jobs, small_image
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from wal import sync_log
+from forebay.wal import sync_log
 
 LOG_BYTES = 128 << 10
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from forebay.wal.codec import encode_batch
 from tests.wal.samples import EVENTS, sample_batch, tag_of
-from wal.codec import encode_batch
 
 GOLDEN = Path(__file__).parent / "golden"
 

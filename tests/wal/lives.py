@@ -11,10 +11,10 @@ from typing import NamedTuple, NoReturn
 import lmdb
 import pytest
 
+from forebay.wal import Entry, Environment, Journal
+from forebay.wal.ledger import Ledger
 from tests.simulation.disk import SimDisk, SimEnvironments
 from tests.wal.support import CLUSTER, REPLICA, entry
-from wal import Entry, Environment, Journal
-from wal.ledger import Ledger
 
 MAP_SIZE_BYTES = 1 << 24
 

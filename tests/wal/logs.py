@@ -4,13 +4,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from forebay.wal import Environment, records, sectors
+from forebay.wal.environment import DATA_FILE
+from forebay.wal.failures import LOG_FILE
+from forebay.wal.records import STATE, LogMark, StorageIdentity
+from forebay.wal.replay import Sync, pack
+from forebay.wal.sectors import BLOCK_BYTES, SECTOR_BYTES, TAG_BYTES
 from tests.wal.support import CLUSTER, REPLICA, apply, edit, entry, fill, opened
-from wal import Environment, records, sectors
-from wal.environment import DATA_FILE
-from wal.failures import LOG_FILE
-from wal.records import STATE, LogMark, StorageIdentity
-from wal.replay import Sync, pack
-from wal.sectors import BLOCK_BYTES, SECTOR_BYTES, TAG_BYTES
 
 IDENTITY = records.pack_identity(StorageIdentity(CLUSTER, REPLICA))
 

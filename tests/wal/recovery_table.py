@@ -2,8 +2,8 @@
 
 import textwrap
 
+from forebay.wal.failures import OTHERWISE_REPLACE, REPLACE, Condition, Reaction
 from tests.repo.prose import LINE_MAX
-from wal.failures import OTHERWISE_REPLACE, REPLACE, Condition, Reaction
 
 _DONE = {
     Reaction.CREATE: "begins without data",

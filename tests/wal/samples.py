@@ -8,8 +8,8 @@ import msgspec
 import msgspec.inspect as inspect
 from hypothesis import strategies as st
 
-from replica.messages.entries import Batch, Entry
-from replica.messages.events import Event
+from forebay.replica.messages.entries import Batch, Entry
+from forebay.replica.messages.events import Event
 
 EVENTS: tuple[type[msgspec.Struct], ...] = get_args(Event)
 

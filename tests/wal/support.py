@@ -8,10 +8,10 @@ from pathlib import Path
 
 import lmdb
 
-from wal import records
-from wal.environment import DATA_FILE, Environment
-from wal.journal import Entry, Journal
-from wal.records import TABLES
+from forebay.wal import records
+from forebay.wal.environment import DATA_FILE, Environment
+from forebay.wal.journal import Entry, Journal
+from forebay.wal.records import TABLES
 
 CLUSTER = "cluster-1"
 REPLICA = "r1"

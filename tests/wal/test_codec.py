@@ -10,14 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica.messages import features
-from replica.messages.entries import Batch
-from replica.messages.events import FeatureLevelRaised, TornDown
-from replica.messages.features import ReleaseNeeded
-from tests.wal import golden_files
-from tests.wal.samples import BATCHES, EVENTS, sample_batch, tag_of
-from wal import ENTRY_MAX_BYTES
-from wal.codec import (
+from forebay.replica.messages import features
+from forebay.replica.messages.entries import Batch
+from forebay.replica.messages.events import FeatureLevelRaised, TornDown
+from forebay.replica.messages.features import ReleaseNeeded
+from forebay.wal import ENTRY_MAX_BYTES
+from forebay.wal.codec import (
     NO_OP,
     CodecError,
     EntryKind,
@@ -32,6 +30,8 @@ from wal.codec import (
     no_op_of,
     revision_after,
 )
+from tests.wal import golden_files
+from tests.wal.samples import BATCHES, EVENTS, sample_batch, tag_of
 
 GOLDEN = sorted(golden_files.GOLDEN.glob("*.json"))
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal.codec import CodecError, EntryKind, decode_batch, kind_of, revision_after
-from wal.configuration import (
+from forebay.wal.codec import CodecError, EntryKind, decode_batch, kind_of, revision_after
+from forebay.wal.configuration import (
     Change,
     ChangeKind,
     Configuration,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from forebay.wal import Environment, Journal, RecoveryRefused, StorageFailed, records
+from forebay.wal.environment import DATA_FILE
+from forebay.wal.journal import Entry
+from forebay.wal.ledger import Ledger, LedgerBroken
+from forebay.wal.recovery import Condition
 from tests.wal.support import CLUSTER, REPLICA, apply, entry, fill, flip_value_in_file, open_env, opened
-from wal import Environment, Journal, RecoveryRefused, StorageFailed, records
-from wal.environment import DATA_FILE
-from wal.journal import Entry
-from wal.ledger import Ledger, LedgerBroken
-from wal.recovery import Condition
 
 FLIPS = 160
 """Flipped bits, spread over the file: more are a matter of patience, 6,000 were tried by hand."""

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from forebay.wal import Entry, RecoveryRefused
+from forebay.wal.recovery import Condition
 from tests.simulation.bugs import planted
 from tests.wal.lives import Died, Life, lives, state_of
 from tests.wal.support import entry
-from wal import Entry, RecoveryRefused
-from wal.recovery import Condition
 
 TEARS = 3
 """How often each death is tried, each time with other sectors lost."""

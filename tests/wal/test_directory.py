@@ -11,12 +11,12 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from forebay.wal import Environment, Journal, RecoveryRefused, StorageFailed
+from forebay.wal import directory as directories
+from forebay.wal.failures import DATA_FILE, LOG_FILE, READERS_FILE, REPLACE
+from forebay.wal.recovery import Condition
+from forebay.wal.sectors import BLOCK_BYTES
 from tests.wal.support import entry, fill, open_env, opened
-from wal import Environment, Journal, RecoveryRefused, StorageFailed
-from wal import directory as directories
-from wal.failures import DATA_FILE, LOG_FILE, READERS_FILE, REPLACE
-from wal.recovery import Condition
-from wal.sectors import BLOCK_BYTES
 
 READER = """
 import sys
@@ -31,8 +31,8 @@ WITHOUT_DESCRIPTORS = """
 import os, resource, sys
 from pathlib import Path
 from wal import Environment, RecoveryRefused
-import wal.environment
-original = wal.environment._open_lmdb
+import forebay.wal.environment
+original = forebay.wal.environment._open_lmdb
 def limited(*given, **more):
     free = os.dup(0)
     os.close(free)
@@ -42,7 +42,7 @@ def limited(*given, **more):
         return original(*given, **more)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-wal.environment._open_lmdb = limited
+forebay.wal.environment._open_lmdb = limited
 try:
     Environment.open(Path(sys.argv[1]), cluster_id="cluster-1", replica="r1", map_size_bytes=1 << 26, create=False)
 except RecoveryRefused as error:
@@ -140,7 +140,7 @@ def test_what_the_system_does_not_open_is_no_damage(
     def fail(*given: object, **more: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("wal.environment._open_lmdb", fail)
+    monkeypatch.setattr("forebay.wal.environment._open_lmdb", fail)
     with pytest.raises(RecoveryRefused, match="the data may be intact") as refused:
         Environment.open_readonly(tmp_path) if readonly else open_env(tmp_path, create=False)
     assert refused.value.condition is Condition.CANNOT_BE_OPENED
@@ -153,7 +153,7 @@ def test_what_the_disk_cannot_read_is_damage(tmp_path: Path, monkeypatch: pytest
     def fail(*given: object, **more: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("wal.environment._open_lmdb", fail)
+    monkeypatch.setattr("forebay.wal.environment._open_lmdb", fail)
     with pytest.raises(RecoveryRefused) as refused:
         open_env(tmp_path, create=False)
     assert refused.value.condition is Condition.DATA_FILE_UNREADABLE
@@ -221,7 +221,7 @@ def test_a_reader_that_was_killed_does_not_hold_pages_for_ever(tmp_path: Path) -
 def test_readers_that_were_killed_do_not_keep_others_from_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal.environment.READERS_MAX", 3)
+    monkeypatch.setattr("forebay.wal.environment.READERS_MAX", 3)
     with open_env(tmp_path) as env:
         journal = Journal(env)
         fill(journal, 3)

@@ -9,11 +9,11 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from forebay.wal import Entry, Environment, Journal, RecoveryRefused, StorageFailed
+from forebay.wal.directory import LOCK_FILE
+from forebay.wal.ledger import Ledger
+from forebay.wal.recovery import Condition
 from tests.wal.support import CLUSTER, REPLICA, apply, entry, fill, open_env, opened
-from wal import Entry, Environment, Journal, RecoveryRefused, StorageFailed
-from wal.directory import LOCK_FILE
-from wal.ledger import Ledger
-from wal.recovery import Condition
 
 HOLDER = """
 import sys
@@ -94,8 +94,8 @@ def test_a_reader_in_another_process_follows_the_growing_file(tmp_path: Path) ->
 import sys
 from pathlib import Path
 from wal import Environment
-from wal.directory import LOCK_FILE
-from wal.ledger import Ledger
+from forebay.wal.directory import LOCK_FILE
+from forebay.wal.ledger import Ledger
 with Environment.open_readonly(Path(sys.argv[1])) as env:
     ledger = Ledger(env)
     for line in sys.stdin:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.wal import BrokenInvariant, Environment, Journal
+from forebay.wal.ledger import HistoryEntry, Ledger, NotThisHistory, export_history
+from forebay.wal.ledger import fill as fill_gap
+from forebay.wal.records import ENTRIES, GAPS, Gap
 from tests.wal.support import apply, edit, entry, fill, open_env, opened
-from wal import BrokenInvariant, Environment, Journal
-from wal.ledger import HistoryEntry, Ledger, NotThisHistory, export_history
-from wal.ledger import fill as fill_gap
-from wal.records import ENTRIES, GAPS, Gap
 
 LAST = 60
 

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.wal.lives import Life, lives, state_of
-from tests.wal.support import apply, entry, fill, opened
-from wal import (
+from forebay.wal import (
     FIRST_INCARNATION,
     BrokenInvariant,
     Entry,
@@ -18,6 +16,8 @@ from wal import (
     lineage_of,
     parse_lineage,
 )
+from tests.wal.lives import Life, lives, state_of
+from tests.wal.support import apply, entry, fill, opened
 
 SECOND = Incarnation(2, "0123456789abcdef")
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.wal.codec import NO_OP, CodecError, decode_batch, encode_batch, one_of_batch
+from forebay.wal.environment import Environment
+from forebay.wal.job_index import NOTHING, VALUE_MAX_BYTES, Hole, IndexPosition, JobIndex, JobIndexBroken, JobIndexRow
+from forebay.wal.ledger import Ledger, LedgerBroken
 from tests.cluster.audit.ledgers import lived, make
-from wal.codec import NO_OP, CodecError, decode_batch, encode_batch, one_of_batch
-from wal.environment import Environment
-from wal.job_index import NOTHING, VALUE_MAX_BYTES, Hole, IndexPosition, JobIndex, JobIndexBroken, JobIndexRow
-from wal.ledger import Ledger, LedgerBroken
 
 MAP_SIZE_BYTES = 16 << 20
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from forebay.wal import BrokenInvariant, Entry, Environment, Journal, StorageFailed
+from forebay.wal import journal as journal_module
+from forebay.wal.codec import NO_OP
+from forebay.wal.ledger import Ledger
+from forebay.wal.records import GENESIS, Gap, chain_digest
 from tests.wal.logs import auditor
 from tests.wal.support import apply, entry, fill, open_env, opened
-from wal import BrokenInvariant, Entry, Environment, Journal, StorageFailed
-from wal import journal as journal_module
-from wal.codec import NO_OP
-from wal.ledger import Ledger
-from wal.records import GENESIS, Gap, chain_digest
 
 ALL = {"max_bytes": 1 << 30, "max_entries": 1 << 20}
 

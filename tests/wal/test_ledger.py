@@ -7,11 +7,11 @@ from typing import Any
 import lmdb
 import pytest
 
+from forebay.wal import CodecError, Environment, Journal, RecoveryRefused, records
+from forebay.wal.ledger import Gap, Ledger, LedgerBroken, LedgerSummary, export_history
+from forebay.wal.ledger import fill as fill_gap
+from forebay.wal.records import CHAIN, ENTRIES, GAPS, GENESIS, REVISIONS, STATE, ChainRow, Entry, chain_digest
 from tests.wal.support import apply, edit, entry, fill, open_env
-from wal import CodecError, Environment, Journal, RecoveryRefused, records
-from wal.ledger import Gap, Ledger, LedgerBroken, LedgerSummary, export_history
-from wal.ledger import fill as fill_gap
-from wal.records import CHAIN, ENTRIES, GAPS, GENESIS, REVISIONS, STATE, ChainRow, Entry, chain_digest
 
 
 def _made(directory: Path, last: int = 600, applied: int = 590) -> bytes:

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from forebay.wal import BrokenInvariant, Entry, Environment, Journal, RecoveryRefused, StorageFailed, sync_log
+from forebay.wal import journal as journal_module
+from forebay.wal.environment import DATA_FILE
+from forebay.wal.failures import LOG_FILE
+from forebay.wal.ledger import Ledger
+from forebay.wal.recovery import Condition
+from forebay.wal.sectors import BLOCK_BYTES
+from forebay.wal.sync_log import RECORD_MAX_BYTES, DiskFile, SyncRecord
 from tests.wal.conftest import LOG_BYTES
 from tests.wal.logs import content_of, made_with_log, rewrite
 from tests.wal.support import apply, entry, fill, open_env, opened
-from wal import BrokenInvariant, Entry, Environment, Journal, RecoveryRefused, StorageFailed, sync_log
-from wal import journal as journal_module
-from wal.environment import DATA_FILE
-from wal.failures import LOG_FILE
-from wal.ledger import Ledger
-from wal.recovery import Condition
-from wal.sectors import BLOCK_BYTES
-from wal.sync_log import RECORD_MAX_BYTES, DiskFile, SyncRecord
 
 ALL = {"max_bytes": 1 << 30, "max_entries": 1 << 20}
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.wal import BrokenInvariant, Environment, Journal, records
+from forebay.wal.journal import Entry
+from forebay.wal.ledger import Ledger, LedgerBroken, export_history
+from forebay.wal.ledger import fill as fill_gap
+from forebay.wal.pruning import authorise, insert_beginning, prune_some, read_pruned
+from forebay.wal.records import CHAIN, ENTRIES, KEPT_ENTRIES, REVISIONS, Gap, PrunedRange, PrunedSegment
 from tests.wal.support import apply, entry, fill, open_env, opened
-from wal import BrokenInvariant, Environment, Journal, records
-from wal.journal import Entry
-from wal.ledger import Ledger, LedgerBroken, export_history
-from wal.ledger import fill as fill_gap
-from wal.pruning import authorise, insert_beginning, prune_some, read_pruned
-from wal.records import CHAIN, ENTRIES, KEPT_ENTRIES, REVISIONS, Gap, PrunedRange, PrunedSegment
 
 LAST = 300
 SEGMENTS = (PrunedSegment(1, 200, 400, 5), PrunedSegment(201, 300, 600, 9))

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from forebay.wal import Environment, Journal, RecoveryRefused, sectors
+from forebay.wal.environment import DATA_FILE
+from forebay.wal.failures import LOG_FILE
+from forebay.wal.ledger import SCANS_MAX, Ledger
+from forebay.wal.recovery import Condition
+from forebay.wal.sync_log import SyncLog
 from tests.wal.logs import auditor, bit_flipped, content_of, made_with_log, offset_of, rewrite, sector_lost
 from tests.wal.support import apply, entry, fill, open_env, opened
-from wal import Environment, Journal, RecoveryRefused, sectors
-from wal.environment import DATA_FILE
-from wal.failures import LOG_FILE
-from wal.ledger import SCANS_MAX, Ledger
-from wal.recovery import Condition
-from wal.sync_log import SyncLog
 
 
 def test_the_ledger_of_a_killed_replica_has_all_that_its_log_proves_and_reading_changes_nothing(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ READER = """
 import sys
 from pathlib import Path
 from wal import Environment
-from wal.ledger import Ledger
+from forebay.wal.ledger import Ledger
 with Environment.open_readonly(Path(sys.argv[1])) as env:
     ledger, last = Ledger(env), 0
     print("ready", flush=True)

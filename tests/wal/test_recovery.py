@@ -14,6 +14,13 @@ from unittest.mock import patch
 import lmdb
 import pytest
 
+from forebay.wal import Environment, Journal, RecoveryRefused, records
+from forebay.wal.environment import DATA_FILE
+from forebay.wal.failures import READERS_FILE, Condition, Reaction
+from forebay.wal.ledger import Ledger
+from forebay.wal.records import CHAIN, ENTRIES, STATE, ChainRow, HardState, Marks
+from forebay.wal.replay import pack
+from forebay.wal.sectors import BLOCK_BYTES, SECTOR_BYTES
 from tests.repo.tree import ROOT
 from tests.wal.logs import (
     bit_flipped,
@@ -30,13 +37,6 @@ from tests.wal.logs import (
     sector_lost,
 )
 from tests.wal.support import CLUSTER, MAP_SIZE_BYTES, REPLICA, apply, edit, entry, fill, open_env, opened
-from wal import Environment, Journal, RecoveryRefused, records
-from wal.environment import DATA_FILE
-from wal.failures import READERS_FILE, Condition, Reaction
-from wal.ledger import Ledger
-from wal.records import CHAIN, ENTRIES, STATE, ChainRow, HardState, Marks
-from wal.replay import pack
-from wal.sectors import BLOCK_BYTES, SECTOR_BYTES
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 META_TXNID_OFFSET = 16 + 4 + 4 + 8 + 8 + 48 + 48 + 8
@@ -447,7 +447,7 @@ def test_a_damaged_tail_entry_above_the_commit_hint_may_be_acknowledged_and_is_n
 def test_what_is_not_checked_at_the_start_is_older_than_what_consensus_sees_and_is_found_by_verify(
     tmp_path: Path,
 ) -> None:
-    from wal.ledger import LedgerBroken
+    from forebay.wal.ledger import LedgerBroken
 
     flipped(ENTRIES, key(2))(tmp_path)
     with open_env(tmp_path, create=False) as env:
@@ -556,7 +556,7 @@ def take_and_give_back(env: Environment, transaction: Any) -> None:
 
 
 def cut_between_commit_and_lengthening() -> AbstractContextManager[object]:
-    return patch("wal.directory.lengthen")
+    return patch("forebay.wal.directory.lengthen")
 
 
 def test_an_audit_of_meta_pages_that_disagree_is_refused_like_a_start(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from wal.failures import Condition, Reaction
+from forebay.wal.failures import Condition, Reaction
 
 HERE = Path(__file__).parent
 BESIDE = HERE.parent / "cluster" / "server" / "test_storage_recovery.py"

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.wal.records import ENTRY_MAX_BYTES, GENESIS, DamagedValue, Entry, HardState, Marks, chain_digest
+from forebay.wal.replay import Contradiction, Sync, pack, replay, unpack
 from tests.wal.support import entry
-from wal.records import ENTRY_MAX_BYTES, GENESIS, DamagedValue, Entry, HardState, Marks, chain_digest
-from wal.replay import Contradiction, Sync, pack, replay, unpack
 
 NUMBERS = st.integers(0, 2**64 - 1)
 HARD = st.one_of(

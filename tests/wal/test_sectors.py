@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wal import records, sectors
-from wal.records import StorageIdentity
-from wal.sectors import BLOCK_BYTES, SECTOR_BYTES, LogAhead, LogDamaged, LogForeign, Tags
+from forebay.wal import records, sectors
+from forebay.wal.records import StorageIdentity
+from forebay.wal.sectors import BLOCK_BYTES, SECTOR_BYTES, LogAhead, LogDamaged, LogForeign, Tags
 
 IDENTITY = records.pack_identity(StorageIdentity("cluster-1", "r1"))
 OTHER = records.pack_identity(StorageIdentity("cluster-1", "r2"))

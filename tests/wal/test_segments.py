@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from forebay.wal import Environment, Journal, segments
+from forebay.wal.archived import ArchivedLedger
+from forebay.wal.ledger import Ledger, SegmentName
+from forebay.wal.pruning import authorise, prune_some
+from forebay.wal.records import PrunedRange
+from forebay.wal.segments import Archive, Segment, SegmentBroken, SegmentDisk, archive_from
 from tests.wal.support import CLUSTER, entry, open_env
 from tests.wal.test_pruning import SEGMENTS
-from wal import Environment, Journal, segments
-from wal.archived import ArchivedLedger
-from wal.ledger import Ledger, SegmentName
-from wal.pruning import authorise, prune_some
-from wal.records import PrunedRange
-from wal.segments import Archive, Segment, SegmentBroken, SegmentDisk, archive_from
 
 LAST = 90
 NOTE = "forebay/cluster-1\n90\nroot\n"

@@ -1,9 +1,9 @@
 """File operations of the agent: durable writes, safe paths (openat), removal, and capacity of buffers."""
 
-from cluster.agent.files import capacity as capacity
-from cluster.agent.files import filesystems as filesystems
-from cluster.agent.files import subvolumes as subvolumes
-from cluster.agent.files.durable import (
+from forebay.cluster.agent.files import capacity as capacity
+from forebay.cluster.agent.files import filesystems as filesystems
+from forebay.cluster.agent.files import subvolumes as subvolumes
+from forebay.cluster.agent.files.durable import (
     BUFFERS,
     CALLS,
     LEFTOVERS,
@@ -25,11 +25,17 @@ from cluster.agent.files.durable import (
     write_new,
     write_reserved,
 )
-from cluster.agent.files.filesystems import FilesystemRefused, buffer_path, identity_at, open_parent, sync_written
-from cluster.agent.files.images import ImageFailed
-from cluster.agent.files.kernel import READ_FLAGS, XATTR_CLASS, allocate, clone, is_local, open_direct, type_of
-from cluster.agent.files.links import beneath, leads_to, names_of
-from cluster.agent.files.paths import (
+from forebay.cluster.agent.files.filesystems import (
+    FilesystemRefused,
+    buffer_path,
+    identity_at,
+    open_parent,
+    sync_written,
+)
+from forebay.cluster.agent.files.images import ImageFailed
+from forebay.cluster.agent.files.kernel import READ_FLAGS, XATTR_CLASS, allocate, clone, is_local, open_direct, type_of
+from forebay.cluster.agent.files.links import beneath, leads_to, names_of
+from forebay.cluster.agent.files.paths import (
     VARIABLES,
     FileIdentity,
     PathRefused,
@@ -45,7 +51,7 @@ from cluster.agent.files.paths import (
     split,
     variable_of,
 )
-from cluster.agent.files.removal import (
+from forebay.cluster.agent.files.removal import (
     KEPT_NAMED_MAX,
     RemovalFailed,
     empty_directory,

@@ -8,10 +8,10 @@ import os
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from cluster.agent.files import images, project_quota, subvolumes
-from cluster.agent.files.images import ImageFailed
-from cluster.agent.files.removal import RemovalFailed, remove_tree
-from cluster.system import closing, names_in, open_directory
+from forebay.cluster.agent.files import images, project_quota, subvolumes
+from forebay.cluster.agent.files.images import ImageFailed
+from forebay.cluster.agent.files.removal import RemovalFailed, remove_tree
+from forebay.cluster.system import closing, names_in, open_directory
 
 WATCH: Final = "watch"
 PROJECT_QUOTA: Final = "project_quota"

@@ -14,8 +14,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from cluster.agent.limits import FILE_BYTES_MAX, RESERVE_BYTES, RESERVE_FILES
-from cluster.system import closing, is_disk_full, names_in, write_all
+from forebay.cluster.agent.limits import FILE_BYTES_MAX, RESERVE_BYTES, RESERVE_FILES
+from forebay.cluster.system import closing, is_disk_full, names_in, write_all
 
 _T = TypeVar("_T")
 

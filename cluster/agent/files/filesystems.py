@@ -17,11 +17,11 @@ import uuid
 from collections.abc import Iterator
 from typing import Final
 
-from cluster.agent.files import capacity
-from cluster.agent.files.durable import BUFFERS, PERSISTENT, RECEIPTS, read_bounded, write_durably
-from cluster.agent.files.removal import remove_tree
-from cluster.system import closing, names_in, open_directory, sync_file_system
-from replica.model import Order, OrderFilesystem
+from forebay.cluster.agent.files import capacity
+from forebay.cluster.agent.files.durable import BUFFERS, PERSISTENT, RECEIPTS, read_bounded, write_durably
+from forebay.cluster.agent.files.removal import remove_tree
+from forebay.cluster.system import closing, names_in, open_directory, sync_file_system
+from forebay.replica.model import Order, OrderFilesystem
 
 MARK: Final = ".forebay-filesystem"
 """Marker file that identifies a shared filesystem."""

@@ -20,8 +20,8 @@ import subprocess
 from collections.abc import Iterator
 from typing import Final
 
-from cluster.agent.files.durable import is_resource_exhausted
-from cluster.system import closing, names_in, open_directory
+from forebay.cluster.agent.files.durable import is_resource_exhausted
+from forebay.cluster.system import closing, names_in, open_directory
 
 IMAGES: Final = ".images"
 """Directory of the image files, among the buffers; accessible only to the agent."""

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Sequence
 from typing import Final
 
-from cluster.agent.files.paths import Target, split
+from forebay.cluster.agent.files.paths import Target, split
 
 LINKS_MAX: Final = 40
 """Links followed for one path, count: the kernel's own limit."""

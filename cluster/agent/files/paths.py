@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from cluster.system import open_directory
-from replica.model import PERSISTENT_PREFIX, VARIABLE_DIRECTORIES, WHOLE_BUFFER, persistent_variable
-from replica.values import PATH_BYTES_MAX
+from forebay.cluster.system import open_directory
+from forebay.replica.model import PERSISTENT_PREFIX, VARIABLE_DIRECTORIES, WHOLE_BUFFER, persistent_variable
+from forebay.replica.values import PATH_BYTES_MAX
 
 VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
     **{name: (directory,) for name, directory in VARIABLE_DIRECTORIES.items()},

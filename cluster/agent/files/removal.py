@@ -15,8 +15,8 @@ import uuid
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from cluster.agent.files import subvolumes
-from cluster.system import closing, names_in, open_directory
+from forebay.cluster.agent.files import subvolumes
+from forebay.cluster.system import closing, names_in, open_directory
 
 KEPT_NAMED_MAX: Final = 8
 """Names in the result of remove_removable, count: as many as fit into a message."""

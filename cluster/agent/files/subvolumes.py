@@ -14,8 +14,8 @@ import os
 import struct
 from typing import Final
 
-from cluster.agent.files.kernel import BTRFS, type_of
-from cluster.system import closing
+from forebay.cluster.agent.files.kernel import BTRFS, type_of
+from forebay.cluster.system import closing
 
 _ROOT_INODE: Final = 256
 """BTRFS_FIRST_FREE_OBJECTID: inode of the top directory of each subvolume, and of no other directory."""

@@ -3,7 +3,7 @@
 No event loop is imported here, because workers and supervisors import this package at start.
 """
 
-from cluster.agent.processes.cgroups import (
+from forebay.cluster.agent.processes.cgroups import (
     AUTO,
     CGROUP_FILE,
     NONE,
@@ -17,8 +17,8 @@ from cluster.agent.processes.cgroups import (
     join,
     open_tree,
 )
-from cluster.agent.processes.cloning import fork
-from cluster.agent.processes.environment import (
+from forebay.cluster.agent.processes.cloning import fork
+from forebay.cluster.agent.processes.environment import (
     BASE_LANG,
     BASE_PATH,
     CANNOT_EXECUTE,
@@ -34,8 +34,8 @@ from cluster.agent.processes.environment import (
     load_accounts,
     persistent_variables,
 )
-from cluster.agent.processes.forking import BEGIN, READY, ChildProcess, ForkAnswer, ForkRequest, ForkServer
-from cluster.agent.processes.job_processes import (
+from forebay.cluster.agent.processes.forking import BEGIN, READY, ChildProcess, ForkAnswer, ForkRequest, ForkServer
+from forebay.cluster.agent.processes.job_processes import (
     ENDED,
     OPERATION_VARIABLE,
     SYNCED,

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple, NoReturn
 
-from cluster.agent.files import (
+from forebay.cluster.agent.files import (
     PERSISTENT,
     VARIABLES,
     FileIdentity,
@@ -21,9 +21,9 @@ from cluster.agent.files import (
     kind_of,
     open_as_user,
 )
-from cluster.agent.processes.job_processes import SCRIPT_VARIABLE
-from cluster.system import JobProcess, closing, forgo, limit, prepare, reset
-from replica.model import NO_OPTIONS, WHOLE_BUFFER, Order, OrderFilesystem, persistent_variable
+from forebay.cluster.agent.processes.job_processes import SCRIPT_VARIABLE
+from forebay.cluster.system import JobProcess, closing, forgo, limit, prepare, reset
+from forebay.replica.model import NO_OPTIONS, WHOLE_BUFFER, Order, OrderFilesystem, persistent_variable
 
 Mode = Literal["own", "switch"]
 

@@ -29,14 +29,14 @@ from typing import Final, Protocol
 
 import msgspec
 
-from cluster.agent.limits import FORK_AGAIN_S, FORK_DESCRIPTORS_MAX, FORK_REQUEST_BYTES_MAX, FORK_WAIT_S
-from cluster.agent.processes.cgroups import Cgroup
-from cluster.agent.processes.job_processes import OPERATION_VARIABLE, spawn
-from cluster.system import Clock, SystemClock, closing
+from forebay.cluster.agent.limits import FORK_AGAIN_S, FORK_DESCRIPTORS_MAX, FORK_REQUEST_BYTES_MAX, FORK_WAIT_S
+from forebay.cluster.agent.processes.cgroups import Cgroup
+from forebay.cluster.agent.processes.job_processes import OPERATION_VARIABLE, spawn
+from forebay.cluster.system import Clock, SystemClock, closing
 
 logger = logging.getLogger(__name__)
 
-FORK_SERVER: Final = "cluster.agent.fork_server"
+FORK_SERVER: Final = "forebay.cluster.agent.fork_server"
 
 TITLE_BYTES: Final = 8 * 1024
 """Space for the command line shown by a forked process, bytes: a path has at most 4,096."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from cluster.agent.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
-from cluster.agent.processes.cgroups import Cgroup, CgroupName
-from cluster.system import VARIABLES, all_pids, descendants, environment_variables, fields_of, send, start_time
+from forebay.cluster.agent.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
+from forebay.cluster.agent.processes.cgroups import Cgroup, CgroupName
+from forebay.cluster.system import VARIABLES, all_pids, descendants, environment_variables, fields_of, send, start_time
 
 _TREE = str(Path(__file__).resolve().parents[3])
 """Directory that the package was imported from, and from which its modules are started."""

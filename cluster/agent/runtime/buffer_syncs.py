@@ -12,9 +12,9 @@ import asyncio
 import os
 from typing import Any
 
-from cluster.agent.limits import SYNC_WAIT_S
-from cluster.agent.processes import ENDED, SYNCED, ChildProcess
-from cluster.agent.runtime.worker_watchdog import Handle
+from forebay.cluster.agent.limits import SYNC_WAIT_S
+from forebay.cluster.agent.processes import ENDED, SYNCED, ChildProcess
+from forebay.cluster.agent.runtime.worker_watchdog import Handle
 
 
 class BufferSync:

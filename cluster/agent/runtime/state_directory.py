@@ -30,7 +30,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from cluster.agent.files import (
+from forebay.cluster.agent.files import (
     BUFFERS,
     CALLS,
     LEFTOVERS,
@@ -50,7 +50,7 @@ from cluster.agent.files import (
     read_bounded,
     write_durably,
 )
-from cluster.agent.limits import (
+from forebay.cluster.agent.limits import (
     COMMAND_AGE_S_MAX,
     DISK_FULL_RETRY_S,
     DISK_FULL_RETRY_S_MAX,
@@ -58,7 +58,7 @@ from cluster.agent.limits import (
     REPORTS_PER_REQUEST_MAX,
     START_GATHER_S,
 )
-from cluster.agent.processes import (
+from forebay.cluster.agent.processes import (
     Cgroup,
     CgroupName,
     CgroupRefused,
@@ -68,12 +68,12 @@ from cluster.agent.processes import (
     cgroup_of_script,
     open_tree,
 )
-from cluster.agent.runtime.buffer_syncs import BufferSyncs
-from cluster.agent.runtime.worker_watchdog import HungWorkers
-from cluster.schemas import OperationReport, instant_of, new_command_id
-from cluster.system import Clock, SystemClock, names_in, open_directory
-from replica.messages import ScriptStarted
-from replica.values import seconds
+from forebay.cluster.agent.runtime.buffer_syncs import BufferSyncs
+from forebay.cluster.agent.runtime.worker_watchdog import HungWorkers
+from forebay.cluster.schemas import OperationReport, instant_of, new_command_id
+from forebay.cluster.system import Clock, SystemClock, names_in, open_directory
+from forebay.replica.messages import ScriptStarted
+from forebay.replica.values import seconds
 
 logger = logging.getLogger(__name__)
 

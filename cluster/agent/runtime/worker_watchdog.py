@@ -15,9 +15,9 @@ import signal
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from cluster.agent.limits import KILL_WAIT_S, POLLS_PER_STALL, WORKER_GRACE_S
-from cluster.agent.processes import ChildProcess
-from cluster.system import about, all_pids, fields_of
+from forebay.cluster.agent.limits import KILL_WAIT_S, POLLS_PER_STALL, WORKER_GRACE_S
+from forebay.cluster.agent.processes import ChildProcess
+from forebay.cluster.system import about, all_pids, fields_of
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ Neither an event loop nor the supervisor is imported here: the supervisor starts
 fast.
 """
 
-from cluster.agent.scripts.record import (
+from forebay.cluster.agent.scripts.record import (
     OVERRUN,
     RESUME,
     SUSPEND,

@@ -28,7 +28,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from cluster.agent.files import (
+from forebay.cluster.agent.files import (
     RESERVE_SUFFIX,
     FileRefused,
     read_bounded,
@@ -39,11 +39,11 @@ from cluster.agent.files import (
     write_new,
     write_reserved,
 )
-from cluster.agent.processes import CGROUP_FILE, CgroupName, Mode, UnixAccount
-from cluster.system import JobProcess, closing, names_in, open_directory, write_all
-from replica.messages import ScriptEnded
-from replica.model import Order
-from replica.values import SUBMITTED_SCRIPT_BYTES_MAX
+from forebay.cluster.agent.processes import CGROUP_FILE, CgroupName, Mode, UnixAccount
+from forebay.cluster.system import JobProcess, closing, names_in, open_directory, write_all
+from forebay.replica.messages import ScriptEnded
+from forebay.replica.model import Order
+from forebay.replica.values import SUBMITTED_SCRIPT_BYTES_MAX
 
 SUSPEND: Final = signal.SIGINT
 RESUME: Final = signal.SIGUSR2
@@ -196,7 +196,7 @@ def unpack_script(script: str) -> str:
     import base64
     import lzma
 
-    from replica.grammar import split_packed  # few scripts need it
+    from forebay.replica.grammar import split_packed  # few scripts need it
 
     found = split_packed(script)
     if found is None:

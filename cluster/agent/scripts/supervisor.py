@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files import (
+from forebay.cluster.agent.files import (
     STEPS,
     FilesystemRefused,
     ImageFailed,
@@ -28,9 +28,9 @@ from cluster.agent.files import (
     is_resource_exhausted,
     sync_written,
 )
-from cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX
-from cluster.agent.messages import failure
-from cluster.agent.processes import (
+from forebay.cluster.agent.limits import DISK_FULL_RETRY_S, DISK_FULL_RETRY_S_MAX
+from forebay.cluster.agent.messages import failure
+from forebay.cluster.agent.processes import (
     CANNOT_EXECUTE,
     ENDED,
     SYNCED,
@@ -44,7 +44,7 @@ from cluster.agent.processes import (
     environment_of,
     fork,
 )
-from cluster.agent.scripts.record import (
+from forebay.cluster.agent.scripts.record import (
     OVERRUN,
     RESUME,
     SUSPEND,
@@ -52,7 +52,7 @@ from cluster.agent.scripts.record import (
     ScriptOrder,
     ScriptRecord,
 )
-from cluster.system import (
+from forebay.cluster.system import (
     SystemClock,
     become_subreaper,
     boot_id,
@@ -62,8 +62,8 @@ from cluster.system import (
     start_time,
     write_all,
 )
-from replica.messages import ScriptEnded
-from replica.model import NO_OPTIONS, JobState, WarningSignal, parse_signal
+from forebay.replica.messages import ScriptEnded
+from forebay.replica.model import NO_OPTIONS, JobState, WarningSignal, parse_signal
 
 REFUSAL_BYTES_MAX: Final = 16 * 1024
 """Size of the child's error message if the script cannot be started, bytes."""

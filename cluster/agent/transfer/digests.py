@@ -9,7 +9,7 @@ from typing import Final
 import blake3
 import xxhash
 
-from cluster.agent.transfer.options import Algorithm
+from forebay.cluster.agent.transfer.options import Algorithm
 
 READ_BYTES: Final = 1024 * 1024
 """Bytes read at a time when only a digest is computed."""

@@ -6,8 +6,8 @@ import errno
 import stat
 from typing import Final
 
-from cluster.agent.files import kind_of
-from replica.model import TransferReceipt
+from forebay.cluster.agent.files import kind_of
+from forebay.replica.model import TransferReceipt
 
 
 class TransferFailed(Exception):

@@ -31,8 +31,8 @@ import stat
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from cluster.agent.files import RemovalFailed, empty_directory, remove_tree
-from cluster.system import closing, names_in, open_directory
+from forebay.cluster.agent.files import RemovalFailed, empty_directory, remove_tree
+from forebay.cluster.system import closing, names_in, open_directory
 
 _PRIVATE: Final = 0o700
 

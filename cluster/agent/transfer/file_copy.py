@@ -14,10 +14,10 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from cluster.agent.files import READ_FLAGS, XATTR_CLASS, kind_of
-from cluster.agent.transfer.errors import SourceChanged, TransferFailed, special_file_reason
-from cluster.agent.transfer.options import TransferOptions
-from cluster.agent.transfer.status_table import Flag
+from forebay.cluster.agent.files import READ_FLAGS, XATTR_CLASS, kind_of
+from forebay.cluster.agent.transfer.errors import SourceChanged, TransferFailed, special_file_reason
+from forebay.cluster.agent.transfer.options import TransferOptions
+from forebay.cluster.agent.transfer.status_table import Flag
 
 PART_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FLAGS: Final = PART_FLAGS | os.O_CREAT | os.O_EXCL

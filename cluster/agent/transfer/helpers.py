@@ -21,16 +21,22 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from cluster.agent.files import PathRefused
-from cluster.agent.limits import COPY_TRIES_MAX
-from cluster.agent.transfer import large_file
-from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, TransferFailed, TransferPaused, root_cause
-from cluster.agent.transfer.fence import WriterFenced
-from cluster.agent.transfer.manifest import ManifestRecord
-from cluster.agent.transfer.rate_limit import TransferStopped
-from cluster.agent.transfer.small_files import RecordFailed, SmallFiles
-from cluster.agent.transfer.transfer_state import MovedAmounts, ProgressTally, RecordBatch, TransferState
-from cluster.system import closing, die_with_parent
+from forebay.cluster.agent.files import PathRefused
+from forebay.cluster.agent.limits import COPY_TRIES_MAX
+from forebay.cluster.agent.transfer import large_file
+from forebay.cluster.agent.transfer.errors import (
+    ReadBackFailed,
+    SourceChanged,
+    TransferFailed,
+    TransferPaused,
+    root_cause,
+)
+from forebay.cluster.agent.transfer.fence import WriterFenced
+from forebay.cluster.agent.transfer.manifest import ManifestRecord
+from forebay.cluster.agent.transfer.rate_limit import TransferStopped
+from forebay.cluster.agent.transfer.small_files import RecordFailed, SmallFiles
+from forebay.cluster.agent.transfer.transfer_state import MovedAmounts, ProgressTally, RecordBatch, TransferState
+from forebay.cluster.system import closing, die_with_parent
 
 
 class Copier:

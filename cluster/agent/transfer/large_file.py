@@ -19,11 +19,11 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files import allocate, clone, is_local, open_direct
-from cluster.agent.limits import COPY_TRIES_MAX
-from cluster.agent.transfer.digests import Hasher, combine, digest_of, digest_on_disk, hasher
-from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged
-from cluster.agent.transfer.file_copy import (
+from forebay.cluster.agent.files import allocate, clone, is_local, open_direct
+from forebay.cluster.agent.limits import COPY_TRIES_MAX
+from forebay.cluster.agent.transfer.digests import Hasher, combine, digest_of, digest_on_disk, hasher
+from forebay.cluster.agent.transfer.errors import ReadBackFailed, SourceChanged
+from forebay.cluster.agent.transfer.file_copy import (
     check_target,
     check_unchanged,
     create_part,
@@ -32,11 +32,11 @@ from cluster.agent.transfer.file_copy import (
     publish,
     set_metadata,
 )
-from cluster.agent.transfer.manifest import ManifestRecord
-from cluster.agent.transfer.options import Verify
-from cluster.agent.transfer.record_paths import RecordPaths, discard
-from cluster.agent.transfer.status_table import Chunks, ChunkState, CopiedFile, Flag, RecordState, StatusRow
-from cluster.agent.transfer.transfer_state import MovedAmounts, ProgressTally, TransferState
+from forebay.cluster.agent.transfer.manifest import ManifestRecord
+from forebay.cluster.agent.transfer.options import Verify
+from forebay.cluster.agent.transfer.record_paths import RecordPaths, discard
+from forebay.cluster.agent.transfer.status_table import Chunks, ChunkState, CopiedFile, Flag, RecordState, StatusRow
+from forebay.cluster.agent.transfer.transfer_state import MovedAmounts, ProgressTally, TransferState
 
 BLOCK_BYTES: Final = 4 * 1024 * 1024
 """Bytes that a stream reads, digests and writes at a time: measured, 1 MiB needs more calls and larger blocks gain

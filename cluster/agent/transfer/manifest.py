@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 import msgspec
 import xxhash
 
-from cluster.agent.files import READ_FLAGS, XATTR_CLASS
-from cluster.agent.transfer.digests import hasher
+from forebay.cluster.agent.files import READ_FLAGS, XATTR_CLASS
+from forebay.cluster.agent.transfer.digests import hasher
 
 VALUE_BYTES: Final = 64
 """Attribute values up to this length are stored, bytes; longer ones as a digest."""

@@ -7,8 +7,8 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from cluster.agent.files import FileIdentity, Target
-from cluster.providers import NO_LOCAL, Local
+from forebay.cluster.agent.files import FileIdentity, Target
+from forebay.cluster.providers import NO_LOCAL, Local
 
 Algorithm = Literal["xxh3-128", "blake3"]
 """File digests: xxh3-128 against accidental damage, blake3 where receipts must resist tampering."""

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 import xxhash
 
-from cluster.agent.files import (
+from forebay.cluster.agent.files import (
     FileIdentity,
     PathRefused,
     Target,
@@ -30,11 +30,11 @@ from cluster.agent.files import (
     open_target,
     open_target_parent,
 )
-from cluster.agent.limits import DIRECTORY_DEPTH_MAX, DIRECTORY_ENTRIES_MAX
-from cluster.agent.transfer.digests import digest_of
-from cluster.agent.transfer.errors import TransferFailed, file_message, is_absence, special_file_reason
-from cluster.agent.transfer.fence import is_home
-from cluster.agent.transfer.manifest import (
+from forebay.cluster.agent.limits import DIRECTORY_DEPTH_MAX, DIRECTORY_ENTRIES_MAX
+from forebay.cluster.agent.transfer.digests import digest_of
+from forebay.cluster.agent.transfer.errors import TransferFailed, file_message, is_absence, special_file_reason
+from forebay.cluster.agent.transfer.fence import is_home
+from forebay.cluster.agent.transfer.manifest import (
     DIRECTORY,
     FILE,
     LINK,
@@ -45,11 +45,11 @@ from cluster.agent.transfer.manifest import (
     TransferManifest,
     extra_of,
 )
-from cluster.agent.transfer.options import ItemKind, TransferItem, TransferOptions, chunks_of
-from cluster.agent.transfer.progress import Counters
-from cluster.agent.transfer.receipts import with_rows
-from cluster.agent.transfer.record_paths import RecordPaths, discard, enter, is_there, remove_left
-from cluster.agent.transfer.status_table import (
+from forebay.cluster.agent.transfer.options import ItemKind, TransferItem, TransferOptions, chunks_of
+from forebay.cluster.agent.transfer.progress import Counters
+from forebay.cluster.agent.transfer.receipts import with_rows
+from forebay.cluster.agent.transfer.record_paths import RecordPaths, discard, enter, is_there, remove_left
+from forebay.cluster.agent.transfer.status_table import (
     EMPTY,
     ITEMS_NAMED_BYTES_MAX,
     MARK_BYTES,
@@ -63,9 +63,9 @@ from cluster.agent.transfer.status_table import (
     reserve,
     write_header,
 )
-from cluster.agent.transfer.transfer_state import TransferContext, TransferPlan
-from cluster.agent.transfer.workspace import RecordFiles, Workspace
-from cluster.system import boot_id, closing, is_disk_full
+from forebay.cluster.agent.transfer.transfer_state import TransferContext, TransferPlan
+from forebay.cluster.agent.transfer.workspace import RecordFiles, Workspace
+from forebay.cluster.system import boot_id, closing, is_disk_full
 
 
 class Walk:

@@ -11,18 +11,18 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from cluster.agent.files import PathRefused, RemovalFailed, join, kind_of, open_target, remove_tree
-from cluster.agent.limits import COPY_TRIES_MAX
-from cluster.agent.transfer.digests import READ_BYTES, combine, digest_of, digest_on_disk
-from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, TransferFailed
-from cluster.agent.transfer.file_copy import check_target, check_unchanged, open_source, publish, set_metadata
-from cluster.agent.transfer.manifest import ManifestRecord
-from cluster.agent.transfer.options import Algorithm, ItemKind, TransferItem, Verify
-from cluster.agent.transfer.programs import Backend, CopyJob, run_program
-from cluster.agent.transfer.record_paths import RecordPaths, enter, part_name
-from cluster.agent.transfer.status_table import CopiedFile, Flag, RecordState
-from cluster.agent.transfer.transfer_state import MovedAmounts, RecordBatch, TransferState
-from cluster.system import closing, open_directory, sync_file_system
+from forebay.cluster.agent.files import PathRefused, RemovalFailed, join, kind_of, open_target, remove_tree
+from forebay.cluster.agent.limits import COPY_TRIES_MAX
+from forebay.cluster.agent.transfer.digests import READ_BYTES, combine, digest_of, digest_on_disk
+from forebay.cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, TransferFailed
+from forebay.cluster.agent.transfer.file_copy import check_target, check_unchanged, open_source, publish, set_metadata
+from forebay.cluster.agent.transfer.manifest import ManifestRecord
+from forebay.cluster.agent.transfer.options import Algorithm, ItemKind, TransferItem, Verify
+from forebay.cluster.agent.transfer.programs import Backend, CopyJob, run_program
+from forebay.cluster.agent.transfer.record_paths import RecordPaths, enter, part_name
+from forebay.cluster.agent.transfer.status_table import CopiedFile, Flag, RecordState
+from forebay.cluster.agent.transfer.transfer_state import MovedAmounts, RecordBatch, TransferState
+from forebay.cluster.system import closing, open_directory, sync_file_system
 
 
 class Scratch:

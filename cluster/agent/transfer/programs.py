@@ -31,14 +31,14 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final, NamedTuple
 
-from cluster.agent.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
-from cluster.agent.processes import BASE_LANG, BASE_PATH, OPERATION_VARIABLE
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.rate_limit import Pace
-from cluster.agent.transfer.transfer_state import MovedAmounts, TransferState
-from cluster.providers import Local, ProgramRefused, check_command, guard
-from cluster.system import become_subreaper, closing, descendants, send, write_all
-from replica.model import template_fault, template_words
+from forebay.cluster.agent.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
+from forebay.cluster.agent.processes import BASE_LANG, BASE_PATH, OPERATION_VARIABLE
+from forebay.cluster.agent.transfer.errors import TransferFailed
+from forebay.cluster.agent.transfer.rate_limit import Pace
+from forebay.cluster.agent.transfer.transfer_state import MovedAmounts, TransferState
+from forebay.cluster.providers import Local, ProgramRefused, check_command, guard
+from forebay.cluster.system import become_subreaper, closing, descendants, send, write_all
+from forebay.replica.model import template_fault, template_words
 
 
 class CopyJob(NamedTuple):

@@ -15,9 +15,9 @@ import threading
 from collections.abc import Iterator
 from typing import Final
 
-from cluster.agent.transfer.errors import TransferPaused
-from cluster.agent.transfer.progress import SharedCounters
-from cluster.system import Clock
+from forebay.cluster.agent.transfer.errors import TransferPaused
+from forebay.cluster.agent.transfer.progress import SharedCounters
+from forebay.cluster.system import Clock
 
 UNLIMITED: Final = -1
 """Rate without a limit; 0 is a pause."""

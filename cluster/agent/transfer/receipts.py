@@ -13,17 +13,17 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from cluster.agent.files import join, kind_of
-from cluster.agent.transfer.digests import combine, digest_on_disk, hasher
-from cluster.agent.transfer.errors import TransferFailed, os_message
-from cluster.agent.transfer.file_copy import open_source
-from cluster.agent.transfer.manifest import DIRECTORY, FILE, LINK, ManifestRecord, TransferManifest
-from cluster.agent.transfer.options import Algorithm, TransferItem, TransferOptions, chunk_bytes_again
-from cluster.agent.transfer.progress import no_op
-from cluster.agent.transfer.record_paths import RecordPaths
-from cluster.agent.transfer.status_table import Flag, RecordState, StatusRow, StatusTable
-from cluster.system import is_disk_full
-from replica.model import LeftOut
+from forebay.cluster.agent.files import join, kind_of
+from forebay.cluster.agent.transfer.digests import combine, digest_on_disk, hasher
+from forebay.cluster.agent.transfer.errors import TransferFailed, os_message
+from forebay.cluster.agent.transfer.file_copy import open_source
+from forebay.cluster.agent.transfer.manifest import DIRECTORY, FILE, LINK, ManifestRecord, TransferManifest
+from forebay.cluster.agent.transfer.options import Algorithm, TransferItem, TransferOptions, chunk_bytes_again
+from forebay.cluster.agent.transfer.progress import no_op
+from forebay.cluster.agent.transfer.record_paths import RecordPaths
+from forebay.cluster.agent.transfer.status_table import Flag, RecordState, StatusRow, StatusTable
+from forebay.cluster.system import is_disk_full
+from forebay.replica.model import LeftOut
 
 LEFT_OUT_NAMED_MAX: Final = 16
 """Left-out entries listed in the receipt itself, count; the lines list all."""

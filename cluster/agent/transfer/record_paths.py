@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
-from cluster.agent.files import (
+from forebay.cluster.agent.files import (
     FileIdentity,
     PathRefused,
     Target,
@@ -27,12 +27,12 @@ from cluster.agent.files import (
     open_target,
     open_target_parent,
 )
-from cluster.agent.transfer.errors import TransferFailed, file_message, os_message
-from cluster.agent.transfer.fence import BatchDirectory
-from cluster.agent.transfer.manifest import DIRECTORY, FILE, LINK, ODD, ManifestRecord, TransferManifest
-from cluster.agent.transfer.options import ItemKind, TransferItem
-from cluster.agent.transfer.status_table import CopiedFile
-from cluster.system import open_directory
+from forebay.cluster.agent.transfer.errors import TransferFailed, file_message, os_message
+from forebay.cluster.agent.transfer.fence import BatchDirectory
+from forebay.cluster.agent.transfer.manifest import DIRECTORY, FILE, LINK, ODD, ManifestRecord, TransferManifest
+from forebay.cluster.agent.transfer.options import ItemKind, TransferItem
+from forebay.cluster.agent.transfer.status_table import CopiedFile
+from forebay.cluster.system import open_directory
 
 _T = TypeVar("_T")
 

@@ -12,12 +12,12 @@ import os
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from cluster.agent.files import READ_FLAGS, is_local
-from cluster.agent.limits import COPY_TRIES_MAX
-from cluster.agent.transfer.digests import digest_of_bytes, digest_on_disk, hasher
-from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, TransferFailed, TransferPaused
-from cluster.agent.transfer.fence import BATCH_DIRECTORY_FILES_MIN, BatchDirectory
-from cluster.agent.transfer.file_copy import (
+from forebay.cluster.agent.files import READ_FLAGS, is_local
+from forebay.cluster.agent.limits import COPY_TRIES_MAX
+from forebay.cluster.agent.transfer.digests import digest_of_bytes, digest_on_disk, hasher
+from forebay.cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, TransferFailed, TransferPaused
+from forebay.cluster.agent.transfer.fence import BATCH_DIRECTORY_FILES_MIN, BatchDirectory
+from forebay.cluster.agent.transfer.file_copy import (
     check_target,
     check_unchanged,
     create_part,
@@ -25,13 +25,19 @@ from cluster.agent.transfer.file_copy import (
     publish,
     set_metadata,
 )
-from cluster.agent.transfer.manifest import ManifestRecord
-from cluster.agent.transfer.options import Verify
-from cluster.agent.transfer.rate_limit import TransferStopped
-from cluster.agent.transfer.record_paths import RecordPaths, discard
-from cluster.agent.transfer.status_table import CopiedFile, RecordState
-from cluster.agent.transfer.transfer_state import DisplayPath, MovedAmounts, ProgressTally, TransferState, directory_of
-from cluster.system import closing, names_in, sync_file_system, write_all
+from forebay.cluster.agent.transfer.manifest import ManifestRecord
+from forebay.cluster.agent.transfer.options import Verify
+from forebay.cluster.agent.transfer.rate_limit import TransferStopped
+from forebay.cluster.agent.transfer.record_paths import RecordPaths, discard
+from forebay.cluster.agent.transfer.status_table import CopiedFile, RecordState
+from forebay.cluster.agent.transfer.transfer_state import (
+    DisplayPath,
+    MovedAmounts,
+    ProgressTally,
+    TransferState,
+    directory_of,
+)
+from forebay.cluster.system import closing, names_in, sync_file_system, write_all
 
 READ_BYTES: Final = 1024 * 1024
 """Bytes read at a time from larger files."""

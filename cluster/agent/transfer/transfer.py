@@ -14,19 +14,26 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files import PathRefused, is_local, kind_of, open_target_parent
-from cluster.agent.transfer import helpers
-from cluster.agent.transfer.errors import TransferFailed, TransferPaused, os_message, root_cause
-from cluster.agent.transfer.fence import discard_all
-from cluster.agent.transfer.file_copy import copy_acls, copy_xattrs, mode_alone, publish, target_exists_error, xattrs_of
-from cluster.agent.transfer.manifest import DIRECTORY, FILE, LINK, ManifestRecord, TransferManifest
-from cluster.agent.transfer.options import TransferItem, TransferOptions
-from cluster.agent.transfer.plan import STEP_RECORDS, find_generations, plan
-from cluster.agent.transfer.program_copies import move_by
-from cluster.agent.transfer.programs import Backend, Rclone, Rsync, Template
-from cluster.agent.transfer.rate_limit import TransferStopped
-from cluster.agent.transfer.receipts import ReceiptBuilder, with_rows, write_lines
-from cluster.agent.transfer.record_paths import (
+from forebay.cluster.agent.files import PathRefused, is_local, kind_of, open_target_parent
+from forebay.cluster.agent.transfer import helpers
+from forebay.cluster.agent.transfer.errors import TransferFailed, TransferPaused, os_message, root_cause
+from forebay.cluster.agent.transfer.fence import discard_all
+from forebay.cluster.agent.transfer.file_copy import (
+    copy_acls,
+    copy_xattrs,
+    mode_alone,
+    publish,
+    target_exists_error,
+    xattrs_of,
+)
+from forebay.cluster.agent.transfer.manifest import DIRECTORY, FILE, LINK, ManifestRecord, TransferManifest
+from forebay.cluster.agent.transfer.options import TransferItem, TransferOptions
+from forebay.cluster.agent.transfer.plan import STEP_RECORDS, find_generations, plan
+from forebay.cluster.agent.transfer.program_copies import move_by
+from forebay.cluster.agent.transfer.programs import Backend, Rclone, Rsync, Template
+from forebay.cluster.agent.transfer.rate_limit import TransferStopped
+from forebay.cluster.agent.transfer.receipts import ReceiptBuilder, with_rows, write_lines
+from forebay.cluster.agent.transfer.record_paths import (
     PRIVATE_MODE,
     UNRECORDED_MODE,
     RecordPaths,
@@ -37,7 +44,7 @@ from cluster.agent.transfer.record_paths import (
     make_directory,
     remove_left,
 )
-from cluster.agent.transfer.status_table import (
+from forebay.cluster.agent.transfer.status_table import (
     EMPTY,
     NO_FLAG,
     CopiedFile,
@@ -46,10 +53,10 @@ from cluster.agent.transfer.status_table import (
     RecordState,
     write_header,
 )
-from cluster.agent.transfer.transfer_state import POLL_RECORDS, MovedAmounts, TransferContext, TransferState
-from cluster.agent.transfer.workspace import Workspace
-from cluster.system import is_disk_full, sync_file_system
-from replica.model import TransferReceipt
+from forebay.cluster.agent.transfer.transfer_state import POLL_RECORDS, MovedAmounts, TransferContext, TransferState
+from forebay.cluster.agent.transfer.workspace import Workspace
+from forebay.cluster.system import is_disk_full, sync_file_system
+from forebay.replica.model import TransferReceipt
 
 NATIVE = "native"
 

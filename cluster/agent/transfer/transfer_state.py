@@ -13,18 +13,18 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from cluster.agent.files import join
-from cluster.agent.transfer.errors import TransferFailed, os_message
-from cluster.agent.transfer.fence import WriterFenced, is_removed
-from cluster.agent.transfer.manifest import DIRECTORY, FILE, ManifestRecord, TransferManifest
-from cluster.agent.transfer.options import TransferItem, TransferOptions, chunk_bytes_again
-from cluster.agent.transfer.progress import Counters, no_op
-from cluster.agent.transfer.rate_limit import Pace
-from cluster.agent.transfer.record_paths import RecordPaths, find_overlaps
-from cluster.agent.transfer.status_table import Chunks, RecordsFailed, RecordsHeader, RecordState, StatusTable
-from cluster.agent.transfer.workspace import RecordFiles, Workspace
-from cluster.system import Clock
-from replica.model import Stage
+from forebay.cluster.agent.files import join
+from forebay.cluster.agent.transfer.errors import TransferFailed, os_message
+from forebay.cluster.agent.transfer.fence import WriterFenced, is_removed
+from forebay.cluster.agent.transfer.manifest import DIRECTORY, FILE, ManifestRecord, TransferManifest
+from forebay.cluster.agent.transfer.options import TransferItem, TransferOptions, chunk_bytes_again
+from forebay.cluster.agent.transfer.progress import Counters, no_op
+from forebay.cluster.agent.transfer.rate_limit import Pace
+from forebay.cluster.agent.transfer.record_paths import RecordPaths, find_overlaps
+from forebay.cluster.agent.transfer.status_table import Chunks, RecordsFailed, RecordsHeader, RecordState, StatusTable
+from forebay.cluster.agent.transfer.workspace import RecordFiles, Workspace
+from forebay.cluster.system import Clock
+from forebay.replica.model import Stage
 
 
 class MovedAmounts(msgspec.Struct, array_like=True, gc=False):

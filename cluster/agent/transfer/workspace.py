@@ -15,8 +15,8 @@ import hashlib
 import os
 from typing import Final, NamedTuple
 
-from cluster.agent.files import RECEIPTS
-from cluster.system import closing, is_disk_full, names_in, open_directory
+from forebay.cluster.agent.files import RECEIPTS
+from forebay.cluster.system import closing, is_disk_full, names_in, open_directory
 
 TRANSFERS: Final = "transfers"
 STAGES: Final = ("stage_in", "stage_out")

@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from cluster.agent.files import KEPT_NAMED_MAX, RemovalFailed, capacity, remove_removable
-from cluster.agent.processes import AccountRefused, account_for, acting_as
-from cluster.agent.worker.task import WorkerTask
-from cluster.system import closing, die_with_parent, names_in
+from forebay.cluster.agent.files import KEPT_NAMED_MAX, RemovalFailed, capacity, remove_removable
+from forebay.cluster.agent.processes import AccountRefused, account_for, acting_as
+from forebay.cluster.agent.worker.task import WorkerTask
+from forebay.cluster.system import closing, die_with_parent, names_in
 
 PASSES_MAX: Final = 8
 """Limit on passes over one buffer, count: a process of the user may keep moving files into it."""

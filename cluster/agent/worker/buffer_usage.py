@@ -14,10 +14,10 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files import subvolumes
-from cluster.agent.limits import BUFFER_DEPTH_MAX
-from cluster.agent.processes import Cgroup, CgroupName
-from cluster.system import closing, open_directory
+from forebay.cluster.agent.files import subvolumes
+from forebay.cluster.agent.limits import BUFFER_DEPTH_MAX
+from forebay.cluster.agent.processes import Cgroup, CgroupName
+from forebay.cluster.system import closing, open_directory
 
 MIB: Final = 1024**2
 

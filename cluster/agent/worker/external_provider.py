@@ -20,14 +20,14 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files import CALLS, read_bounded, remove_tree, write_durably
-from cluster.agent.messages import failure
-from cluster.agent.processes import AccountRefused, Mode, account_for, cgroup_of_script, kill_job
-from cluster.agent.worker.task import Outcome, WorkerTask
-from cluster.providers import OperationError, Provider, Subject, log_for, provider_for
-from cluster.system import SystemClock, become_subreaper, closing, open_directory
-from replica.messages import OperationDone
-from replica.model import NO_OPTIONS, NO_STATUS, Order
+from forebay.cluster.agent.files import CALLS, read_bounded, remove_tree, write_durably
+from forebay.cluster.agent.messages import failure
+from forebay.cluster.agent.processes import AccountRefused, Mode, account_for, cgroup_of_script, kill_job
+from forebay.cluster.agent.worker.task import Outcome, WorkerTask
+from forebay.cluster.providers import OperationError, Provider, Subject, log_for, provider_for
+from forebay.cluster.system import SystemClock, become_subreaper, closing, open_directory
+from forebay.replica.messages import OperationDone
+from forebay.replica.model import NO_OPTIONS, NO_STATUS, Order
 
 PRE_RUN: Final = "pre_run"
 """Internal stage of the agent: the first part of a run. The controller never orders it."""

@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Self
 
-from cluster.agent.files import (
+from forebay.cluster.agent.files import (
     FileIdentity,
     PathRefused,
     Target,
@@ -30,9 +30,9 @@ from cluster.agent.files import (
     split,
     variable_of,
 )
-from cluster.agent.transfer import ItemKind, TransferFailed, TransferItem
-from cluster.system import closing
-from replica.model import (
+from forebay.cluster.agent.transfer import ItemKind, TransferFailed, TransferItem
+from forebay.cluster.system import closing
+from forebay.replica.model import (
     NO_CHOICE,
     NO_SPECIAL_TRANSFERS,
     ListTransfer,

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.files import (
+from forebay.cluster.agent.files import (
     FileIdentity,
     FileRefused,
     PathRefused,
@@ -26,9 +26,9 @@ from cluster.agent.files import (
     read_bounded,
     variable_of,
 )
-from cluster.agent.transfer import Claimant, fence
-from cluster.system import names_in
-from replica.model import NO_SPECIAL_TRANSFERS, PERSISTENT_PREFIX, Order, OrderFilesystem, TransferKind
+from forebay.cluster.agent.transfer import Claimant, fence
+from forebay.cluster.system import names_in
+from forebay.replica.model import NO_SPECIAL_TRANSFERS, PERSISTENT_PREFIX, Order, OrderFilesystem, TransferKind
 
 SWEEP: Final = "sweep"
 """Stage of a worker that removes temporary files; the controller never orders it."""

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, Self, cast
 
 from msgspec.structs import replace
 
-from cluster.agent.files import (
+from forebay.cluster.agent.files import (
     FileIdentity,
     PathRefused,
     Target,
@@ -33,7 +33,7 @@ from cluster.agent.files import (
     open_target,
     open_target_parent,
 )
-from cluster.agent.transfer import (
+from forebay.cluster.agent.transfer import (
     NO_LIMIT_S,
     POLL_S,
     Algorithm,
@@ -56,9 +56,9 @@ from cluster.agent.transfer import (
     resumable,
     run_transfer,
 )
-from cluster.agent.worker.items import Movement, OrderPaths, label_errors, movements, name_of
-from cluster.providers import NO_LOCAL, Local, guard
-from cluster.system import (
+from forebay.cluster.agent.worker.items import Movement, OrderPaths, label_errors, movements, name_of
+from forebay.cluster.providers import NO_LOCAL, Local, guard
+from forebay.cluster.system import (
     Clock,
     JobProcess,
     become_subreaper,
@@ -70,8 +70,8 @@ from cluster.system import (
     prepare,
     reset,
 )
-from replica.messages import OperationDone
-from replica.model import (
+from forebay.replica.messages import OperationDone
+from forebay.replica.model import (
     DEFAULT_TRANSFER_RULES,
     NO_SPECIAL_TRANSFERS,
     Order,
@@ -80,7 +80,7 @@ from replica.model import (
     default_backend,
     persistent_variable,
 )
-from replica.values import format_size
+from forebay.replica.values import format_size
 
 _CLUSTER_CHARACTERS: Final = 8
 """Digits of the cluster ID in a staging directory's name, count: clusters may share a destination."""

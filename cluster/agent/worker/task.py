@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from cluster.agent.files import capacity
-from cluster.agent.processes import Mode
-from cluster.agent.worker.orphans import Orphans
-from cluster.providers import NO_LOCAL, Local
-from cluster.system import JobProcess
-from replica.messages import OperationDone, OperationFailed
-from replica.model import Order
+from forebay.cluster.agent.files import capacity
+from forebay.cluster.agent.processes import Mode
+from forebay.cluster.agent.worker.orphans import Orphans
+from forebay.cluster.providers import NO_LOCAL, Local
+from forebay.cluster.system import JobProcess
+from forebay.replica.messages import OperationDone, OperationFailed
+from forebay.replica.model import Order
 
 
 class WorkerTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,9 +17,9 @@ from typing import Final
 
 import msgspec
 
-from cluster.agent.limits import BUFFER_NICE, DESCRIPTORS
-from cluster.agent.worker.buffer_usage import Usage, UsageReply, UsageRequest, measuring
-from cluster.system import SystemClock, die_with_parent, ignore_hangup, write_all
+from forebay.cluster.agent.limits import BUFFER_NICE, DESCRIPTORS
+from forebay.cluster.agent.worker.buffer_usage import Usage, UsageReply, UsageRequest, measuring
+from forebay.cluster.system import SystemClock, die_with_parent, ignore_hangup, write_all
 
 _ASKED: Final = msgspec.json.Decoder(UsageRequest)
 

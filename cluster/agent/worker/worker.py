@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from cluster.agent.files import (
+from forebay.cluster.agent.files import (
     PERSISTENT,
     FileRefused,
     FilesystemRefused,
@@ -39,9 +39,9 @@ from cluster.agent.files import (
     sync_written,
     write_durably,
 )
-from cluster.agent.limits import DESCRIPTORS, FILE_BYTES_MAX
-from cluster.agent.messages import failure
-from cluster.agent.processes import (
+from forebay.cluster.agent.limits import DESCRIPTORS, FILE_BYTES_MAX
+from forebay.cluster.agent.messages import failure
+from forebay.cluster.agent.processes import (
     OPERATION_VARIABLE,
     AccountRefused,
     CgroupTree,
@@ -54,7 +54,7 @@ from cluster.agent.processes import (
     kill_job,
     persistent_variables,
 )
-from cluster.agent.transfer import (
+from forebay.cluster.agent.transfer import (
     FenceFailed,
     IoWatch,
     Pace,
@@ -68,11 +68,11 @@ from cluster.agent.transfer import (
     root_cause,
     workspace,
 )
-from cluster.agent.worker import external_provider
-from cluster.agent.worker.buffer_removal import remove_as_operator, remove_as_user
-from cluster.agent.worker.buffer_usage import blocks_of, inodes_of
-from cluster.agent.worker.orphans import ANY_ATTEMPT, SWEEP, orphan_tag, sweep_orphans
-from cluster.agent.worker.staging import (
+from forebay.cluster.agent.worker import external_provider
+from forebay.cluster.agent.worker.buffer_removal import remove_as_operator, remove_as_user
+from forebay.cluster.agent.worker.buffer_usage import blocks_of, inodes_of
+from forebay.cluster.agent.worker.orphans import ANY_ATTEMPT, SWEEP, orphan_tag, sweep_orphans
+from forebay.cluster.agent.worker.staging import (
     StageCommands,
     TransferRun,
     capacity_of,
@@ -81,8 +81,8 @@ from cluster.agent.worker.staging import (
     stage_in,
     stage_out,
 )
-from cluster.agent.worker.task import Outcome, WorkerTask
-from cluster.system import (
+from forebay.cluster.agent.worker.task import Outcome, WorkerTask
+from forebay.cluster.system import (
     SystemClock,
     closing,
     die_with_parent,
@@ -92,9 +92,9 @@ from cluster.system import (
     open_directory,
     write_all,
 )
-from replica.messages import OperationDone, OperationFailed
-from replica.model import CreatePersistent, OrderFilesystem, PoolUnit, Stage
-from replica.values import name_fault
+from forebay.replica.messages import OperationDone, OperationFailed
+from forebay.replica.model import CreatePersistent, OrderFilesystem, PoolUnit, Stage
+from forebay.replica.values import name_fault
 
 PERSISTENT_MODE: Final = 0o770
 """Mode of a persistent buffer's directory: its user and the user's group have access."""

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from replica.lazy_exports import export_lazily
+from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from cluster.api.history_service.follower import Follower, note_of
-    from cluster.api.history_service.frames import (
+    from forebay.cluster.api.history_service.follower import Follower, note_of
+    from forebay.cluster.api.history_service.frames import (
         NO_JOB,
         REJECTED,
         REVERSED,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         RecordsReply,
         WhyReply,
     )
-    from cluster.api.history_service.service import (
+    from forebay.cluster.api.history_service.service import (
         HistoryService,
         HistoryServiceBusy,
         HistoryServiceTimeout,

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cluster.api.history_service.follower import Follower
-from cluster.api.history_service.frames import (
+from forebay.cluster.api.history_service.follower import Follower
+from forebay.cluster.api.history_service.frames import (
     NO_ROOM,
     CancelQuery,
     ChangesQuery,
@@ -36,14 +36,14 @@ from cluster.api.history_service.frames import (
     decode_query,
     encode,
 )
-from cluster.api.history_service.index_scrub import IndexScrub
-from cluster.api.history_service.queries import HistoryQueries
-from cluster.api.history_service.record_counts import RecordCounts
-from cluster.api.history_service.terms import terms_of
-from cluster.api.history_service.tree import Tree
-from cluster.schemas import LENGTH
-from cluster.server.tlog import LOG_DIRECTORY
-from cluster.system import (
+from forebay.cluster.api.history_service.index_scrub import IndexScrub
+from forebay.cluster.api.history_service.queries import HistoryQueries
+from forebay.cluster.api.history_service.record_counts import RecordCounts
+from forebay.cluster.api.history_service.terms import terms_of
+from forebay.cluster.api.history_service.tree import Tree
+from forebay.cluster.schemas import LENGTH
+from forebay.cluster.server.tlog import LOG_DIRECTORY
+from forebay.cluster.system import (
     SystemClock,
     begin_logging,
     collect_for_a_reader,
@@ -51,10 +51,10 @@ from cluster.system import (
     ignore_hangup,
     is_disk_full,
 )
-from replica.state import State
-from wal import Environment, JobIndex, JobIndexBroken, Ledger
+from forebay.replica.state import State
+from forebay.wal import Environment, JobIndex, JobIndexBroken, Ledger
 
-LOGGER = logging.getLogger("cluster.api.history_service")
+LOGGER = logging.getLogger("forebay.cluster.api.history_service")
 
 POLL_S = 0.25
 """Interval of ledger checks without queries, seconds; a check reads its marks."""

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import immutables
 
-from cluster.api.history_service.frames import PoolUseQuery, PoolUseReply, PoolUseSteps
-from replica.model import Pool
-from replica.state import State
-from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
+from forebay.cluster.api.history_service.frames import PoolUseQuery, PoolUseReply, PoolUseSteps
+from forebay.replica.model import Pool
+from forebay.replica.state import State
+from forebay.replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 POINTS_MAX = 338
 """Samples kept, count: a day of the longest steps, and one for every third pixel of a page."""

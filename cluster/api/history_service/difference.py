@@ -7,17 +7,17 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from cluster.api.history_service.event_pages import thing_in
-from cluster.api.history_service.follower import Follower
-from cluster.api.history_service.frames import ChangesQuery
-from cluster.api.render import actor_words, as_json
-from cluster.schemas import ChangeView, DiffAnswer, MomentView
-from cluster.system import format_instant
-from replica.messages import Batch, Entry, Event
-from replica.messages.events import ClusterFounded, SchedulingRulesSet, SiteConfigured, TransferRulesSet
-from replica.state import State
-from replica.values import Instant
-from wal import CLUSTER, decode_batch
+from forebay.cluster.api.history_service.event_pages import thing_in
+from forebay.cluster.api.history_service.follower import Follower
+from forebay.cluster.api.history_service.frames import ChangesQuery
+from forebay.cluster.api.render import actor_words, as_json
+from forebay.cluster.schemas import ChangeView, DiffAnswer, MomentView
+from forebay.cluster.system import format_instant
+from forebay.replica.messages import Batch, Entry, Event
+from forebay.replica.messages.events import ClusterFounded, SchedulingRulesSet, SiteConfigured, TransferRulesSet
+from forebay.replica.state import State
+from forebay.replica.values import Instant
+from forebay.wal import CLUSTER, decode_batch
 
 ENTRIES_KEPT: Final = 16
 """Entries cached during a query, count; simultaneous changes share one."""

@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from cluster.api.history_service.follower import STEP_BYTES, STEP_ENTRIES, Follower
-from cluster.api.history_service.frames import REJECTED, CommandEvents, EventFilter
-from cluster.api.render import actor_words, kind_name
-from replica.messages import (
+from forebay.cluster.api.history_service.follower import STEP_BYTES, STEP_ENTRIES, Follower
+from forebay.cluster.api.history_service.frames import REJECTED, CommandEvents, EventFilter
+from forebay.cluster.api.render import actor_words, kind_name
+from forebay.replica.messages import (
     EVENTS,
     Batch,
     Entry,
@@ -24,10 +24,10 @@ from replica.messages import (
     job_of,
     jobs_of,
 )
-from replica.messages.events import ExternalJobSetUp
-from replica.model import Job
-from replica.values import NEVER, Instant
-from wal import (
+from forebay.replica.messages.events import ExternalJobSetUp
+from forebay.replica.model import Job
+from forebay.replica.values import NEVER, Instant
+from forebay.wal import (
     CLUSTER,
     EntryKind,
     LedgerEntry,

@@ -20,16 +20,16 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from cluster.api.history_service.capacity import Capacity
-from cluster.server.tlog import recorded_in
-from cluster.system import free_bytes
-from replica.fold import SpeculativeState, apply_batch
-from replica.messages import EVENTS, Batch, Event, HistoriesCounted, concerns_cluster, jobs_of
-from replica.model import BufferState, JobState
-from replica.scheduler import SchedulingIndex, later_reason, verdicts_of
-from replica.state import EMPTY, Facts, State
-from replica.views import buffer_word
-from snapshots import (
+from forebay.cluster.api.history_service.capacity import Capacity
+from forebay.cluster.server.tlog import recorded_in
+from forebay.cluster.system import free_bytes
+from forebay.replica.fold import SpeculativeState, apply_batch
+from forebay.replica.messages import EVENTS, Batch, Event, HistoriesCounted, concerns_cluster, jobs_of
+from forebay.replica.model import BufferState, JobState
+from forebay.replica.scheduler import SchedulingIndex, later_reason, verdicts_of
+from forebay.replica.state import EMPTY, Facts, State
+from forebay.replica.views import buffer_word
+from forebay.snapshots import (
     Image,
     SnapshotFailed,
     SnapshotName,
@@ -38,7 +38,7 @@ from snapshots import (
     load_snapshot,
     write_snapshot,
 )
-from wal import (
+from forebay.wal import (
     CLUSTER,
     EntryKind,
     Hole,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from cluster.schemas import LENGTH, WhyView
-from replica.values import Instant
+from forebay.cluster.schemas import LENGTH, WhyView
+from forebay.replica.values import Instant
 
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 """Size of one frame, bytes: the records of a job with the largest submit and the most events of a response."""

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, cast
 
-from cluster.api.history_service.follower import Follower, Point
-from wal import IndexPosition, JobIndex, JobIndexBroken, JobIndexRow
-from wal.job_index import NOTHING
+from forebay.cluster.api.history_service.follower import Follower, Point
+from forebay.wal import IndexPosition, JobIndex, JobIndexBroken, JobIndexRow
+from forebay.wal.job_index import NOTHING
 
 LOOK_S: Final = 0.25
 """Interval of a pass's steps of about ten milliseconds, seconds: two hours for a million entries of one command each,

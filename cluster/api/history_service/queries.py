@@ -11,9 +11,9 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from cluster.api.history_service.difference import changes_between
-from cluster.api.history_service.event_pages import EventPages
-from cluster.api.history_service.follower import (
+from forebay.cluster.api.history_service.difference import changes_between
+from forebay.cluster.api.history_service.event_pages import EventPages
+from forebay.cluster.api.history_service.follower import (
     JOBS_PER_REVISION,
     STEP_BYTES,
     STEP_ENTRIES,
@@ -23,7 +23,7 @@ from cluster.api.history_service.follower import (
     note_of,
     prepare_whole,
 )
-from cluster.api.history_service.frames import (
+from forebay.cluster.api.history_service.frames import (
     NO_JOB,
     NOT_HELD,
     REVERSED,
@@ -40,14 +40,14 @@ from cluster.api.history_service.frames import (
     WhyQuery,
     WhyReply,
 )
-from cluster.api.render import JobVerdicts, why_view
-from replica.decide import job_of_task
-from replica.messages import Batch, Event, jobs_of
-from replica.model import BufferState, JobState
-from replica.scheduler import SchedulingIndex, verdicts_of
-from replica.state import EMPTY, State
-from replica.values import NEVER, Instant, Verdict
-from wal import (
+from forebay.cluster.api.render import JobVerdicts, why_view
+from forebay.replica.decide import job_of_task
+from forebay.replica.messages import Batch, Event, jobs_of
+from forebay.replica.model import BufferState, JobState
+from forebay.replica.scheduler import SchedulingIndex, verdicts_of
+from forebay.replica.state import EMPTY, State
+from forebay.replica.values import NEVER, Instant, Verdict
+from forebay.wal import (
     JobIndexRow,
     LedgerBroken,
     LedgerEntry,

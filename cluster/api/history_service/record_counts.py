@@ -11,12 +11,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cluster.api.history_service.follower import Follower
-from cluster.security.proofs import HistoryCounts
-from cluster.server.tlog import CountLeaf, NoDisclosureKey, TooFar, disclosure_key_of, last_recorded, records_between
-from cluster.system import replace_private
-from replica.messages import HistoriesCounted
-from wal import JobIndexBroken, LedgerBroken
+from forebay.cluster.api.history_service.follower import Follower
+from forebay.cluster.security.proofs import HistoryCounts
+from forebay.cluster.server.tlog import (
+    CountLeaf,
+    NoDisclosureKey,
+    TooFar,
+    disclosure_key_of,
+    last_recorded,
+    records_between,
+)
+from forebay.cluster.system import replace_private
+from forebay.replica.messages import HistoriesCounted
+from forebay.wal import JobIndexBroken, LedgerBroken
 
 LOGGER = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
-from cluster.api.history_service.frames import (
+from forebay.cluster.api.history_service.frames import (
     FRAME_BYTES_MAX,
     NO_ROOM,
     CancelQuery,
@@ -50,12 +50,12 @@ from cluster.api.history_service.frames import (
     decode_reply,
     encode,
 )
-from cluster.schemas import LENGTH, ChannelProtocolError
-from cluster.security import Identity
-from cluster.security.proofs import HASH_BYTES
-from cluster.server import Controller
-from cluster.system.eventloop import end_within
-from replica.values import NEVER, Instant
+from forebay.cluster.schemas import LENGTH, ChannelProtocolError
+from forebay.cluster.security import Identity
+from forebay.cluster.security.proofs import HASH_BYTES
+from forebay.cluster.server import Controller
+from forebay.cluster.system.eventloop import end_within
+from forebay.replica.values import NEVER, Instant
 
 LOGGER = logging.getLogger(__name__)
 
@@ -396,7 +396,7 @@ class HistoryService:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "cluster.api.past_reads",
+                "forebay.cluster.api.past_reads",
                 *words,
                 pass_fds=[its.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cluster.api.history_service.frames import LeaderTerm
-from replica.values import NEVER, Instant
-from wal import ChangeKind, EntryKind, Ledger, LedgerEntry, decode_configuration, instant_of, kind_of, leader_of
-from wal.configuration import name_of
+from forebay.cluster.api.history_service.frames import LeaderTerm
+from forebay.replica.values import NEVER, Instant
+from forebay.wal import ChangeKind, EntryKind, Ledger, LedgerEntry, decode_configuration, instant_of, kind_of, leader_of
+from forebay.wal.configuration import name_of
 
 LOOKED_AT_MAX = 256
 """Entries searched for one with a clock, count; a term without one in these counts as having none."""

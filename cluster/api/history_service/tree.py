@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.api.history_service.follower import Follower
-from cluster.api.history_service.frames import (
+from forebay.cluster.api.history_service.follower import Follower
+from forebay.cluster.api.history_service.frames import (
     NO_JOB,
     NOT_HELD,
     ConsistencyQuery,
@@ -20,11 +20,11 @@ from cluster.api.history_service.frames import (
     TreeQuery,
     TreeReply,
 )
-from cluster.api.history_service.record_counts import CountUnavailable, RecordCounts
-from cluster.security.proofs import ProofError, TileError, parse_path
-from cluster.server.tlog import LedgerTree, NoDisclosureKey, NotInTree, history_proven, records_proven
-from cluster.system import about
-from wal import Gap, Ledger, LedgerBroken
+from forebay.cluster.api.history_service.record_counts import CountUnavailable, RecordCounts
+from forebay.cluster.security.proofs import ProofError, TileError, parse_path
+from forebay.cluster.server.tlog import LedgerTree, NoDisclosureKey, NotInTree, history_proven, records_proven
+from forebay.cluster.system import about
+from forebay.wal import Gap, Ledger, LedgerBroken
 
 LOGGER = logging.getLogger(__name__)
 

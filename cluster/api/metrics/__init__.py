@@ -1,3 +1,3 @@
 """Prometheus metrics: counters incremented by events, and gauges read at the scrape."""
 
-from cluster.api.metrics.registry import CONTENT_TYPE, MetricsRegistry
+from forebay.cluster.api.metrics.registry import CONTENT_TYPE, MetricsRegistry

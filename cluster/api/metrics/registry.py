@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from cluster.api.history_service import HistoryService
-from cluster.api.metrics.replica import CertificateCollector, ReplicaCollector
-from cluster.api.metrics.work import WorkCollector
-from cluster.api.render import Verdicts
-from cluster.api.traces import Tracer
-from cluster.server import Controller
-from cluster.server.tlog import Publisher
-from cluster.system.eventloop import SlicedWork
+from forebay.cluster.api.history_service import HistoryService
+from forebay.cluster.api.metrics.replica import CertificateCollector, ReplicaCollector
+from forebay.cluster.api.metrics.work import WorkCollector
+from forebay.cluster.api.render import Verdicts
+from forebay.cluster.api.traces import Tracer
+from forebay.cluster.server import Controller
+from forebay.cluster.server.tlog import Publisher
+from forebay.cluster.system.eventloop import SlicedWork
 
 SYNC_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Bounds of the sync histogram, seconds: from an idle NVMe to a disk that should be replaced."""

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cluster.api.history_service import HistoryService
-from cluster.api.traces import Tracer
-from cluster.consensus import Role
-from cluster.security import certificate_of
-from cluster.server import Controller
-from cluster.server.tlog import Publisher
-from replica.messages import features
-from replica.model import latest_completed
-from replica.state import State
-from replica.values import MICROSECONDS_PER_SECOND, Instant
+from forebay.cluster.api.history_service import HistoryService
+from forebay.cluster.api.traces import Tracer
+from forebay.cluster.consensus import Role
+from forebay.cluster.security import certificate_of
+from forebay.cluster.server import Controller
+from forebay.cluster.server.tlog import Publisher
+from forebay.replica.messages import features
+from forebay.replica.model import latest_completed
+from forebay.replica.state import State
+from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant
 
 
 class ReplicaCollector(Collector):

@@ -12,11 +12,11 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cluster.api.metrics.replica import counter, gauge
-from cluster.api.render import Verdicts
-from cluster.server import Controller, Durations, Liveness
-from cluster.system.eventloop import RECORDS_PER_SLICE, SlicedWork, iterate_paced
-from replica.model import (
+from forebay.cluster.api.metrics.replica import counter, gauge
+from forebay.cluster.api.render import Verdicts
+from forebay.cluster.server import Controller, Durations, Liveness
+from forebay.cluster.system.eventloop import RECORDS_PER_SLICE, SlicedWork, iterate_paced
+from forebay.replica.model import (
     ACCOUNT_REASONS,
     QOS_REASONS,
     QUEUED_STAGES,
@@ -27,10 +27,10 @@ from replica.model import (
     JobState,
     takes_cpus,
 )
-from replica.operations import active_rules, waiting_stage
-from replica.state import State
-from replica.values import Reason
-from replica.views import pool_use
+from forebay.replica.operations import active_rules, waiting_stage
+from forebay.replica.state import State
+from forebay.replica.values import Reason
+from forebay.replica.views import pool_use
 
 PARTS_PER_JOB = 3
 """Slice parts for counting one job: about four microseconds."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cluster.schemas import (
+from forebay.cluster.schemas import (
     EXPIRY_NOTICE_DAYS,
     HistoryRow,
     JobView,
@@ -19,9 +19,9 @@ from cluster.schemas import (
     PoolUseView,
     days_left,
 )
-from cluster.schemas.page import ChartBar, ChartFrame, Layer, areas, bar_strip
-from cluster.system import SLOW_SYNC_S, parse_instant
-from replica.values import MICROSECONDS_PER_SECOND, Instant
+from forebay.cluster.schemas.page import ChartBar, ChartFrame, Layer, areas, bar_strip
+from forebay.cluster.system import SLOW_SYNC_S, parse_instant
+from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -272,7 +272,7 @@ def environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     made = Environment(
-        loader=PackageLoader("cluster.api.page"),
+        loader=PackageLoader("forebay.cluster.api.page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

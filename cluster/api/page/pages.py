@@ -14,14 +14,14 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from cluster.api.page.labels import environment, is_over, stage_bars
-from cluster.api.web import Problem, Redirect, check_query
-from cluster.schemas import NUMBER_MAX, Answer, ApiOperation, JobView, PoolUseAnswer
-from cluster.schemas import operations as ops
-from cluster.system import Clock, SystemClock, format_instant
-from cluster.system.eventloop import SlicedWork
-from replica.model import ENDED, JobState
-from replica.values import NEVER, Instant
+from forebay.cluster.api.page.labels import environment, is_over, stage_bars
+from forebay.cluster.api.web import Problem, Redirect, check_query
+from forebay.cluster.schemas import NUMBER_MAX, Answer, ApiOperation, JobView, PoolUseAnswer
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import Clock, SystemClock, format_instant
+from forebay.cluster.system.eventloop import SlicedWork
+from forebay.replica.model import ENDED, JobState
+from forebay.replica.values import NEVER, Instant
 
 PAGES_PATH: Final = "/page"
 
@@ -234,7 +234,7 @@ class Pages:
     def file(self, name: str) -> RenderedPage:
         """Return a static file."""
         if name not in self._files:
-            self._files[name] = (resources.files("cluster.api.page") / "static" / name).read_bytes()
+            self._files[name] = (resources.files("forebay.cluster.api.page") / "static" / name).read_bytes()
         return RenderedPage(self._files[name], FILES[name], 0)
 
     async def page(

@@ -1,6 +1,6 @@
 """Views of a state: jobs, events, reasons, with private data removed."""
 
-from cluster.api.render.events import (
+from forebay.cluster.api.render.events import (
     actor_words,
     as_json,
     entry_view,
@@ -13,7 +13,7 @@ from cluster.api.render.events import (
     sentence_of,
     verdict_words,
 )
-from cluster.api.render.jobs import (
+from forebay.cluster.api.render.jobs import (
     NODE_WORDS,
     buffer_view,
     capacity_controls,
@@ -30,4 +30,4 @@ from cluster.api.render.jobs import (
     task_words,
     why_view,
 )
-from cluster.api.render.reasons import JobVerdicts, Verdicts
+from forebay.cluster.api.render.reasons import JobVerdicts, Verdicts

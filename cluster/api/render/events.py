@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from cluster.schemas import EventView, Json, LedgerEntryView, made_of
-from cluster.server import AppliedEntry
-from cluster.system import format_instant
-from replica.messages import CONTROLLER, Actor, Batch, Entry
-from replica.messages import events as e
-from replica.model import (
+from forebay.cluster.schemas import EventView, Json, LedgerEntryView, made_of
+from forebay.cluster.server import AppliedEntry
+from forebay.cluster.system import format_instant
+from forebay.replica.messages import CONTROLLER, Actor, Batch, Entry
+from forebay.replica.messages import events as e
+from forebay.replica.model import (
     NATIVE,
     NO_OPTIONS,
     BufferRequest,
@@ -25,8 +25,8 @@ from replica.model import (
     format_amount,
     format_tasks,
 )
-from replica.values import Instant, Revision, Verdict, format_size
-from wal import Configuration, Member
+from forebay.replica.values import Instant, Revision, Verdict, format_size
+from forebay.wal import Configuration, Member
 
 _HELD = {Hold.USER: "by its user", Hold.ADMIN: "by an operator", Hold.SYSTEM: "because an operation failed for good"}
 

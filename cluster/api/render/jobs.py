@@ -6,9 +6,9 @@ from collections import Counter
 from itertools import islice
 from typing import Any, Literal
 
-from cluster.api.render.events import verdict_words
-from cluster.api.render.reasons import JobVerdicts
-from cluster.schemas import (
+from forebay.cluster.api.render.events import verdict_words
+from forebay.cluster.api.render.reasons import JobVerdicts
+from forebay.cluster.schemas import (
     NO_DETAILS,
     BufferView,
     JobDetailsView,
@@ -20,11 +20,11 @@ from cluster.schemas import (
     made_of,
     shared_fields,
 )
-from cluster.server import Liveness
-from cluster.system import format_instant
-from replica.decide import overcommitted_bytes
-from replica.messages import SubmitJob
-from replica.model import (
+from forebay.cluster.server import Liveness
+from forebay.cluster.system import format_instant
+from forebay.replica.decide import overcommitted_bytes
+from forebay.replica.messages import SubmitJob
+from forebay.replica.model import (
     NATIVE,
     NO_OPTIONS,
     Buffer,
@@ -43,11 +43,11 @@ from replica.model import (
     pool_unit,
     takes_cpus,
 )
-from replica.operations import external_job_phase, loses_results, loss_of
-from replica.scheduler import dependency_jobs, is_dependency_met
-from replica.state import State
-from replica.values import MICROSECONDS_PER_SECOND, Instant, Reason, Verdict
-from replica.views import buffer_path, buffer_word, job_tres, pool_use
+from forebay.replica.operations import external_job_phase, loses_results, loss_of
+from forebay.replica.scheduler import dependency_jobs, is_dependency_met
+from forebay.replica.state import State
+from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant, Reason, Verdict
+from forebay.replica.views import buffer_path, buffer_word, job_tres, pool_use
 
 _HOLDS: dict[Hold, Literal["user", "admin", "system"] | None] = {
     Hold.NONE: None,

@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from itertools import islice
 
-from cluster.server import AppliedLog
-from cluster.system.eventloop import SlicedWork
-from replica.messages import Event
-from replica.model import Job, JobState
-from replica.scheduler import (
+from forebay.cluster.server import AppliedLog
+from forebay.cluster.system.eventloop import SlicedWork
+from forebay.replica.messages import Event
+from forebay.replica.model import Job, JobState
+from forebay.replica.scheduler import (
     Estimate,
     SchedulingIndex,
     early_gate,
@@ -28,9 +28,9 @@ from replica.scheduler import (
     verdicts_of,
     waits_for_space,
 )
-from replica.state import State
-from replica.values import Instant, Verdict
-from replica.views import verdict_of
+from forebay.replica.state import State
+from forebay.replica.values import Instant, Verdict
+from forebay.replica.views import verdict_of
 
 FOLLOWED_MAX = 2_000
 """Commands an index follows between queries, count; beyond that a new one is hardly slower."""

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from replica.lazy_exports import export_lazily
+from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from cluster.api.traces.link import Tracer
+    from forebay.cluster.api.traces.link import Tracer
 else:
     __getattr__ = export_lazily(__name__, "link: Tracer")

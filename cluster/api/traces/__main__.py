@@ -20,14 +20,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cluster.api.traces.finished_jobs import LATE_US, FinishedJob, FinishedJobReader
-from cluster.api.traces.link import COUNTS, EXIT_NOT_INSTALLED, LEADS
-from cluster.api.traces.spans import JobSpan, spans_of, trace_id
-from cluster.system import SystemClock, begin_logging, die_with_parent, ignore_hangup
-from replica.values import Instant
-from wal import Environment, Ledger
+from forebay.cluster.api.traces.finished_jobs import LATE_US, FinishedJob, FinishedJobReader
+from forebay.cluster.api.traces.link import COUNTS, EXIT_NOT_INSTALLED, LEADS
+from forebay.cluster.api.traces.spans import JobSpan, spans_of, trace_id
+from forebay.cluster.system import SystemClock, begin_logging, die_with_parent, ignore_hangup
+from forebay.replica.values import Instant
+from forebay.wal import Environment, Ledger
 
-LOGGER = logging.getLogger("cluster.api.traces")
+LOGGER = logging.getLogger("forebay.cluster.api.traces")
 
 LOOK_S: Final = 1.0
 """Interval of checks for finished jobs, seconds; the per-job index is written every few seconds."""
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str]) -> int:
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     try:
-        from cluster.api.traces.exporter import Exporter
+        from forebay.cluster.api.traces.exporter import Exporter
     except ImportError as error:
         LOGGER.error("no traces are sent: %s; install OpenTelemetry: pip install forebay[otel]", error)
         return EXIT_NOT_INSTALLED

@@ -17,7 +17,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
-from cluster.api.traces.spans import JobSpan
+from forebay.cluster.api.traces.spans import JobSpan
 
 SERVICE: Final = "forebay"
 

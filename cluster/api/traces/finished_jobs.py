@@ -12,12 +12,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cluster.api.history_service import note_of
-from cluster.api.traces.spans import JobStep, ended_with
-from replica.messages import jobs_of
-from replica.model import BufferState, JobState
-from replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
-from wal import (
+from forebay.cluster.api.history_service import note_of
+from forebay.cluster.api.traces.spans import JobStep, ended_with
+from forebay.replica.messages import jobs_of
+from forebay.replica.model import BufferState, JobState
+from forebay.replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
+from forebay.wal import (
     EntryKind,
     JobIndex,
     JobIndexBroken,

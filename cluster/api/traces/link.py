@@ -11,9 +11,9 @@ import sys
 from contextlib import suppress
 from typing import Final
 
-from cluster.config import TracesConfig
-from cluster.server import Controller
-from cluster.system.eventloop import end_within
+from forebay.cluster.config import TracesConfig
+from forebay.cluster.server import Controller
+from forebay.cluster.system.eventloop import end_within
 
 LOGGER = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class Tracer:
         home = controller.config.storage.directory / controller.name
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "cluster.api.traces", str(its.fileno()), str(os.getpid()), str(home), url,
+                sys.executable, "-m", "forebay.cluster.api.traces", str(its.fileno()), str(os.getpid()), str(home), url,
                 pass_fds=[its.fileno()], stdin=asyncio.subprocess.DEVNULL,
             )  # fmt: skip
         except OSError:

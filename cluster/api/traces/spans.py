@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Final, NamedTuple
 
-from cluster.api.render import kind_name
-from replica.messages import Event, events
-from replica.model import ENDED, BufferState, JobState, Stage
-from replica.values import Instant
+from forebay.cluster.api.render import kind_name
+from forebay.replica.messages import Event, events
+from forebay.replica.model import ENDED, BufferState, JobState, Stage
+from forebay.replica.values import Instant
 
 TRACE_BYTES: Final = 16
 SPAN_BYTES: Final = 8

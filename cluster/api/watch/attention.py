@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from cluster.api.privacy import may_see
-from cluster.api.render import job_words
-from cluster.api.service import ApiCall
-from cluster.schemas import EXPIRY_NOTICE_DAYS, MemberView, NeedKind, NeedView, PoolView, StatusView, days_left
-from cluster.system import SLOW_SYNC_S, format_instant, start_command
-from cluster.system.eventloop import SlicedWork, iterate_paced
-from replica.model import Buffer, BufferState, Job, PoolUnit, format_amount, parse_unit
-from replica.operations import ExternalJobPhase, external_job_phase
-from replica.state import State
-from replica.values import Instant
+from forebay.cluster.api.privacy import may_see
+from forebay.cluster.api.render import job_words
+from forebay.cluster.api.service import ApiCall
+from forebay.cluster.schemas import EXPIRY_NOTICE_DAYS, MemberView, NeedKind, NeedView, PoolView, StatusView, days_left
+from forebay.cluster.system import SLOW_SYNC_S, format_instant, start_command
+from forebay.cluster.system.eventloop import SlicedWork, iterate_paced
+from forebay.replica.model import Buffer, BufferState, Job, PoolUnit, format_amount, parse_unit
+from forebay.replica.operations import ExternalJobPhase, external_job_phase
+from forebay.replica.state import State
+from forebay.replica.values import Instant
 
 NEEDS_SHOWN_MAX = 100
 """Items in one response, count; the others are only counted."""

@@ -7,15 +7,22 @@ from typing import Any
 
 import msgspec
 
-from cluster.api.history import history_busy
-from cluster.api.history_service import HistoryServiceBusy, HistoryServiceTimeout, PoolUseReply
-from cluster.api.ledger import status_of
-from cluster.api.members import members_of
-from cluster.api.render import capacity_controls, holders, node_word, pool_view
-from cluster.api.service import ApiCall, Reply, handles
-from cluster.api.transfers import summary_of
-from cluster.api.watch.attention import AttentionItems, find_jobs, find_ledger, find_nodes, find_pools, find_replicas
-from cluster.schemas import (
+from forebay.cluster.api.history import history_busy
+from forebay.cluster.api.history_service import HistoryServiceBusy, HistoryServiceTimeout, PoolUseReply
+from forebay.cluster.api.ledger import status_of
+from forebay.cluster.api.members import members_of
+from forebay.cluster.api.render import capacity_controls, holders, node_word, pool_view
+from forebay.cluster.api.service import ApiCall, Reply, handles
+from forebay.cluster.api.transfers import summary_of
+from forebay.cluster.api.watch.attention import (
+    AttentionItems,
+    find_jobs,
+    find_ledger,
+    find_nodes,
+    find_pools,
+    find_replicas,
+)
+from forebay.cluster.schemas import (
     MemberView,
     OverviewAnswer,
     PoolStepView,
@@ -24,11 +31,11 @@ from cluster.schemas import (
     StatusView,
     made_of,
 )
-from cluster.schemas import operations as ops
-from cluster.system import format_instant
-from cluster.system.eventloop import SlicedWork, iterate_paced
-from replica.model import JobState, PoolUnit
-from replica.state import State
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import format_instant
+from forebay.cluster.system.eventloop import SlicedWork, iterate_paced
+from forebay.replica.model import JobState, PoolUnit
+from forebay.replica.state import State
 
 REASONS_COUNTED_MAX = 20
 """Reasons counted separately, count; all others are counted together."""

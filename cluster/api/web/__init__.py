@@ -1,14 +1,21 @@
 """HTTP over mutual TLS: connections, bodies, authentication, errors, the OpenAPI document."""
 
-from cluster.api.web.authentication import actor_of, not_identified, permit, permit_node
-from cluster.api.web.bodies import LONG_CHARACTERS, QUERY_CHARACTERS_MAX, BodyBudget, body_problem, decode, read_body
-from cluster.api.web.connections import (
+from forebay.cluster.api.web.authentication import actor_of, not_identified, permit, permit_node
+from forebay.cluster.api.web.bodies import (
+    LONG_CHARACTERS,
+    QUERY_CHARACTERS_MAX,
+    BodyBudget,
+    body_problem,
+    decode,
+    read_body,
+)
+from forebay.cluster.api.web.connections import (
     FIXED_HEADERS,
     SWEEP_PERIOD_S,
     ApiConnection,
     GuardedServer,
 )
-from cluster.api.web.exchange import (
+from forebay.cluster.api.web.exchange import (
     COMMIT_WAIT_S,
     ApiRequest,
     Backend,
@@ -19,10 +26,10 @@ from cluster.api.web.exchange import (
     Stream,
     StreamChunk,
 )
-from cluster.api.web.identity_assertion import AccessRules, IdentityAssertions, Voucher, unidentified_client
-from cluster.api.web.limits import UserLimits
-from cluster.api.web.openapi import document
-from cluster.api.web.problems import (
+from forebay.cluster.api.web.identity_assertion import AccessRules, IdentityAssertions, Voucher, unidentified_client
+from forebay.cluster.api.web.limits import UserLimits
+from forebay.cluster.api.web.openapi import document
+from forebay.cluster.api.web.problems import (
     COMMAND_TOO_OLD,
     Problem,
     Redirect,
@@ -38,4 +45,4 @@ from cluster.api.web.problems import (
     too_many_answers,
     unknown_job,
 )
-from cluster.api.web.routing import check_query, find_operation
+from forebay.cluster.api.web.routing import check_query, find_operation

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cluster.api.web.problems import Problem, permission_denied
-from cluster.security import Identity, IdentityError, Role
-from replica.messages import Actor, ActorRole
+from forebay.cluster.api.web.problems import Problem, permission_denied
+from forebay.cluster.security import Identity, IdentityError, Role
+from forebay.replica.messages import Actor, ActorRole
 
 _ACTOR_ROLES = {
     Role.OPERATOR: ActorRole.OPERATOR,

@@ -10,9 +10,9 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from cluster.api.web.problems import Problem, bad_request, too_busy
-from cluster.schemas import BODY_BYTES_MAX
-from cluster.security import Identity, Role
+from forebay.cluster.api.web.problems import Problem, bad_request, too_busy
+from forebay.cluster.schemas import BODY_BYTES_MAX
+from forebay.cluster.security import Identity, Role
 
 SMALL_BODY_BYTES = 64 * 1024
 """Largest body that uses the quota for small bodies, bytes: a submit, a hold, a drain."""

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, cast
 import msgspec
 from aiohttp import web
 
-from cluster.api.web.problems import Problem
-from cluster.security import Identity, IdentityError, PeerCertificate, Peers, Role
-from cluster.system.eventloop import HttpConnection, HttpServer, MalformedRequest
+from forebay.cluster.api.web.problems import Problem
+from forebay.cluster.security import Identity, IdentityError, PeerCertificate, Peers, Role
+from forebay.cluster.system.eventloop import HttpConnection, HttpServer, MalformedRequest
 
 CONNECTIONS_MAX = 12_288
 """Open connections, count: the polls of 10,000 nodes on two replicas, as many again for reports to this one, and the

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from cluster.api.web.identity_assertion import IdentityAssertions
-from cluster.api.web.problems import Problem, Redirect
-from cluster.schemas import ApiOperation, BulkCommand, ErrorView
-from cluster.security import Identity, PeerCertificate, Peers
-from cluster.system.eventloop import Slices
-from replica.messages import SubmitJob
-from replica.model import Site
+from forebay.cluster.api.web.identity_assertion import IdentityAssertions
+from forebay.cluster.api.web.problems import Problem, Redirect
+from forebay.cluster.schemas import ApiOperation, BulkCommand, ErrorView
+from forebay.cluster.security import Identity, PeerCertificate, Peers
+from forebay.cluster.system.eventloop import Slices
+from forebay.replica.messages import SubmitJob
+from forebay.replica.model import Site
 
 COMMIT_WAIT_S = 4.0
 """Time a response may wait for its commit, seconds: less than a client waits for one replica."""

@@ -16,10 +16,10 @@ from typing import Final, Protocol
 
 import msgspec
 
-from cluster.api.web.problems import Problem, permission_denied, too_busy
-from cluster.config import GROUP_SIGN, MUNGE, AccessTable
-from cluster.schemas import USER_HEADER
-from cluster.security import (
+from forebay.cluster.api.web.problems import Problem, permission_denied, too_busy
+from forebay.cluster.config import GROUP_SIGN, MUNGE, AccessTable
+from forebay.cluster.schemas import USER_HEADER
+from forebay.cluster.security import (
     NAME_RULE,
     SCHEME,
     THROUGH_MUNGE,
@@ -35,9 +35,9 @@ from cluster.security import (
     purpose_of,
     revocable_as,
 )
-from cluster.system import Clock, SystemClock, account_of, is_member
-from cluster.system.eventloop import NameService, NotKnownNow
-from replica.values import MICROSECONDS_PER_SECOND, Instant
+from forebay.cluster.system import Clock, SystemClock, account_of, is_member
+from forebay.cluster.system.eventloop import NameService, NotKnownNow
+from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant
 
 LOGGER = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from cluster.api.web.problems import too_many
-from cluster.config import LimitsConfig
-from cluster.security import Identity, Role
-from cluster.system import Clock
-from cluster.system.eventloop import SlicedWork, iterate_paced
-from replica.messages import Command, SubmitJob
-from replica.state import State
+from forebay.cluster.api.web.problems import too_many
+from forebay.cluster.config import LimitsConfig
+from forebay.cluster.security import Identity, Role
+from forebay.cluster.system import Clock
+from forebay.cluster.system.eventloop import SlicedWork, iterate_paced
+from forebay.replica.messages import Command, SubmitJob
+from forebay.replica.state import State
 
 USERS_MAX = 10_000
 """Users with a bucket, count; beyond that the longest full buckets are dropped."""

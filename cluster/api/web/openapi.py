@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from cluster.schemas import OPERATIONS, ApiOperation, ErrorAnswer
+from forebay.cluster.schemas import OPERATIONS, ApiOperation, ErrorAnswer
 
 OPENAPI_VERSION = "3.1.0"
 TEMPLATE = "#/components/schemas/{name}"

@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from cluster.schemas import ErrorAnswer, ErrorView, OtherError
-from replica.values import RECEIPTS_KEPT_S, Refusal, RefusalCode
+from forebay.cluster.schemas import ErrorAnswer, ErrorView, OtherError
+from forebay.replica.values import RECEIPTS_KEPT_S, Refusal, RefusalCode
 
 RETRY_AFTER_S = 1
 """Retry-After without a leader or with a full queue, seconds: longer than most elections."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from cluster.api.web.problems import Problem, bad_request
-from cluster.schemas import OPERATIONS, ApiOperation
-from cluster.schemas.operations import REST
+from forebay.cluster.api.web.problems import Problem, bad_request
+from forebay.cluster.schemas import OPERATIONS, ApiOperation
+from forebay.cluster.schemas.operations import REST
 
 SEGMENT_CHARACTERS_MAX = 256
 """Length of one path segment, characters; names have at most 64."""

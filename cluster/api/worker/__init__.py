@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from replica.lazy_exports import export_lazily
+from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from cluster.api.worker.channel import ChannelServer
-    from cluster.api.worker.server import Server
+    from forebay.cluster.api.worker.channel import ChannelServer
+    from forebay.cluster.api.worker.server import Server
 else:
     __getattr__ = export_lazily(
         __name__,

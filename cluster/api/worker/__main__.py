@@ -18,11 +18,11 @@ from pathlib import Path
 
 import uvloop
 
-from cluster.api.worker.channel import ChannelServer
-from cluster.api.worker.link import RemoteBackend
-from cluster.api.worker.server import Server
-from cluster.security import Credentials, TlsFiles
-from cluster.system import Address, begin_logging, die_with_parent, ignore_hangup
+from forebay.cluster.api.worker.channel import ChannelServer
+from forebay.cluster.api.worker.link import RemoteBackend
+from forebay.cluster.api.worker.server import Server
+from forebay.cluster.security import Credentials, TlsFiles
+from forebay.cluster.system import Address, begin_logging, die_with_parent, ignore_hangup
 
 EXIT_CORE_LOST = 1
 

@@ -17,8 +17,8 @@ from typing import cast
 
 import msgspec
 
-from cluster.api import request_decoding
-from cluster.api.web import (
+from forebay.cluster.api import request_decoding
+from forebay.cluster.api.web import (
     COMMIT_WAIT_S,
     LONG_CHARACTERS,
     Backend,
@@ -30,7 +30,7 @@ from cluster.api.web import (
     outcome_unknown,
     permit,
 )
-from cluster.schemas import (
+from forebay.cluster.schemas import (
     CHANNEL_VERSION,
     FRAME_BYTES_MAX,
     NOT_LEADER,
@@ -48,9 +48,9 @@ from cluster.schemas import (
     decode_from_client,
     encode_frame,
 )
-from cluster.security import Identity, IdentityError
-from cluster.system import Address, LogRateLimiter
-from cluster.system.eventloop import Acceptor, ReadingProtocol, read_buffer
+from forebay.cluster.security import Identity, IdentityError
+from forebay.cluster.system import Address, LogRateLimiter
+from forebay.cluster.system.eventloop import Acceptor, ReadingProtocol, read_buffer
 
 LOGGER = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
-from cluster.api.web import AccessRules, DecodedSubmit
-from cluster.schemas import LENGTH, ErrorView
-from cluster.security import Role
-from replica.model import Revocation, Site
+from forebay.cluster.api.web import AccessRules, DecodedSubmit
+from forebay.cluster.schemas import LENGTH, ErrorView
+from forebay.cluster.security import Role
+from forebay.replica.model import Revocation, Site
 
 WORKER_VERSION: Final = 1
 

@@ -9,7 +9,7 @@ from typing import cast
 
 import msgspec
 
-from cluster.api.web import (
+from forebay.cluster.api.web import (
     AccessRules,
     ApiRequest,
     CommandClient,
@@ -22,13 +22,13 @@ from cluster.api.web import (
     StreamChunk,
     queue_full,
 )
-from cluster.api.worker import frames as f
-from cluster.schemas import BulkCommand, ChannelProtocolError, FrameSplitter
-from cluster.schemas import operations as ops
-from cluster.security import PeerCertificate, Peers
-from cluster.system import SystemClock
-from cluster.system.eventloop import ReadingProtocol, Slices, read_buffer
-from replica.model import DEFAULT_SITE, Revocation, Site
+from forebay.cluster.api.worker import frames as f
+from forebay.cluster.schemas import BulkCommand, ChannelProtocolError, FrameSplitter
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.security import PeerCertificate, Peers
+from forebay.cluster.system import SystemClock
+from forebay.cluster.system.eventloop import ReadingProtocol, Slices, read_buffer
+from forebay.replica.model import DEFAULT_SITE, Revocation, Site
 
 LOGGER = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from cluster.api import request_decoding
-from cluster.api.page import PAGES_PATH, Ask, Pages, find_page, is_page, page_headers
-from cluster.api.web import (
+from forebay.cluster.api import request_decoding
+from forebay.cluster.api.page import PAGES_PATH, Ask, Pages, find_page, is_page, page_headers
+from forebay.cluster.api.web import (
     FIXED_HEADERS,
     QUERY_CHARACTERS_MAX,
     SWEEP_PERIOD_S,
@@ -40,10 +40,10 @@ from cluster.api.web import (
     too_many,
     unidentified_client,
 )
-from cluster.schemas import PEOPLE, USER_HEADER, ApiOperation
-from cluster.security import IdentityError, PeerCertificate, Role
-from cluster.system import Address, about
-from cluster.system.eventloop import BYTES_PER_SLICE, Acceptor
+from forebay.cluster.schemas import PEOPLE, USER_HEADER, ApiOperation
+from forebay.cluster.security import IdentityError, PeerCertificate, Role
+from forebay.cluster.system import Address, about
+from forebay.cluster.system.eventloop import BYTES_PER_SLICE, Acceptor
 
 LOGGER = logging.getLogger(__name__)
 

@@ -9,23 +9,23 @@ from typing import Any, Final
 
 import click
 
-from cluster.audit.archive.pruning import PrunePlan, prune, prune_plan
-from cluster.audit.archive.restoring import restore
-from cluster.audit.archive.retention import below_of_age, below_of_size, within
-from cluster.audit.archive.verifying import Keys, VerifiedArchive, read_keys, verify_archive
-from cluster.audit.archive.writing import archive_ledger
-from cluster.audit.opening import age_of, directory_of, end_of, environment_of, progress_of, sentences
-from cluster.cli.confirmation import confirm
-from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.session import Session
-from cluster.cli.text import fields_table, format_time, note, show, show_json, size, table
-from cluster.config import RetentionConfig
-from cluster.security.proofs import NoteError
-from cluster.security.proofs.tiles import TILE_WIDTH
-from cluster.server import PruneNote, answer_to_note, leave_note
-from cluster.system import SystemClock, format_instant
-from replica.values import Instant, seconds
-from wal import (
+from forebay.cluster.audit.archive.pruning import PrunePlan, prune, prune_plan
+from forebay.cluster.audit.archive.restoring import restore
+from forebay.cluster.audit.archive.retention import below_of_age, below_of_size, within
+from forebay.cluster.audit.archive.verifying import Keys, VerifiedArchive, read_keys, verify_archive
+from forebay.cluster.audit.archive.writing import archive_ledger
+from forebay.cluster.audit.opening import age_of, directory_of, end_of, environment_of, progress_of, sentences
+from forebay.cluster.cli.confirmation import confirm
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
+from forebay.cluster.cli.session import Session
+from forebay.cluster.cli.text import fields_table, format_time, note, show, show_json, size, table
+from forebay.cluster.config import RetentionConfig
+from forebay.cluster.security.proofs import NoteError
+from forebay.cluster.security.proofs.tiles import TILE_WIDTH
+from forebay.cluster.server import PruneNote, answer_to_note, leave_note
+from forebay.cluster.system import SystemClock, format_instant
+from forebay.replica.values import Instant, seconds
+from forebay.wal import (
     KEPT_ENTRIES,
     Archive,
     ArchivedLedger,

@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster.audit.archive.verifying import Keys, Progress, signers_of, verify_stretch
-from cluster.audit.archive.writing import NotArchived, checkpoint_in
-from cluster.audit.replay import ReplayFailed, ReplayRefused, fold, from_image
-from cluster.security.proofs import NoteError, Tile, leaves_in
-from cluster.security.proofs.tiles import TILE_WIDTH
-from cluster.server.tlog import LOG_DIRECTORY, LedgerTree, NoDisclosureKey, NotInTree, leaf_of_entry
-from replica.state import StateDigestMismatch
-from snapshots import SnapshotName, SnapshotRefused, load_snapshot
-from wal import (
+from forebay.cluster.audit.archive.verifying import Keys, Progress, signers_of, verify_stretch
+from forebay.cluster.audit.archive.writing import NotArchived, checkpoint_in
+from forebay.cluster.audit.replay import ReplayFailed, ReplayRefused, fold, from_image
+from forebay.cluster.security.proofs import NoteError, Tile, leaves_in
+from forebay.cluster.security.proofs.tiles import TILE_WIDTH
+from forebay.cluster.server.tlog import LOG_DIRECTORY, LedgerTree, NoDisclosureKey, NotInTree, leaf_of_entry
+from forebay.replica.state import StateDigestMismatch
+from forebay.snapshots import SnapshotName, SnapshotRefused, load_snapshot
+from forebay.wal import (
     KEPT_ENTRIES,
     Archive,
     Environment,

@@ -10,12 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster.audit.archive.pruning import sync_leaves
-from cluster.audit.archive.verifying import Progress, verify_stretch
-from cluster.audit.archive.writing import NotArchived
-from cluster.security.proofs.tiles import TILE_WIDTH
-from cluster.server.tlog import LOG_DIRECTORY, LedgerTree, NoDisclosureKey
-from wal import (
+from forebay.cluster.audit.archive.pruning import sync_leaves
+from forebay.cluster.audit.archive.verifying import Progress, verify_stretch
+from forebay.cluster.audit.archive.writing import NotArchived
+from forebay.cluster.security.proofs.tiles import TILE_WIDTH
+from forebay.cluster.server.tlog import LOG_DIRECTORY, LedgerTree, NoDisclosureKey
+from forebay.wal import (
     KEPT_ENTRIES,
     Archive,
     ArchivedLedger,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.audit.archive.writing import NotArchived, checkpoint_in
-from cluster.security.proofs.tiles import TILE_WIDTH
-from replica.messages import StateDigested
-from replica.values import Instant
-from snapshots import SnapshotName
-from wal import (
+from forebay.cluster.audit.archive.writing import NotArchived, checkpoint_in
+from forebay.cluster.security.proofs.tiles import TILE_WIDTH
+from forebay.replica.messages import StateDigested
+from forebay.replica.values import Instant
+from forebay.snapshots import SnapshotName
+from forebay.wal import (
     Archive,
     CodecError,
     Environment,

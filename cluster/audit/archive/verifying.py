@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster.security.proofs import (
+from forebay.cluster.security.proofs import (
     Checkpoint,
     NoteError,
     RightEdge,
@@ -23,10 +23,10 @@ from cluster.security.proofs import (
     parse_note,
     verify_note,
 )
-from cluster.security.proofs.notes import NOTE_KEY
-from cluster.server.tlog import disclosure_key_in, leaf_of_entry, origin_of, parse_origin
-from replica.messages import ClusterRecovered
-from wal import (
+from forebay.cluster.security.proofs.notes import NOTE_KEY
+from forebay.cluster.server.tlog import disclosure_key_in, leaf_of_entry, origin_of, parse_origin
+from forebay.replica.messages import ClusterRecovered
+from forebay.wal import (
     FIRST_INCARNATION,
     KEPT_ENTRIES,
     Archive,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from cluster.security.proofs import Checkpoint, NoteError, parse_checkpoint, parse_note
-from cluster.server.tlog import CHECKPOINT_NAME, LOG_DIRECTORY, origin_of, parse_origin
-from wal import Archive, Ledger, LedgerEntry, SegmentBroken, SegmentManifest, archive_from
-from wal import directory as directories
+from forebay.cluster.security.proofs import Checkpoint, NoteError, parse_checkpoint, parse_note
+from forebay.cluster.server.tlog import CHECKPOINT_NAME, LOG_DIRECTORY, origin_of, parse_origin
+from forebay.wal import Archive, Ledger, LedgerEntry, SegmentBroken, SegmentManifest, archive_from
+from forebay.wal import directory as directories
 
 ARCHIVE_MODE = 0o700
 """Mode of an archive: readable by its owner only, since it contains the whole ledger."""

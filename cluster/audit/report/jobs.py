@@ -7,14 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from cluster.api.render import job_words
-from cluster.audit.replay import Progress, ReplayFold
-from cluster.audit.report.window import Window, WindowReplay, watch
-from cluster.system import format_instant
-from replica.messages import Batch, JobPurged
-from replica.state import State
-from replica.values import MICROSECONDS_PER_SECOND, NEVER
-from wal import Ledger, LedgerEntry
+from forebay.cluster.api.render import job_words
+from forebay.cluster.audit.replay import Progress, ReplayFold
+from forebay.cluster.audit.report.window import Window, WindowReplay, watch
+from forebay.cluster.system import format_instant
+from forebay.replica.messages import Batch, JobPurged
+from forebay.replica.state import State
+from forebay.replica.values import MICROSECONDS_PER_SECOND, NEVER
+from forebay.wal import Ledger, LedgerEntry
 
 
 class JobRow(msgspec.Struct, frozen=True):

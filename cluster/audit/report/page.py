@@ -7,10 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Final
 
-from cluster.audit.report.figures import COLUMNS, NO_WAIT, JobBars, PendingJobs, PoolUsage, StateBar, WindowReport
-from cluster.cli.text import format_span, readable_size
-from cluster.schemas.page import ChartBar as Drawn
-from cluster.schemas.page import (
+from forebay.cluster.audit.report.figures import (
+    COLUMNS,
+    NO_WAIT,
+    JobBars,
+    PendingJobs,
+    PoolUsage,
+    StateBar,
+    WindowReport,
+)
+from forebay.cluster.cli.text import format_span, readable_size
+from forebay.cluster.schemas.page import ChartBar as Drawn
+from forebay.cluster.schemas.page import (
     ChartFrame,
     HeadlineFigure,
     Layer,
@@ -24,8 +32,8 @@ from cluster.schemas.page import (
     stacked_areas,
     tiles,
 )
-from replica.model import JobState
-from replica.values import MICROSECONDS_PER_SECOND
+from forebay.replica.model import JobState
+from forebay.replica.values import MICROSECONDS_PER_SECOND
 
 NODES_SHOWN_MAX: Final = 8
 """Nodes whose transfers are drawn separately, those with most bytes; the others are combined."""

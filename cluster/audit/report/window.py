@@ -10,9 +10,9 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from cluster.api.render import job_words
-from cluster.audit.replay import Progress, ReplayFold, ReplayRefused, fold, from_image, from_nothing
-from cluster.audit.report.figures import (
+from forebay.cluster.api.render import job_words
+from forebay.cluster.audit.replay import Progress, ReplayFold, ReplayRefused, fold, from_image, from_nothing
+from forebay.cluster.audit.report.figures import (
     COLUMNS,
     NO_WAIT,
     UNFINISHED,
@@ -27,16 +27,16 @@ from cluster.audit.report.figures import (
     WindowReport,
     WindowTotals,
 )
-from replica.messages import Batch, TransferRecorded, jobs_of
-from replica.messages import events as e
-from replica.model import JobState, Stage
-from replica.scheduler import SchedulingIndex, verdicts_of
-from replica.state import State, state_digest
-from replica.values import NEVER, Instant
-from replica.views import buffer_word
-from snapshots import SnapshotRefused, load_snapshot
-from snapshots import inspect as inspect_snapshot
-from wal import EntryKind, Ledger, LedgerEntry, decode_batch, kind_of
+from forebay.replica.messages import Batch, TransferRecorded, jobs_of
+from forebay.replica.messages import events as e
+from forebay.replica.model import JobState, Stage
+from forebay.replica.scheduler import SchedulingIndex, verdicts_of
+from forebay.replica.state import State, state_digest
+from forebay.replica.values import NEVER, Instant
+from forebay.replica.views import buffer_word
+from forebay.snapshots import SnapshotRefused, load_snapshot
+from forebay.snapshots import inspect as inspect_snapshot
+from forebay.wal import EntryKind, Ledger, LedgerEntry, decode_batch, kind_of
 
 JOBS_SHOWN_MAX: Final = 200
 """Jobs drawn unless some are named, count: those that waited longest."""

@@ -1,12 +1,12 @@
 """Simulation of a what-if: replays a ledger window with changes, and compares the result with the record."""
 
-from cluster.audit.whatif.changes import BadChange, ChangeRejected, ScenarioChanges
-from cluster.audit.whatif.comparison import MOVED_MAX, what_if
-from cluster.audit.whatif.figures import Calibration, Figures, Fit, MovedJob, PoolFigures, Waits, WhatIf
-from cluster.audit.whatif.page import what_if_page
-from cluster.audit.whatif.recorded import Edge, WindowRefused
-from cluster.audit.whatif.services import TooManyJobs
-from cluster.audit.whatif.text import show_what_if
+from forebay.cluster.audit.whatif.changes import BadChange, ChangeRejected, ScenarioChanges
+from forebay.cluster.audit.whatif.comparison import MOVED_MAX, what_if
+from forebay.cluster.audit.whatif.figures import Calibration, Figures, Fit, MovedJob, PoolFigures, Waits, WhatIf
+from forebay.cluster.audit.whatif.page import what_if_page
+from forebay.cluster.audit.whatif.recorded import Edge, WindowRefused
+from forebay.cluster.audit.whatif.services import TooManyJobs
+from forebay.cluster.audit.whatif.text import show_what_if
 
 __all__ = [
     "MOVED_MAX",

@@ -9,12 +9,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from replica.grammar import ConfSetting, find_key
-from replica.messages import Actor, ActorRole, Command
-from replica.messages import commands as c
-from replica.model import PoolUnit, format_amount, parse_amount
-from replica.state import State
-from replica.values import Refusal, RefusalCode, SizeError
+from forebay.replica.grammar import ConfSetting, find_key
+from forebay.replica.messages import Actor, ActorRole, Command
+from forebay.replica.messages import commands as c
+from forebay.replica.model import PoolUnit, format_amount, parse_amount
+from forebay.replica.state import State
+from forebay.replica.values import Refusal, RefusalCode, SizeError
 
 POOL: Final = "pool"
 NODES: Final = "nodes"

@@ -9,17 +9,17 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from cluster.audit.replay import Progress
-from cluster.audit.report import Window
-from cluster.audit.whatif.changes import ScenarioChanges
-from cluster.audit.whatif.figures import ROUGH_SHARE, Calibration, Fit, MovedJob, WhatIf, WhatIfSource
-from cluster.audit.whatif.observed import SAMPLES, ObservedJob, WindowFigures
-from cluster.audit.whatif.recorded import Edge, Moment, end_of, read_services, repeat
-from cluster.audit.whatif.replaying import FOREVER, PASS_LAG_US, Replaying
-from cluster.audit.whatif.replaying import apply_changes as changed_here
-from replica.state import State
-from replica.values import Instant
-from wal import Ledger
+from forebay.cluster.audit.replay import Progress
+from forebay.cluster.audit.report import Window
+from forebay.cluster.audit.whatif.changes import ScenarioChanges
+from forebay.cluster.audit.whatif.figures import ROUGH_SHARE, Calibration, Fit, MovedJob, WhatIf, WhatIfSource
+from forebay.cluster.audit.whatif.observed import SAMPLES, ObservedJob, WindowFigures
+from forebay.cluster.audit.whatif.recorded import Edge, Moment, end_of, read_services, repeat
+from forebay.cluster.audit.whatif.replaying import FOREVER, PASS_LAG_US, Replaying
+from forebay.cluster.audit.whatif.replaying import apply_changes as changed_here
+from forebay.replica.state import State
+from forebay.replica.values import Instant
+from forebay.wal import Ledger
 
 MOVED_MAX: Final = 20
 """Jobs listed with the largest gains, and with the largest losses, count."""

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.audit.report import PendingJobs, PoolUsage
+from forebay.cluster.audit.report import PendingJobs, PoolUsage
 
 ROUGH_SHARE: Final = 0.95
 """Share of identical starts below which a calibration is rough."""

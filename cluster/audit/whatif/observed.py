@@ -9,15 +9,15 @@ from typing import Final
 
 import msgspec
 
-from cluster.audit.report import PendingJobs, PoolColumns, PoolUsage, Window
-from cluster.audit.whatif.figures import Figures, PoolFigures, Waits
-from cluster.audit.whatif.services import touched_by
-from replica.messages import Event
-from replica.messages import events as e
-from replica.model import ENDED, Job, JobState
-from replica.scheduler import SchedulingIndex, verdicts_of
-from replica.state import State
-from replica.values import Instant
+from forebay.cluster.audit.report import PendingJobs, PoolColumns, PoolUsage, Window
+from forebay.cluster.audit.whatif.figures import Figures, PoolFigures, Waits
+from forebay.cluster.audit.whatif.services import touched_by
+from forebay.replica.messages import Event
+from forebay.replica.messages import events as e
+from forebay.replica.model import ENDED, Job, JobState
+from forebay.replica.scheduler import SchedulingIndex, verdicts_of
+from forebay.replica.state import State
+from forebay.replica.values import Instant
 
 SAMPLES: Final = 200
 """Samples of the reasons of pending jobs in a window, count: each costs a scheduling cycle."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from html import escape
 
-from cluster.audit.report import KIND_COLOURS, amount, waiting_picture
-from cluster.audit.whatif.figures import MovedJob, WhatIf
-from cluster.audit.whatif.text import (
+from forebay.cluster.audit.report import KIND_COLOURS, amount, waiting_picture
+from forebay.cluster.audit.whatif.figures import MovedJob, WhatIf
+from forebay.cluster.audit.whatif.text import (
     MOVED_HEADS,
     calibration_words,
     left_out_words,
@@ -15,8 +15,8 @@ from cluster.audit.whatif.text import (
     rows_of,
     worlds_of,
 )
-from cluster.schemas.page import ChartBar as Drawn
-from cluster.schemas.page import ChartFrame, Layer, bars, details, html_table, key, lines, moment, page
+from forebay.cluster.schemas.page import ChartBar as Drawn
+from forebay.cluster.schemas.page import ChartFrame, Layer, bars, details, html_table, key, lines, moment, page
 
 _COLOURS = {"recorded": "c7", "unchanged": "c4", "changed": "c0"}
 

@@ -14,20 +14,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from cluster.audit.rebuild import REBUILDERS, WALKING, Led
-from cluster.audit.replay import Progress, ReplayFold, fold, from_image, from_nothing
-from cluster.audit.whatif.observed import WindowFigures
-from cluster.audit.whatif.services import Services, is_external_job_step
-from cluster.system import format_instant
-from replica.decide import decide, is_by_key
-from replica.fold import SpeculativeState
-from replica.messages import Acceptance, Batch, Command, Entry, Request, command_digest, job_of
-from replica.messages import commands as c
-from replica.state import State
-from replica.values import Instant, Revision
-from snapshots import SnapshotRefused, load_snapshot
-from snapshots import inspect as inspect_snapshot
-from wal import Ledger, instant_of
+from forebay.cluster.audit.rebuild import REBUILDERS, WALKING, Led
+from forebay.cluster.audit.replay import Progress, ReplayFold, fold, from_image, from_nothing
+from forebay.cluster.audit.whatif.observed import WindowFigures
+from forebay.cluster.audit.whatif.services import Services, is_external_job_step
+from forebay.cluster.system import format_instant
+from forebay.replica.decide import decide, is_by_key
+from forebay.replica.fold import SpeculativeState
+from forebay.replica.messages import Acceptance, Batch, Command, Entry, Request, command_digest, job_of
+from forebay.replica.messages import commands as c
+from forebay.replica.state import State
+from forebay.replica.values import Instant, Revision
+from forebay.snapshots import SnapshotRefused, load_snapshot
+from forebay.snapshots import inspect as inspect_snapshot
+from forebay.wal import Ledger, instant_of
 
 PROVEN_MAX: Final = 256
 """Candidates of a command compared with its digest, count: 3 ms."""

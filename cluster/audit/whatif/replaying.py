@@ -24,11 +24,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from cluster.audit.report import Window
-from cluster.audit.whatif.changes import ChangeRejected, ScenarioChanges
-from cluster.audit.whatif.observed import WindowFigures
-from cluster.audit.whatif.recorded import PASS, ItemKind, Moment, RecordedItem
-from cluster.audit.whatif.services import (
+from forebay.cluster.audit.report import Window
+from forebay.cluster.audit.whatif.changes import ChangeRejected, ScenarioChanges
+from forebay.cluster.audit.whatif.observed import WindowFigures
+from forebay.cluster.audit.whatif.recorded import PASS, ItemKind, Moment, RecordedItem
+from forebay.cluster.audit.whatif.services import (
     CANCEL_US,
     INTERRUPTED_US,
     Answer,
@@ -41,16 +41,23 @@ from cluster.audit.whatif.services import (
     touched_by,
     works_of,
 )
-from cluster.server import jobs_under_way
-from replica.decide import decide, is_by_key
-from replica.fold import SpeculativeState
-from replica.messages import CONTROLLER, Actor, Command, Entry, Event, Request, jobs_of, kind_of
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model import Dependency, JobState, Stage, agent_of
-from replica.scheduler import SchedulingIndex, run_cycle
-from replica.state import State
-from replica.values import MAILS_SETTLED_MAX, MICROSECONDS_PER_SECOND, RESTARTED_MAX, Instant, LedgerViolation, Refusal
+from forebay.cluster.server import jobs_under_way
+from forebay.replica.decide import decide, is_by_key
+from forebay.replica.fold import SpeculativeState
+from forebay.replica.messages import CONTROLLER, Actor, Command, Entry, Event, Request, jobs_of, kind_of
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model import Dependency, JobState, Stage, agent_of
+from forebay.replica.scheduler import SchedulingIndex, run_cycle
+from forebay.replica.state import State
+from forebay.replica.values import (
+    MAILS_SETTLED_MAX,
+    MICROSECONDS_PER_SECOND,
+    RESTARTED_MAX,
+    Instant,
+    LedgerViolation,
+    Refusal,
+)
 
 PASS_LAG_US: Final = MICROSECONDS_PER_SECOND // 4
 """Delay within which a cycle of the ledger replaces a simulated one, microseconds: a leader's delay is mostly a

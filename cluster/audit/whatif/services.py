@@ -19,13 +19,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from replica.messages import Entry, Event, jobs_of
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model import ENDED, ExternalJobStep, Job, JobState, Stage
-from replica.operations import active_stage
-from replica.state import State
-from replica.values import MICROSECONDS_PER_SECOND, NEVER
+from forebay.replica.messages import Entry, Event, jobs_of
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model import ENDED, ExternalJobStep, Job, JobState, Stage
+from forebay.replica.operations import active_stage
+from forebay.replica.state import State
+from forebay.replica.values import MICROSECONDS_PER_SECOND, NEVER
 
 JOBS_MAX: Final = 1_000_000
 """Jobs of a window with recorded services, count: about 2.5 kB each, with the worlds' own data."""

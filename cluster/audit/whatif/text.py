@@ -7,11 +7,11 @@ from typing import Final
 
 import click
 
-from cluster.audit.report import amount
-from cluster.audit.whatif.figures import Figures, MovedJob, PoolFigures, Waits, WhatIf
-from cluster.cli.text import fields_table, format_span, show, table
-from cluster.schemas.page import moment
-from replica.values import plain
+from forebay.cluster.audit.report import amount
+from forebay.cluster.audit.whatif.figures import Figures, MovedJob, PoolFigures, Waits, WhatIf
+from forebay.cluster.cli.text import fields_table, format_span, show, table
+from forebay.cluster.schemas.page import moment
+from forebay.replica.values import plain
 
 Row = tuple[str, ...]
 """Label, and a cell for each world."""

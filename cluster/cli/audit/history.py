@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.cli.commands.options import WATCH_PERIOD_S, parse_past_time
-from cluster.cli.exits import bad_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.session import session
-from cluster.cli.text import changes_text, event_line, is_terminal, json_line, note, present, terms_table
-from cluster.schemas import operations as ops
+from forebay.cluster.cli.commands.options import WATCH_PERIOD_S, parse_past_time
+from forebay.cluster.cli.exits import bad_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import changes_text, event_line, is_terminal, json_line, note, present, terms_table
+from forebay.cluster.schemas import operations as ops
 
 if TYPE_CHECKING:
-    from cluster.cli.session import Session
-    from cluster.client import Client
-    from cluster.schemas import StoryAnswer
+    from forebay.cluster.cli.session import Session
+    from forebay.cluster.client import Client
+    from forebay.cluster.schemas import StoryAnswer
 
 PROGRESS_S = 2.0
 """Seconds without a match before the search progress is printed, and between two such lines."""
@@ -117,7 +117,7 @@ async def _event_pages(
     client: Client, asked: dict[str, Any], current: Session, *, follow: bool
 ) -> AsyncIterator[StoryAnswer]:
     """Yield event pages; print the search progress on a terminal while nothing matches."""
-    from cluster.client import read_event_pages
+    from forebay.cluster.client import read_event_pages
 
     clock, after = current.clock, None
     told_s = clock.monotonic_s()

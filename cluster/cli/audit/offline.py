@@ -11,15 +11,15 @@ from typing import Any, Final
 import click
 import msgspec
 
-from cluster.cli.commands.local_cluster import become, module_command
-from cluster.cli.confirmation import YES_OPTION
-from cluster.cli.files import write_whole
-from cluster.cli.global_options import JSON_OPTION, is_json
-from cluster.cli.session import session
-from cluster.cli.text import PAST_FORMS, note, present
-from cluster.schemas import operations as ops
-from cluster.security import proofs
-from replica.values import plain
+from forebay.cluster.cli.commands.local_cluster import become, module_command
+from forebay.cluster.cli.confirmation import YES_OPTION
+from forebay.cluster.cli.files import write_whole
+from forebay.cluster.cli.global_options import JSON_OPTION, is_json
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import PAST_FORMS, note, present
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.security import proofs
+from forebay.replica.values import plain
 
 VERIFIER: Final = Path(proofs.__file__ or "").with_name("verify_proof.py")
 """Path of the stand-alone program that checks proofs."""
@@ -51,7 +51,7 @@ def start_audit(name: str, options: dict[str, Any]) -> None:
     """Replace this process with the one that runs the command; `options` are its parsed options by name."""
     current = session()
     given = {**options, "as_json": is_json(click.get_current_context()), "config": current.config_path}
-    become(module_command("cluster.audit", name, encode_options(given)))
+    become(module_command("forebay.cluster.audit", name, encode_options(given)))
 
 
 _PATH: Final = "path"

@@ -7,14 +7,14 @@ from pathlib import Path
 import click
 import msgspec
 
-from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.session import session
-from cluster.cli.text import format_time, note, show_json
-from cluster.client import Client
-from cluster.schemas import LogKeysAnswer
-from cluster.schemas import operations as ops
-from cluster.security.proofs import (
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import format_time, note, show_json
+from forebay.cluster.client import Client
+from forebay.cluster.schemas import LogKeysAnswer
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.security.proofs import (
     NOTE_KEY,
     Checkpoint,
     NoteError,
@@ -32,8 +32,8 @@ from cluster.security.proofs import (
     verify_consistency,
     verify_note,
 )
-from cluster.system import format_instant
-from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
+from forebay.cluster.system import format_instant
+from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
 TILE_PREFIX = "tile/"
 

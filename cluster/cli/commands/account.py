@@ -5,15 +5,15 @@ from typing import Any, TypeVar
 
 import click
 
-from cluster.cli.commands.options import NAME, Kind, parse_names, record_group, set_record
-from cluster.cli.confirmation import YES_OPTION, confirm
-from cluster.cli.exits import bad_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.session import session
-from cluster.cli.text import Listing, present, size, table
-from cluster.schemas import accounts as v
-from cluster.schemas import operations as ops
-from replica.values import plain
+from forebay.cluster.cli.commands.options import NAME, Kind, parse_names, record_group, set_record
+from forebay.cluster.cli.confirmation import YES_OPTION, confirm
+from forebay.cluster.cli.exits import bad_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import Listing, present, size, table
+from forebay.cluster.schemas import accounts as v
+from forebay.cluster.schemas import operations as ops
+from forebay.replica.values import plain
 
 _T = TypeVar("_T")
 

@@ -10,9 +10,9 @@ from typing import Final
 import click
 import msgspec
 
-from cluster.agent.files import BUFFERS, PERSISTENT, FilesystemRefused, PathRefused
-from cluster.agent.processes import AccountRefused, account_for, become
-from cluster.agent.receipts import (
+from forebay.cluster.agent.files import BUFFERS, PERSISTENT, FilesystemRefused, PathRefused
+from forebay.cluster.agent.processes import AccountRefused, account_for, become
+from forebay.cluster.agent.receipts import (
     ReceiptSource,
     StoredReceipt,
     algorithm_of,
@@ -23,16 +23,16 @@ from cluster.agent.receipts import (
     open_receipt,
     place_sources,
 )
-from cluster.agent.transfer import Algorithm, ReceiptDifference, raw_lines, read_lines
-from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.session import Session, session
-from cluster.cli.text import note, present, readable_size, table
-from cluster.client import ApiError, Client
-from cluster.config import AgentConfig, ConfigError
-from cluster.schemas import operations as ops
-from cluster.system import JobProcess, SystemClock
-from replica.values import plain
+from forebay.cluster.agent.transfer import Algorithm, ReceiptDifference, raw_lines, read_lines
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.session import Session, session
+from forebay.cluster.cli.text import note, present, readable_size, table
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.config import AgentConfig, ConfigError
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import JobProcess, SystemClock
+from forebay.replica.values import plain
 
 STAGES: Final = ("stage_in", "stage_out")
 

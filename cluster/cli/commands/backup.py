@@ -11,17 +11,17 @@ from pathlib import Path
 import click
 import msgspec
 
-from cluster.cli.commands.local_cluster import module_command
-from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.session import session
-from cluster.cli.text import fields_table, present, snapshot_fields
-from cluster.client import ApiError, Client
-from cluster.config import ReplicaConfig
-from cluster.schemas import StoredSnapshotView
-from cluster.schemas import operations as ops
-from cluster.system import Address, make_private_directory, name_beside, new_private_file, sync_directory
-from replica.values import plain
+from forebay.cluster.cli.commands.local_cluster import module_command
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import fields_table, present, snapshot_fields
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.config import ReplicaConfig
+from forebay.cluster.schemas import StoredSnapshotView
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import Address, make_private_directory, name_beside, new_private_file, sync_directory
+from forebay.replica.values import plain
 
 
 @click.command("snapshot")
@@ -162,7 +162,7 @@ def _verify(part: Path) -> None:
     Raises:
         Failure: verification failed, if the snapshot is damaged.
     """
-    words = module_command("cluster.cli", "backup", "inspect", "--check", "--json", "--", str(part))
+    words = module_command("forebay.cluster.cli", "backup", "inspect", "--check", "--json", "--", str(part))
     checked = subprocess.run(words, capture_output=True, text=True, check=False)
     if checked.returncode != ExitCode.OK:
         raise Failure(

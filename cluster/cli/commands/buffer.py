@@ -3,17 +3,17 @@
 import click
 import msgspec
 
-from cluster.cli.commands.job_changes import change_each
-from cluster.cli.commands.options import AT_OPTION, JOB_ID
-from cluster.cli.confirmation import YES_OPTION, confirm
-from cluster.cli.exits import bad_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.session import session
-from cluster.cli.text import buffers_table, present
-from cluster.schemas import BurstAnswer, burst_text
-from cluster.schemas import operations as ops
-from cluster.system import uid_of
-from replica.values import plain
+from forebay.cluster.cli.commands.job_changes import change_each
+from forebay.cluster.cli.commands.options import AT_OPTION, JOB_ID
+from forebay.cluster.cli.confirmation import YES_OPTION, confirm
+from forebay.cluster.cli.exits import bad_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import buffers_table, present
+from forebay.cluster.schemas import BurstAnswer, burst_text
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import uid_of
+from forebay.replica.values import plain
 
 
 @click.command("list")

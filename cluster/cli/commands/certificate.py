@@ -7,15 +7,15 @@ from typing import Final, TypeVar
 import click
 import msgspec
 
-from cluster.cli.confirmation import confirm_first
-from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.session import session
-from cluster.cli.text import format_time, note, present, show, show_json, table
-from cluster.config import OPERATOR_NAME, Config, replica_hosts
-from cluster.schemas import made_of
-from cluster.schemas import operations as ops
-from cluster.security import (
+from forebay.cluster.cli.confirmation import confirm_first
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import format_time, note, present, show, show_json, table
+from forebay.cluster.config import OPERATOR_NAME, Config, replica_hosts
+from forebay.cluster.schemas import made_of
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.security import (
     AUTHORITY_NAME,
     CERTIFICATE_MODE,
     NAME_RULE,
@@ -29,8 +29,8 @@ from cluster.security import (
     renew_authority,
     retire_authorities,
 )
-from cluster.system import format_instant, replace_private
-from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
+from forebay.cluster.system import format_instant, replace_private
+from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
 EXPIRY_NOTICE_DAYS: Final = 60
 """Days before the end of a certificate from which `cert list` warns: time for two maintenance windows."""

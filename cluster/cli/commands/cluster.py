@@ -4,12 +4,12 @@ from collections.abc import Awaitable, Callable
 
 import click
 
-from cluster.cli.confirmation import confirm_first
-from cluster.cli.exits import ExitCode, Failure
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.group import exit_with
-from cluster.cli.session import UNKNOWN_ROUTE, Session, session
-from cluster.cli.text import (
+from forebay.cluster.cli.confirmation import confirm_first
+from forebay.cluster.cli.exits import ExitCode, Failure
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.group import exit_with
+from forebay.cluster.cli.session import UNKNOWN_ROUTE, Session, session
+from forebay.cluster.cli.text import (
     fields_table,
     format_time,
     note,
@@ -19,8 +19,8 @@ from cluster.cli.text import (
     status_lines,
     table,
 )
-from cluster.client import ApiError, Client
-from cluster.schemas import (
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import (
     FEATURE_LEVEL_MAX,
     ClockAnswer,
     FeatureLevelAnswer,
@@ -29,8 +29,8 @@ from cluster.schemas import (
     PoolsAnswer,
     SetClockRequest,
 )
-from cluster.schemas import operations as ops
-from replica.values import plain
+from forebay.cluster.schemas import operations as ops
+from forebay.replica.values import plain
 
 
 @click.command("status")

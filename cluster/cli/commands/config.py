@@ -13,16 +13,16 @@ from typing import Final
 
 import click
 
-from cluster.cli.commands.options import AT_OPTION
-from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.session import session
-from cluster.cli.text import note, show_json
-from cluster.client import Client
-from cluster.schemas import CompareAnswer, made_of
-from cluster.schemas import configuration as v
-from cluster.schemas import operations as ops
-from replica.grammar import (
+from forebay.cluster.cli.commands.options import AT_OPTION
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import note, show_json
+from forebay.cluster.client import Client
+from forebay.cluster.schemas import CompareAnswer, made_of
+from forebay.cluster.schemas import configuration as v
+from forebay.cluster.schemas import operations as ops
+from forebay.replica.grammar import (
     ConfFault,
     ConfLine,
     ConfSetting,
@@ -32,7 +32,7 @@ from replica.grammar import (
     parse_lines,
     split_lines,
 )
-from replica.values import SITE_USERS_MAX, plain
+from forebay.replica.values import SITE_USERS_MAX, plain
 
 FILE_BYTES_MAX: Final = 1024 * 1024
 """Largest size of all files of one configuration, bytes: every key with its largest value needs less."""

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from cluster.cli import text
-from cluster.cli.commands.options import AT_OPTION, JOB_ID, PAGE_JOBS, WATCH_PERIOD_S
-from cluster.cli.exits import bad_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.session import session
-from cluster.schemas import operations as ops
-from replica.model import ENDED, JobState
-from replica.values import plain
+from forebay.cluster.cli import text
+from forebay.cluster.cli.commands.options import AT_OPTION, JOB_ID, PAGE_JOBS, WATCH_PERIOD_S
+from forebay.cluster.cli.exits import bad_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.session import session
+from forebay.cluster.schemas import operations as ops
+from forebay.replica.model import ENDED, JobState
+from forebay.replica.values import plain
 
 if TYPE_CHECKING:
-    from cluster.cli.text.squeue import Column, Field
-    from cluster.client import Client
-    from cluster.schemas import JobsAnswer, JobView, WhyView
-    from replica.values import Instant
+    from forebay.cluster.cli.text.squeue import Column, Field
+    from forebay.cluster.client import Client
+    from forebay.cluster.schemas import JobsAnswer, JobView, WhyView
+    from forebay.replica.values import Instant
 
 STANDARD_COLUMNS: Final = "squeue"
 """Value of `queue -o` that selects squeue's standard columns."""
@@ -198,14 +198,14 @@ async def list_jobs(
 
 def answer_time(answer: JobsAnswer | WhyView | None, now: Instant) -> Instant:
     """Return the time of an answer about the past, or `now`."""
-    from cluster.system import parse_instant
+    from forebay.cluster.system import parse_instant
 
     return now if answer is None or answer.at is None else parse_instant(answer.at)
 
 
 async def _newest(client: Client, limit: int, asked: Mapping[str, Any]) -> JobsAnswer:
     """Read all jobs page by page and return the newest; jobs submitted meanwhile may be missing."""
-    from cluster.schemas import JobsAnswer
+    from forebay.cluster.schemas import JobsAnswer
 
     kept: deque[JobView] = deque(maxlen=limit)
     seen = last = 0

@@ -7,15 +7,15 @@ from typing import Any, Final
 import click
 import msgspec
 
-from cluster.cli.commands.options import JOB_ID, PAGE_JOBS, job_options, split_into_requests
-from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.group import exit_with, report
-from cluster.cli.session import exit_code_of, failure_of, session
-from cluster.cli.submission import Context, read_change, typed_settings
-from cluster.cli.text import job_label, show_json
-from cluster.client import ApiError, Client, error_of_view
-from cluster.schemas import (
+from forebay.cluster.cli.commands.options import JOB_ID, PAGE_JOBS, job_options, split_into_requests
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.group import exit_with, report
+from forebay.cluster.cli.session import exit_code_of, failure_of, session
+from forebay.cluster.cli.submission import Context, read_change, typed_settings
+from forebay.cluster.cli.text import job_label, show_json
+from forebay.cluster.client import ApiError, Client, error_of_view
+from forebay.cluster.schemas import (
     JOB_FIELDS,
     NO_DETAILS,
     ApiOperation,
@@ -29,9 +29,9 @@ from cluster.schemas import (
     SuspendCommand,
     UpdateCommand,
 )
-from cluster.schemas import operations as ops
-from replica.model import ENDED, format_reference, parse_reference
-from replica.values import Reason, plain
+from forebay.cluster.schemas import operations as ops
+from forebay.replica.model import ENDED, format_reference, parse_reference
+from forebay.replica.values import Reason, plain
 
 
 class ChangedJobs(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,15 +13,15 @@ from typing import Any, Final, Literal
 import click
 import msgspec
 
-from cluster.cli.commands.local_cluster import list_children, run
-from cluster.cli.commands.options import LOG_FORMAT_OPTION
-from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.session import session
-from cluster.cli.text import format_time, note, present
-from cluster.client import Client, GatewayAccess, connect_gateway
-from cluster.client import run as run_to_end
-from cluster.config import (
+from forebay.cluster.cli.commands.local_cluster import list_children, run
+from forebay.cluster.cli.commands.options import LOG_FORMAT_OPTION
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import format_time, note, present
+from forebay.cluster.client import Client, GatewayAccess, connect_gateway
+from forebay.cluster.client import run as run_to_end
+from forebay.cluster.config import (
     GUIDE_NAME,
     HOSTS_NAME,
     OPERATOR_NAME,
@@ -34,9 +34,9 @@ from cluster.config import (
     guide_of,
     hosts_of,
 )
-from cluster.schemas import operations as ops
-from cluster.security import certificate_of, is_name
-from cluster.system import SystemClock, account_of, as_logged, enable_command, format_instant
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.security import certificate_of, is_name
+from forebay.cluster.system import SystemClock, account_of, as_logged, enable_command, format_instant
 
 READY_S: Final = 60.0
 """Seconds that `up` waits for a leader before it reports that there is none: an election takes less than one."""
@@ -309,7 +309,7 @@ def up() -> None:
     replicas, agents, helpers = list_children(config)
 
     def say(line: str) -> None:
-        click.echo(as_logged(line, "cluster.cli.up"))
+        click.echo(as_logged(line, "forebay.cluster.cli.up"))
         sys.stdout.flush()
 
     async def announce() -> None:

@@ -15,10 +15,10 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
-from cluster.cli.exits import ExitCode, Failure
-from cluster.config import LOCAL_GATEWAY, Config
-from cluster.system import is_logged
-from replica.values import plain
+from forebay.cluster.cli.exits import ExitCode, Failure
+from forebay.cluster.config import LOCAL_GATEWAY, Config
+from forebay.cluster.system import is_logged
+from forebay.replica.values import plain
 
 GRACE_S: Final = 30.0
 """Seconds between asking a child to end and killing it. A replica ends within a second, but may wait 16 s: 2 each for a
@@ -79,18 +79,20 @@ def list_children(config: Config) -> tuple[list[Child], list[Child], list[Child]
     """
     file = str(config.file)
     replicas = [
-        Child(replica.name, "replica", module_command("cluster.serve", "--config", file, "--name", replica.name))
+        Child(
+            replica.name, "replica", module_command("forebay.cluster.serve", "--config", file, "--name", replica.name)
+        )
         for replica in config.replicas
     ]
     if (config.tls.certificates / f"{LOCAL_GATEWAY}.pem").exists():
-        command = module_command("cluster.client.gateway", "--config", file, "--name", LOCAL_GATEWAY)
+        command = module_command("forebay.cluster.client.gateway", "--config", file, "--name", LOCAL_GATEWAY)
         replicas.append(Child(LOCAL_GATEWAY, "gateway", command))
     agents = [
-        Child(agent.name, "agent", module_command("cluster.agent", "--config", file, "--name", agent.name))
+        Child(agent.name, "agent", module_command("forebay.cluster.agent", "--config", file, "--name", agent.name))
         for agent in config.agents
     ]
     helpers = [
-        Child(helper.name, "helper", module_command("cluster.drill", "--config", file, "--name", helper.name))
+        Child(helper.name, "helper", module_command("forebay.cluster.drill", "--config", file, "--name", helper.name))
         for helper in config.helpers
         if config.drill.allow
     ]

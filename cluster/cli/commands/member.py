@@ -11,22 +11,22 @@ from enum import StrEnum
 import click
 import msgspec
 
-from cluster.cli.commands.options import NAME
-from cluster.cli.confirmation import confirm_first
-from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.session import session
-from cluster.cli.text import Cell, members_table, note, present, show, show_json, table
-from cluster.client import ApiError, Client
-from cluster.config import ReplicaConfig
-from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, StatusView
-from cluster.schemas import operations as ops
-from cluster.system import (
+from forebay.cluster.cli.commands.options import NAME
+from forebay.cluster.cli.confirmation import confirm_first
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import Cell, members_table, note, present, show, show_json, table
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.config import ReplicaConfig
+from forebay.cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, StatusView
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import (
     Address,
     AddressError,
     start_command,
 )
-from replica.values import plain
+from forebay.replica.values import plain
 
 DIGEST_DIGITS_SHOWN = 16
 """Digits of a digest in a table: enough to see a difference; `--json` has all 64."""

@@ -4,16 +4,33 @@ from typing import Any, Final
 
 import click
 
-from cluster.cli.commands.options import AT_OPTION, NAME, Kind, find_record, parse_names, record_group, replace_record
-from cluster.cli.confirmation import YES_OPTION, confirm
-from cluster.cli.exits import bad_input, convert_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.session import session
-from cluster.cli.text import Listing, format_duration, list_fields, nodes_table, note, parse_duration, present, table
-from cluster.schemas import NodeLostAnswer, NodeView
-from cluster.schemas import accounts as v
-from cluster.schemas import operations as ops
-from replica.values import NODES_MAX, plain
+from forebay.cluster.cli.commands.options import (
+    AT_OPTION,
+    NAME,
+    Kind,
+    find_record,
+    parse_names,
+    record_group,
+    replace_record,
+)
+from forebay.cluster.cli.confirmation import YES_OPTION, confirm
+from forebay.cluster.cli.exits import bad_input, convert_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import (
+    Listing,
+    format_duration,
+    list_fields,
+    nodes_table,
+    note,
+    parse_duration,
+    present,
+    table,
+)
+from forebay.cluster.schemas import NodeLostAnswer, NodeView
+from forebay.cluster.schemas import accounts as v
+from forebay.cluster.schemas import operations as ops
+from forebay.replica.values import NODES_MAX, plain
 
 UNLIMITED: Final = "UNLIMITED"
 

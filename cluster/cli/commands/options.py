@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import msgspec
 
-from cluster.cli.confirmation import confirm_first
-from cluster.cli.exits import ExitCode, Failure, bad_input, convert_input
-from cluster.cli.global_options import JSON_OPTION, CommandGroup
-from cluster.cli.session import session
-from cluster.system import FORMAT_VARIABLE, FORMATS
+from forebay.cluster.cli.confirmation import confirm_first
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input, convert_input
+from forebay.cluster.cli.global_options import JSON_OPTION, CommandGroup
+from forebay.cluster.cli.session import session
+from forebay.cluster.system import FORMAT_VARIABLE, FORMATS
 
 if TYPE_CHECKING:
-    from cluster.cli.text import Listing
-    from cluster.client import Client
-    from cluster.schemas import ApiOperation, BulkCommand, Command
+    from forebay.cluster.cli.text import Listing
+    from forebay.cluster.client import Client
+    from forebay.cluster.schemas import ApiOperation, BulkCommand, Command
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -43,7 +43,7 @@ def parse_past_time(context: click.Context, parameter: click.Parameter, typed: s
     """
     if typed is None or (typed.isascii() and typed.isdigit()):
         return typed
-    from cluster.cli.text import parse_past
+    from forebay.cluster.cli.text import parse_past
 
     place = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
     return convert_input(typed, lambda text: parse_past(text, session().clock.now()), place)
@@ -71,7 +71,13 @@ class JobReference(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: str, parameter: click.Parameter | None, context: click.Context | None) -> str:
         """Return the reference without leading zeros."""
-        from replica.model import ArrayError, external_job_id_fault, format_reference, parse_reference, scheduler_fault
+        from forebay.replica.model import (
+            ArrayError,
+            external_job_id_fault,
+            format_reference,
+            parse_reference,
+            scheduler_fault,
+        )
 
         scheduler, colon, number = value.partition(":")
         if colon:
@@ -94,7 +100,7 @@ JOB_ID = JobReference()
 def job_options(*, change: bool = False) -> Callable[[Function], Function]:
     """Return a decorator that adds the options of JOB_FIELDS, with `change` only those that can be changed."""
 
-    from cluster.schemas import JOB_FIELDS
+    from forebay.cluster.schemas import JOB_FIELDS
 
     def decorate(function: Function) -> Function:
         for row in reversed(JOB_FIELDS):
@@ -124,7 +130,7 @@ def split_into_requests(commands: Sequence[BulkCommand]) -> Iterator[Sequence[Bu
     """Yield slices of the commands in order, each small enough for one request."""
     import msgspec
 
-    from cluster.schemas import BULK_COMMANDS_MAX
+    from forebay.cluster.schemas import BULK_COMMANDS_MAX
 
     first = size_bytes = 0
     for at, command in enumerate(commands):
@@ -160,7 +166,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 def print_records(kind: Kind, answer: Any, as_json: bool, name: str | None = None) -> None:
     """Print the records of an answer, or only the one called `name`."""
-    from cluster.cli.text import present
+    from forebay.cluster.cli.text import present
 
     rows = tuple(row for row in getattr(answer, kind.field) if name in (None, row.name))
     present(_replace_records(answer, kind, rows), as_json, lambda: kind.listing(rows))
@@ -215,7 +221,7 @@ def replace_record(kind: Kind, name: str, as_json: bool, fields_of: Callable[[An
     """
 
     async def change(client: Client) -> Any:
-        from cluster.client import ApiError
+        from forebay.cluster.client import ApiError
 
         tries_left = CHANGE_TRIES
         while True:
@@ -267,7 +273,7 @@ def record_group(kind: Kind, about: str, listing: str, deleting: str) -> click.G
     @NAME
     @JSON_OPTION
     def show_record(name: str, as_json: bool) -> None:
-        from cluster.cli.text import list_fields, present
+        from forebay.cluster.cli.text import list_fields, present
 
         answer = session().read(kind.listed)
         row = find_record(getattr(answer, kind.field), name, kind.word)

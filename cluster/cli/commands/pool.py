@@ -8,16 +8,16 @@ from typing import Any
 import click
 import msgspec
 
-from cluster.cli.commands.options import AT_OPTION, NAME
-from cluster.cli.confirmation import confirm_first
-from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.session import session
-from cluster.cli.text import Listing, format_time, note, pools_table, present, table, unit_in
-from cluster.schemas import FilesystemsAnswer, PoolStepView, PoolUseView, PoolView, UnitWord
-from cluster.schemas import operations as ops
-from replica.model import UNIT_WORDS, PoolUnit, format_amount, parse_amount, parse_unit
-from replica.values import SizeError, plain
+from forebay.cluster.cli.commands.options import AT_OPTION, NAME
+from forebay.cluster.cli.confirmation import confirm_first
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import Listing, format_time, note, pools_table, present, table, unit_in
+from forebay.cluster.schemas import FilesystemsAnswer, PoolStepView, PoolUseView, PoolView, UnitWord
+from forebay.cluster.schemas import operations as ops
+from forebay.replica.model import UNIT_WORDS, PoolUnit, format_amount, parse_amount, parse_unit
+from forebay.replica.values import SizeError, plain
 
 
 @click.command("list")
@@ -282,7 +282,7 @@ def mark_filesystem(path: Path, as_json: bool) -> None:
     Do this once, on a machine that mounts it. Agents write nothing on a machine where they do not find the mark,
     because the filesystem is not mounted there.
     """
-    from cluster.agent.files import FilesystemRefused, filesystems
+    from forebay.cluster.agent.files import FilesystemRefused, filesystems
 
     try:
         marked = MarkedFilesystem(path=str(path), identity=filesystems.mark(str(path)))

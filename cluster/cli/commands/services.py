@@ -7,11 +7,11 @@ from typing import Final
 
 import click
 
-from cluster.cli.commands.local_cluster import become, module_command
-from cluster.cli.commands.options import LOG_FORMAT_OPTION
-from cluster.cli.session import session
-from cluster.slurm import RUN
-from cluster.system import hold_termination
+from forebay.cluster.cli.commands.local_cluster import become, module_command
+from forebay.cluster.cli.commands.options import LOG_FORMAT_OPTION
+from forebay.cluster.cli.session import session
+from forebay.cluster.slurm import RUN
+from forebay.cluster.system import hold_termination
 
 # An unreadable directory is reported by the process that uses it.
 _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, readable=False)
@@ -41,7 +41,7 @@ def replica(name: str, first_start: bool, join: bool, found_without: tuple[str, 
     words = [*(["--first-start"] if first_start else []), *(["--join"] if join else [])]
     words += [word for one in found_without for word in ("--found-without", one)]
     hold_termination()
-    become(module_command("cluster.serve", "--config", str(config.file), "--name", name, *words))
+    become(module_command("forebay.cluster.serve", "--config", str(config.file), "--name", name, *words))
 
 
 @click.command("agent")
@@ -54,7 +54,7 @@ def agent(name: str, mover: bool) -> None:
     config.agent(name)  # reject an unknown name before another program starts
     hold_termination()
     words = ("--mover",) if mover else ()
-    become(module_command("cluster.agent", "--config", str(config.file), "--name", name, *words))
+    become(module_command("forebay.cluster.agent", "--config", str(config.file), "--name", name, *words))
 
 
 @click.command("gateway")
@@ -70,7 +70,7 @@ def gateway(name: str) -> None:
     file = current.config_file()
     current.config().tls_files(name)  # reject missing files before another program starts
     hold_termination()
-    become(module_command("cluster.client.gateway", "--config", str(file), "--name", name))
+    become(module_command("forebay.cluster.client.gateway", "--config", str(file), "--name", name))
 
 
 @click.command("bridge")
@@ -102,7 +102,7 @@ def bridge(name: str, state: Path, run: Path, metrics: Path | None, when_away: s
         words += ["--metrics", str(metrics)]
     hold_termination()
     # The bridge itself reports configuration errors, with its exit code for errors that a restart cannot fix.
-    become(module_command("cluster.slurm", "--config", str(session().config_file()), *words))
+    become(module_command("forebay.cluster.slurm", "--config", str(session().config_file()), *words))
 
 
 @click.command("helper")
@@ -117,4 +117,4 @@ def helper(name: str) -> None:
     config = session().config()
     config.helper(name)  # reject an unknown name before another program starts
     hold_termination()
-    become(module_command("cluster.drill", "--config", str(config.file), "--name", name))
+    become(module_command("forebay.cluster.drill", "--config", str(config.file), "--name", name))

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from cluster.cli.commands.job import LIMIT, LIMIT_MAX, UNFINISHED, answer_time, list_jobs
-from cluster.cli.commands.options import AT_OPTION
-from cluster.cli.confirmation import confirm_first
-from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.session import session
-from cluster.cli.text import external_jobs_table, format_time, note, present, show, show_json, table
-from cluster.schemas import operations as ops
-from cluster.slurm import RUN
-from replica.model import DEFAULT_SITE
-from replica.values import plain
+from forebay.cluster.cli.commands.job import LIMIT, LIMIT_MAX, UNFINISHED, answer_time, list_jobs
+from forebay.cluster.cli.commands.options import AT_OPTION
+from forebay.cluster.cli.confirmation import confirm_first
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import external_jobs_table, format_time, note, present, show, show_json, table
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.slurm import RUN
+from forebay.replica.model import DEFAULT_SITE
+from forebay.replica.values import plain
 
 if TYPE_CHECKING:
-    from cluster.slurm.checks import SlurmSettings
-    from cluster.slurm.install import Layout
+    from forebay.cluster.slurm.checks import SlurmSettings
+    from forebay.cluster.slurm.install import Layout
 
 # An unreadable directory is reported by the operation that uses it.
 _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, readable=False)
@@ -79,9 +79,9 @@ def install(
     Existing files of the site are not changed; the command prints the lines to add to them, and the commands that
     restart Slurm and the bridge.
     """
-    from cluster.slurm.checks import NoSlurm, read_slurm_conf
-    from cluster.slurm.install import InstallRefused, Layout, known_plugin
-    from cluster.slurm.install import install as write
+    from forebay.cluster.slurm.checks import NoSlurm, read_slurm_conf
+    from forebay.cluster.slurm.install import InstallRefused, Layout, known_plugin
+    from forebay.cluster.slurm.install import install as write
 
     if check and removes:
         raise bad_input("--check and --remove exclude each other", "use one of them")
@@ -136,14 +136,14 @@ def install(
 
 
 def _unit() -> str:
-    from cluster.slurm.install import UNIT
+    from forebay.cluster.slurm.install import UNIT
 
     return UNIT.removesuffix(".service")
 
 
 def _remove(conf: Path, slurm: SlurmSettings, as_json: bool) -> None:
-    from cluster.slurm.install import remove
-    from cluster.slurm.slurmctld import buffers_in_use
+    from forebay.cluster.slurm.install import remove
+    from forebay.cluster.slurm.slurmctld import buffers_in_use
 
     removed = remove(conf, slurm, buffers_in_use(conf))
     if as_json:
@@ -162,11 +162,11 @@ def _remove(conf: Path, slurm: SlurmSettings, as_json: bool) -> None:
 
 def _findings(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[str]:
     """Return all faults of the installation, one line each."""
-    from cluster.agent.files import FilesystemRefused, filesystems
-    from cluster.config import Config, ConfigError, read_access
-    from cluster.security import TlsError
-    from cluster.slurm.checks import certificate_fault, reach_faults
-    from cluster.slurm.install import obstacles, remaining
+    from forebay.cluster.agent.files import FilesystemRefused, filesystems
+    from forebay.cluster.config import Config, ConfigError, read_access
+    from forebay.cluster.security import TlsError
+    from forebay.cluster.slurm.checks import certificate_fault, reach_faults
+    from forebay.cluster.slurm.install import obstacles, remaining
 
     found = obstacles(layout, slurm)
     found += remaining(layout, slurm, setup_wait_s)
@@ -186,12 +186,12 @@ def _findings(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[s
 
 def _forebay() -> tuple[Path, ...]:
     """Return the files of this installation that Slurm must be able to run: the command, Python, the package."""
-    import cluster
+    import forebay.cluster
 
     command = Path(sys.executable).with_name("forebay")
     if not command.exists():
         raise bad_input(f"{command} does not exist", "install Forebay as a package: pip install forebay")
-    return (command, Path(sys.executable), Path(cluster.__path__[0]))
+    return (command, Path(sys.executable), Path(forebay.cluster.__path__[0]))
 
 
 @click.command("jobs")

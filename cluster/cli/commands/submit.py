@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from cluster.cli.commands.options import job_options, split_into_requests
-from cluster.cli.exits import (
+from forebay.cluster.cli.commands.options import job_options, split_into_requests
+from forebay.cluster.cli.exits import (
     INVALID_REQUEST_LINE,
     NODE_COUNT_LINE,
     PERMISSION_LINE,
@@ -20,19 +20,19 @@ from cluster.cli.exits import (
     bad_input,
     join_failures,
 )
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.group import exit_with, report
-from cluster.cli.session import Session, exit_code_of, session
-from cluster.cli.submission import IgnoredOption, PreparedSubmit, locate, prepare, read_bounded, read_typed
-from cluster.cli.text import note, present, show_json
-from cluster.client import ApiError, error_of_view
-from cluster.schemas import SubmitRequest, instant_of
-from cluster.schemas import operations as ops
-from replica.values import SUBMITTED_SCRIPT_BYTES_MAX
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.group import exit_with, report
+from forebay.cluster.cli.session import Session, exit_code_of, session
+from forebay.cluster.cli.submission import IgnoredOption, PreparedSubmit, locate, prepare, read_bounded, read_typed
+from forebay.cluster.cli.text import note, present, show_json
+from forebay.cluster.client import ApiError, error_of_view
+from forebay.cluster.schemas import SubmitRequest, instant_of
+from forebay.cluster.schemas import operations as ops
+from forebay.replica.values import SUBMITTED_SCRIPT_BYTES_MAX
 
 if TYPE_CHECKING:
-    from cluster.client import Client
-    from cluster.schemas import CommandResult, JobView
+    from forebay.cluster.client import Client
+    from forebay.cluster.schemas import CommandResult, JobView
 
 STANDARD_INPUT: Final = "-"
 
@@ -189,7 +189,7 @@ def submit(
     if code is not ExitCode.OK:
         exit_with(code)
     if waits:
-        from cluster.cli.submission import wait_until_finished
+        from forebay.cluster.cli.submission import wait_until_finished
 
         sys.stdout.flush()
         ended = current.ask(lambda client: wait_until_finished(client, jobs, note), on_a_loop=True)
@@ -230,7 +230,7 @@ def _submit_all(
 
     Return the jobs, and the exit code of the first failure.
     """
-    from cluster.schemas import JobsAnswer, SubmitCommand
+    from forebay.cluster.schemas import JobsAnswer, SubmitCommand
 
     async def send(client: Client) -> tuple[int, list[JobView | ApiError]]:
         commands = [

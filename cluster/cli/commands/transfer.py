@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from cluster.cli.commands.options import JOB_ID, WATCH_PERIOD_S
-from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.session import session
-from cluster.cli.text import (
+from forebay.cluster.cli.commands.options import JOB_ID, WATCH_PERIOD_S
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import (
     draw_transfers,
     is_terminal,
     job_transfers_text,
@@ -23,11 +23,11 @@ from cluster.cli.text import (
     stdout_console,
     transfers_table,
 )
-from cluster.schemas import operations as ops
+from forebay.cluster.schemas import operations as ops
 
 if TYPE_CHECKING:
-    from cluster.client import Client
-    from cluster.schemas import TransferView
+    from forebay.cluster.client import Client
+    from forebay.cluster.schemas import TransferView
 
 STAGES: Final = ("stage_in", "stage_out")
 

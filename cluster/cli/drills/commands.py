@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cluster.cli.drills.figures import SLOWER_MAX
-from cluster.cli.exits import ExitCode, Failure, bad_input
-from cluster.cli.global_options import JSON_OPTION
-from cluster.cli.session import session
-from cluster.cli.text import Cell, fields_table, format_time, note, present, show, show_json, table
-from cluster.drill import NOT_DONE
-from cluster.schemas import operations as ops
-from replica.model import SCENARIOS
-from replica.values import MICROSECONDS_PER_SECOND, plain
+from forebay.cluster.cli.drills.figures import SLOWER_MAX
+from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
+from forebay.cluster.cli.global_options import JSON_OPTION
+from forebay.cluster.cli.session import session
+from forebay.cluster.cli.text import Cell, fields_table, format_time, note, present, show, show_json, table
+from forebay.cluster.drill import NOT_DONE
+from forebay.cluster.schemas import operations as ops
+from forebay.replica.model import SCENARIOS
+from forebay.replica.values import MICROSECONDS_PER_SECOND, plain
 
 if TYPE_CHECKING:
-    from cluster.cli.drills.coordinator import Coordinator
-    from cluster.cli.drills.preconditions import DrillRequest, Plan
-    from cluster.client import Client
-    from cluster.schemas.drills import DrillAnswer, DrillView
+    from forebay.cluster.cli.drills.coordinator import Coordinator
+    from forebay.cluster.cli.drills.preconditions import DrillRequest, Plan
+    from forebay.cluster.client import Client
+    from forebay.cluster.schemas.drills import DrillAnswer, DrillView
 
 ABORT_AFTER_S: Final = 5.0
 """Default time without an acknowledged write after which a drill is aborted, seconds."""
@@ -78,7 +78,7 @@ def plan(as_json: bool, **asked: Any) -> None:
     """
 
     async def ask(client: Client) -> Plan:
-        from cluster.cli.drills.preconditions import make_plan
+        from forebay.cluster.cli.drills.preconditions import make_plan
 
         wanted = _drill_request(asked)
         return make_plan(await _coordinator(client).look(wanted), wanted)
@@ -140,9 +140,9 @@ def run(
         import asyncio
         import signal
 
-        from cluster.cli.drills.preconditions import make_plan
-        from cluster.cli.drills.scenarios import SCENARIOS as KNOWN
-        from cluster.cli.drills.stop_conditions import Goals
+        from forebay.cluster.cli.drills.preconditions import make_plan
+        from forebay.cluster.cli.drills.scenarios import SCENARIOS as KNOWN
+        from forebay.cluster.cli.drills.stop_conditions import Goals
 
         task = asyncio.current_task()
         assert task is not None
@@ -180,8 +180,8 @@ def run(
 
 
 def _drill_request(asked: dict[str, Any]) -> DrillRequest:
-    from cluster.cli.drills.preconditions import DrillRequest
-    from cluster.cli.drills.scenarios import SCENARIOS as KNOWN
+    from forebay.cluster.cli.drills.preconditions import DrillRequest
+    from forebay.cluster.cli.drills.scenarios import SCENARIOS as KNOWN
 
     why = NOT_DONE.get(asked["scenario"])
     if why is not None:
@@ -197,10 +197,10 @@ def _drill_request(asked: dict[str, Any]) -> DrillRequest:
 
 
 def _coordinator(client: Client) -> Coordinator:
-    from cluster.cli.drills.coordinator import Coordinator
-    from cluster.cli.drills.machines import Alarm, Machines
-    from cluster.cli.drills.probes import prober_starter
-    from cluster.client import Client
+    from forebay.cluster.cli.drills.coordinator import Coordinator
+    from forebay.cluster.cli.drills.machines import Alarm, Machines
+    from forebay.cluster.cli.drills.probes import prober_starter
+    from forebay.cluster.client import Client
 
     current = session()
     config = current.config()
@@ -256,7 +256,7 @@ def _refuse_unmet(made: Plan) -> None:
 
 
 def _refuse_early(scenario: str, drills: Iterable[DrillView]) -> None:
-    from cluster.cli.drills.preconditions import manual_reason
+    from forebay.cluster.cli.drills.preconditions import manual_reason
 
     why = manual_reason(scenario, session().config().drill.automatic, drills)
     if why is not None:
@@ -323,7 +323,7 @@ def show_drill(number: int, page: Path | None, as_json: bool) -> None:
         return
     if page is not None:
         return
-    from cluster.cli.drills.preconditions import earlier_stops_us
+    from forebay.cluster.cli.drills.preconditions import earlier_stops_us
 
     show(fields_table(_fields(answer)))
     earlier_us = earlier_stops_us(before, answer.scenario)
@@ -333,9 +333,9 @@ def show_drill(number: int, page: Path | None, as_json: bool) -> None:
 
 
 def _write_page(output: Path, drill: DrillAnswer, before: tuple[DrillView, ...]) -> None:
-    from cluster.cli.drills.final_checks import read_events
-    from cluster.cli.drills.report import ROWS_MAX, render_page
-    from cluster.cli.files import write_whole
+    from forebay.cluster.cli.drills.final_checks import read_events
+    from forebay.cluster.cli.drills.report import ROWS_MAX, render_page
+    from forebay.cluster.cli.files import write_whole
 
     if drill.ended is None:
         raise Failure(ExitCode.REFUSED, f"drill {drill.drill} has not ended yet", "try again after its end")
@@ -417,7 +417,7 @@ def _fields(one: DrillView) -> Iterable[tuple[str, str | int | None]]:
         yield "Aborted by", one.abort
     if one.forced:
         yield "Forced", ", ".join(one.forced)
-    from cluster.cli.drills.figure_labels import display_order, format_figure, label_of
+    from forebay.cluster.cli.drills.figure_labels import display_order, format_figure, label_of
 
     for name in display_order(one.figures):
         yield label_of(name), format_figure(name, one.figures[name])

@@ -18,22 +18,22 @@ from typing import Any, Final
 
 import msgspec
 
-from cluster.cli.drills.copies.exercises import Exercise, ExerciseInputs
-from cluster.cli.drills.copies.replicas import CopyFailed
-from cluster.cli.drills.copies.resources import measure_resources
-from cluster.cli.drills.figures import Probe, find_lost, latency_us, longest_gap_us
-from cluster.cli.drills.final_checks import (
+from forebay.cluster.cli.drills.copies.exercises import Exercise, ExerciseInputs
+from forebay.cluster.cli.drills.copies.replicas import CopyFailed
+from forebay.cluster.cli.drills.copies.resources import measure_resources
+from forebay.cluster.cli.drills.figures import Probe, find_lost, latency_us, longest_gap_us
+from forebay.cluster.cli.drills.final_checks import (
     CheckImpossible,
     find_disagreement,
     read_events,
     resend_writes,
     terms_since,
 )
-from cluster.cli.drills.machines import Machines
-from cluster.cli.drills.preconditions import DURATION_MORE_S, ClusterFacts, DrillRequest, Plan, choose_target
-from cluster.cli.drills.probes import MeasurementFailed, Probes, Writer
-from cluster.cli.drills.scenarios import SCENARIOS, Scenario
-from cluster.cli.drills.stop_conditions import (
+from forebay.cluster.cli.drills.machines import Machines
+from forebay.cluster.cli.drills.preconditions import DURATION_MORE_S, ClusterFacts, DrillRequest, Plan, choose_target
+from forebay.cluster.cli.drills.probes import MeasurementFailed, Probes, Writer
+from forebay.cluster.cli.drills.scenarios import SCENARIOS, Scenario
+from forebay.cluster.cli.drills.stop_conditions import (
     CONTROL_S,
     COPY_STATUS_S,
     LOOK_S,
@@ -42,15 +42,15 @@ from cluster.cli.drills.stop_conditions import (
     StopConditions,
     run_during,
 )
-from cluster.cli.exits import Failure
-from cluster.client import ApiError, Client
-from cluster.drill import RENEW_EVERY_S, BeginRequest, EndRequest, HelperChannel, HelperRefused, RenewRequest
-from cluster.schemas import Command
-from cluster.schemas import operations as ops
-from cluster.schemas.drills import DrillAnswer, EndDrillRequest, StartDrillRequest
-from cluster.schemas.requests import TransferRequest
-from cluster.system import Address, Clock, parse_instant
-from replica.values import DRILL_S_MAX, MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND, plain
+from forebay.cluster.cli.exits import Failure
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.drill import RENEW_EVERY_S, BeginRequest, EndRequest, HelperChannel, HelperRefused, RenewRequest
+from forebay.cluster.schemas import Command
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.drills import DrillAnswer, EndDrillRequest, StartDrillRequest
+from forebay.cluster.schemas.requests import TransferRequest
+from forebay.cluster.system import Address, Clock, parse_instant
+from forebay.replica.values import DRILL_S_MAX, MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND, plain
 
 SETTLE_S: Final = 2.0
 """Seconds of measurement after the fault."""

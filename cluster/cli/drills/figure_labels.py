@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cluster.cli.text import format_span, readable_size
+from forebay.cluster.cli.text import format_span, readable_size
 
 LABELS: Final = {
     "goal_us": "Goal for writes stopped",

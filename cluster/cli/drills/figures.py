@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from replica.values import MICROSECONDS_PER_SECOND
+from forebay.replica.values import MICROSECONDS_PER_SECOND
 
 SLOWER_MAX: Final = 10
 """Default of --abort-if-slower: largest ratio of the writes' 99th percentile after the fault to the one before."""

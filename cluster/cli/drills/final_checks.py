@@ -11,11 +11,11 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from cluster.cli.drills.figures import Probe
-from cluster.client import ApiError, Client, is_definite, read_event_pages
-from cluster.schemas import Command, LeaderTermView, StateDigestAnswer, StatusView, StoryRow
-from cluster.schemas import operations as ops
-from cluster.system import Address, Clock
+from forebay.cluster.cli.drills.figures import Probe
+from forebay.cluster.client import ApiError, Client, is_definite, read_event_pages
+from forebay.cluster.schemas import Command, LeaderTermView, StateDigestAnswer, StatusView, StoryRow
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import Address, Clock
 
 AGAIN_AT_ONCE: Final = 32
 """Acknowledged writes that are resent concurrently, count."""

@@ -10,12 +10,12 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from cluster.cli.drills.preconditions import Site
-from cluster.config import Config
-from cluster.drill import HelperAnswer, HelperChannel, HelperRefused, LookRequest
-from cluster.security import certificate_of, client_context, valid_until
-from cluster.system import Address, Clock
-from replica.values import MICROSECONDS_PER_SECOND
+from forebay.cluster.cli.drills.preconditions import Site
+from forebay.cluster.config import Config
+from forebay.cluster.drill import HelperAnswer, HelperChannel, HelperRefused, LookRequest
+from forebay.cluster.security import certificate_of, client_context, valid_until
+from forebay.cluster.system import Address, Clock
+from forebay.replica.values import MICROSECONDS_PER_SECOND
 
 HALT: Final = "drill.halt"
 """Name of the file beside forebay.toml that forbids drills and aborts a running one."""

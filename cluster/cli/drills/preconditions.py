@@ -10,14 +10,14 @@ from typing import Final
 
 import msgspec
 
-from cluster.cli.commands.member import group_by_point
-from cluster.cli.drills.copies.resources import COPIES, Resources, backup_fault, release_fault
-from cluster.cli.drills.scenarios import AWAY_S, HOLD_S, NODE_DOWN_MORE_S, SCENARIOS, Scenario
-from cluster.client import ATTEMPT_S
-from cluster.drill import DURATION_S_MAX, HelperAnswer
-from cluster.schemas import DigestsAnswer, MembersAnswer, NodeView, StatusView
-from cluster.schemas.drills import DrillsAnswer, DrillView
-from replica.values import format_size
+from forebay.cluster.cli.commands.member import group_by_point
+from forebay.cluster.cli.drills.copies.resources import COPIES, Resources, backup_fault, release_fault
+from forebay.cluster.cli.drills.scenarios import AWAY_S, HOLD_S, NODE_DOWN_MORE_S, SCENARIOS, Scenario
+from forebay.cluster.client import ATTEMPT_S
+from forebay.cluster.drill import DURATION_S_MAX, HelperAnswer
+from forebay.cluster.schemas import DigestsAnswer, MembersAnswer, NodeView, StatusView
+from forebay.cluster.schemas.drills import DrillsAnswer, DrillView
+from forebay.replica.values import format_size
 
 LAG_ENTRIES_MAX: Final = 100
 """Largest lag of a member behind the leader, entries: it catches up within a heartbeat or two."""

@@ -22,12 +22,12 @@ from typing import Final
 
 import msgspec
 
-from cluster.client import ApiError, Client
-from cluster.config import read_access
-from cluster.schemas import Command
-from cluster.schemas import operations as ops
-from cluster.security import TlsError
-from cluster.system import Address, Clock, SystemClock
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.config import read_access
+from forebay.cluster.schemas import Command
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.security import TlsError
+from forebay.cluster.system import Address, Clock, SystemClock
 
 PROBE_EVERY_S: Final = 0.01
 """Seconds between two probes of a kind: the resolution of the figures."""

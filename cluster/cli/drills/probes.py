@@ -18,13 +18,13 @@ from typing import Final
 
 import msgspec
 
-from cluster.cli.drills.figures import Probe, gap_at_us, longest_gap_us
-from cluster.cli.drills.prober import LINE_BYTES_MAX, PROBE_EVERY_S, PROBE_S, Assignment, Report
-from cluster.client import ApiError, Client
-from cluster.schemas import Command
-from cluster.schemas import operations as ops
-from cluster.system import Address, Clock
-from cluster.system.eventloop import end_within
+from forebay.cluster.cli.drills.figures import Probe, gap_at_us, longest_gap_us
+from forebay.cluster.cli.drills.prober import LINE_BYTES_MAX, PROBE_EVERY_S, PROBE_S, Assignment, Report
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import Command
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import Address, Clock
+from forebay.cluster.system.eventloop import end_within
 
 READ_EVERY_S: Final = 0.02
 """Seconds between two reads of a kind."""
@@ -59,7 +59,7 @@ def prober_starter(config: Path, identity: str, replicas: dict[str, Address]) ->
     @contextlib.asynccontextmanager
     async def writing(drill: int, take: Callable[[Report], None]) -> AsyncIterator[Callable[[], str]]:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "cluster.cli.drills.prober"),
+            *(sys.executable, "-P", "-m", "forebay.cluster.cli.drills.prober"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             # Ctrl-C must reach the coordinator only, which measures until the drill has ended.

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
-from cluster.cli.drills.figure_labels import display_order, format_duration, format_figure, label_of
-from cluster.schemas.drills import DrillAnswer, DrillView
-from cluster.schemas.ledger import LeaderTermView, StoryRow
-from cluster.schemas.page import (
+from forebay.cluster.cli.drills.figure_labels import display_order, format_duration, format_figure, label_of
+from forebay.cluster.schemas.drills import DrillAnswer, DrillView
+from forebay.cluster.schemas.ledger import LeaderTermView, StoryRow
+from forebay.cluster.schemas.page import (
     ChartBar,
     ChartFrame,
     HeadlineFigure,
@@ -21,8 +21,8 @@ from cluster.schemas.page import (
     page,
     tiles,
 )
-from cluster.system import parse_instant
-from replica.values import Instant
+from forebay.cluster.system import parse_instant
+from forebay.replica.values import Instant
 
 COMPARED: Final = 20
 """Earlier drills of the same scenario that are listed, count."""

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.drill import NEEDS
+from forebay.cluster.drill import NEEDS
 
 HOLD_S: Final = 5
 """Default duration of a fault, seconds: several elections."""

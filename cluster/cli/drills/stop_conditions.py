@@ -13,16 +13,16 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from cluster.cli.drills.copies.exercises import Exercise
-from cluster.cli.drills.figures import SLOWER_MAX, latency_us, longest_gap_us
-from cluster.cli.drills.final_checks import ask_each
-from cluster.cli.drills.machines import Machines
-from cluster.cli.drills.probes import Probes
-from cluster.client import ApiError, Client
-from cluster.schemas import DigestsAnswer, StatusView
-from cluster.schemas import operations as ops
-from cluster.system import Address, Clock
-from replica.values import MICROSECONDS_PER_SECOND
+from forebay.cluster.cli.drills.copies.exercises import Exercise
+from forebay.cluster.cli.drills.figures import SLOWER_MAX, latency_us, longest_gap_us
+from forebay.cluster.cli.drills.final_checks import ask_each
+from forebay.cluster.cli.drills.machines import Machines
+from forebay.cluster.cli.drills.probes import Probes
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import DigestsAnswer, StatusView
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import Address, Clock
+from forebay.replica.values import MICROSECONDS_PER_SECOND
 
 CONTROL_S: Final = 2.0
 """Seconds of measurement before the fault, to see what is normal."""

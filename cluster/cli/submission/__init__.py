@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from replica.lazy_exports import export_lazily
+from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from cluster.cli.submission.readers import Context, read_bounded, read_change, typed_settings
-    from cluster.cli.submission.request import PreparedSubmit, locate, prepare
-    from cluster.cli.submission.sbatch import IgnoredOption, read_typed
-    from cluster.cli.submission.waiting import wait_until_finished
+    from forebay.cluster.cli.submission.readers import Context, read_bounded, read_change, typed_settings
+    from forebay.cluster.cli.submission.request import PreparedSubmit, locate, prepare
+    from forebay.cluster.cli.submission.sbatch import IgnoredOption, read_typed
+    from forebay.cluster.cli.submission.waiting import wait_until_finished
 else:
     __getattr__ = export_lazily(
         __name__,

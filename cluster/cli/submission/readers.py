@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from cluster.cli.exits import BBF_LINE, Failure, bad_input, convert_input
-from cluster.cli.submission.sbatch import Setting
-from cluster.cli.submission.sbatch_options import UNNAMED_FIELDS
-from cluster.cli.text import parse_begin, parse_duration
-from cluster.schemas import JOB_FIELDS, JobField, Reads
-from replica.model import DependencyKind, parse_array, parse_signal
-from replica.values import CPUS_MAX, DEPENDENCIES_MAX, DIRECTIVE_TEXT_BYTES_MAX, NICE_MAX, PRIORITY_MAX, Instant
+from forebay.cluster.cli.exits import BBF_LINE, Failure, bad_input, convert_input
+from forebay.cluster.cli.submission.sbatch import Setting
+from forebay.cluster.cli.submission.sbatch_options import UNNAMED_FIELDS
+from forebay.cluster.cli.text import parse_begin, parse_duration
+from forebay.cluster.schemas import JOB_FIELDS, JobField, Reads
+from forebay.replica.model import DependencyKind, parse_array, parse_signal
+from forebay.replica.values import CPUS_MAX, DEPENDENCIES_MAX, DIRECTIVE_TEXT_BYTES_MAX, NICE_MAX, PRIORITY_MAX, Instant
 
 JOB_ID_DIGITS_MAX: Final = 18
 """Digits of a job ID in a dependency: a signed 64-bit number holds them."""

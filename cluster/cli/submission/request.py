@@ -8,19 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from cluster.cli.exits import Failure, bad_input, convert_input, join_failures
-from cluster.cli.submission.readers import Context, TypedFields, parse_count, read_field, typed_settings
-from cluster.cli.submission.sbatch import IgnoredOption, Setting, check_script, ignore_value, read_options
-from cluster.cli.submission.sbatch_options import (
+from forebay.cluster.cli.exits import Failure, bad_input, convert_input, join_failures
+from forebay.cluster.cli.submission.readers import Context, TypedFields, parse_count, read_field, typed_settings
+from forebay.cluster.cli.submission.sbatch import IgnoredOption, Setting, check_script, ignore_value, read_options
+from forebay.cluster.cli.submission.sbatch_options import (
     CPUS_LEAST,
     EXPORT,
     PARSABLE,
     TASKS_PER_NODE,
     WAITS,
 )
-from cluster.schemas import IF_DEFINED, IGNORED_OPTIONS_MAX, JOB_FIELDS, OPTION_SHOWN_MAX
-from replica.grammar import PACKED_MARK
-from replica.values import (
+from forebay.cluster.schemas import IF_DEFINED, IGNORED_OPTIONS_MAX, JOB_FIELDS, OPTION_SHOWN_MAX
+from forebay.replica.grammar import PACKED_MARK
+from forebay.replica.values import (
     CPUS_MAX,
     ENVIRONMENT_BYTES_MAX,
     ENVIRONMENT_VARIABLES_MAX,
@@ -152,7 +152,7 @@ def _directive_faults(fields: Mapping[str, Any], sources: Mapping[str, str]) -> 
 
     The controller, which knows the site's grammar, checks the directives of a request that is sent.
     """
-    from replica.grammar import DirectiveRejected, read_request
+    from forebay.replica.grammar import DirectiveRejected, read_request
 
     try:
         read_request(fields["script"], fields.get("bb") or "", fields.get("bbf") or "", directive="")

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from cluster.cli.exits import Failure, bad_input
-from cluster.cli.submission.sbatch_options import (
+from forebay.cluster.cli.exits import Failure, bad_input
+from forebay.cluster.cli.submission.sbatch_options import (
     LONG,
     SHORT,
     UNNAMED_FIELDS,
@@ -22,7 +22,7 @@ from cluster.cli.submission.sbatch_options import (
     Value,
     options_for,
 )
-from replica.values import SUBMITTED_SCRIPT_BYTES_MAX, NodeListError, parse_nodes
+from forebay.replica.values import SUBMITTED_SCRIPT_BYTES_MAX, NodeListError, parse_nodes
 
 MARK: Final = "#SBATCH"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from cluster.schemas import JOB_FIELDS
+from forebay.cluster.schemas import JOB_FIELDS
 
 
 class Value(StrEnum):

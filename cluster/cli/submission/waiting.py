@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from cluster.client import ApiError, Client
-from cluster.schemas import JobView
-from cluster.schemas import operations as ops
-from replica.model import ENDED
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import JobView
+from forebay.cluster.schemas import operations as ops
+from forebay.replica.model import ENDED
 
 POLL_S: Final = 0.1
 """First polling interval, seconds: a small job finishes in less than two of them."""

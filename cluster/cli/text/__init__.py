@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from replica.lazy_exports import export_lazily
+from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from cluster.cli.text.history import changes_text, event_line, terms_table
-    from cluster.cli.text.job import job_block, timeline, why_text
-    from cluster.cli.text.output import (
+    from forebay.cluster.cli.text.history import changes_text, event_line, terms_table
+    from forebay.cluster.cli.text.job import job_block, timeline, why_text
+    from forebay.cluster.cli.text.output import (
         Cell,
         Listing,
         fields_table,
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
         stdout_console,
         table,
     )
-    from cluster.cli.text.squeue import STANDARD, STARTS, Field, details_of, format_line, read_format, sort_jobs
-    from cluster.cli.text.status import status_lines
-    from cluster.cli.text.tables import (
+    from forebay.cluster.cli.text.squeue import STANDARD, STARTS, Field, details_of, format_line, read_format, sort_jobs
+    from forebay.cluster.cli.text.status import status_lines
+    from forebay.cluster.cli.text.tables import (
         buffers_table,
         external_jobs_table,
         failures_first,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         snapshot_fields,
         unit_in,
     )
-    from cluster.cli.text.times import (
+    from forebay.cluster.cli.text.times import (
         PAST_FORMS,
         format_duration,
         format_elapsed,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         parse_duration,
         parse_past,
     )
-    from cluster.cli.text.transfer import (
+    from forebay.cluster.cli.text.transfer import (
         STATE_STYLES,
         bar,
         draw_transfers,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from cluster.cli.text.output import Listing, size, table
-from cluster.cli.text.tables import format_time
-from replica.values import plain
+from forebay.cluster.cli.text.output import Listing, size, table
+from forebay.cluster.cli.text.tables import format_time
+from forebay.replica.values import plain
 
 if TYPE_CHECKING:
-    from cluster.schemas import ChangeView, DiffAnswer, LeadersAnswer, StoryRow
+    from forebay.cluster.schemas import ChangeView, DiffAnswer, LeadersAnswer, StoryRow
 
 VALUE_CHARACTERS_MAX = 120
 """Longest value shown, characters."""

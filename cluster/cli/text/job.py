@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from cluster.cli.text.output import size, table
-from cluster.cli.text.tables import format_time, run_time_s
-from cluster.cli.text.times import format_duration, format_span
-from cluster.cli.text.transfer import transfer_lines
-from cluster.schemas import (
+from forebay.cluster.cli.text.output import size, table
+from forebay.cluster.cli.text.tables import format_time, run_time_s
+from forebay.cluster.cli.text.times import format_duration, format_span
+from forebay.cluster.cli.text.transfer import transfer_lines
+from forebay.cluster.schemas import (
     JOB_FIELDS,
     NO_DETAILS,
     NO_VALUE,
@@ -26,9 +26,9 @@ from cluster.schemas import (
     local_time,
     owner,
 )
-from cluster.system import format_instant, group_name, parse_instant, uid_of
-from replica.model import ENDED, JobState
-from replica.values import Instant, plain, seconds
+from forebay.cluster.system import format_instant, group_name, parse_instant, uid_of
+from forebay.replica.model import ENDED, JobState
+from forebay.replica.values import Instant, plain, seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

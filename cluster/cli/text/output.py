@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import click
 import msgspec
 
-from replica.values import format_size, plain
+from forebay.replica.values import format_size, plain
 
 if TYPE_CHECKING:
     # Rich takes a third of a command's time, so only functions that need it import it.

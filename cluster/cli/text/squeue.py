@@ -7,13 +7,13 @@ from typing import Final
 
 import msgspec
 
-from cluster.cli.exits import bad_input
-from cluster.cli.text.job import slurm_node
-from cluster.cli.text.tables import job_label, run_time_s, state_code
-from cluster.cli.text.times import format_duration, format_elapsed
-from cluster.schemas import JOB_FIELDS, NO_DETAILS, NO_VALUE, JobDetailsView, JobView, local_time
-from replica.model import JobState
-from replica.values import Instant, plain
+from forebay.cluster.cli.exits import bad_input
+from forebay.cluster.cli.text.job import slurm_node
+from forebay.cluster.cli.text.tables import job_label, run_time_s, state_code
+from forebay.cluster.cli.text.times import format_duration, format_elapsed
+from forebay.cluster.schemas import JOB_FIELDS, NO_DETAILS, NO_VALUE, JobDetailsView, JobView, local_time
+from forebay.replica.model import JobState
+from forebay.replica.values import Instant, plain
 
 STANDARD: Final = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
 """Default format of squeue: each column right-aligned, and cut to its width."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from cluster.cli.text.output import readable_size
-from cluster.cli.text.tables import format_time, unit_in
-from cluster.cli.text.transfer import meter
-from replica.model import format_amount
-from replica.values import plain
+from forebay.cluster.cli.text.output import readable_size
+from forebay.cluster.cli.text.tables import format_time, unit_in
+from forebay.cluster.cli.text.transfer import meter
+from forebay.replica.model import format_amount
+from forebay.replica.values import plain
 
 if TYPE_CHECKING:
-    from cluster.schemas import OverviewAnswer, PoolView
+    from forebay.cluster.schemas import OverviewAnswer, PoolView
 
 POOLS_MAX: Final = 4
 """Pools shown, the fullest ones, count: the status then has ten lines."""

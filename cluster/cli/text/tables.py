@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import Final
 
-from cluster.cli.text.output import NOTHING, Listing, StyledText, readable_size, size, table, text_of
-from cluster.cli.text.times import format_elapsed
-from cluster.schemas import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView
-from cluster.system import SLOW_SYNC_S, parse_instant
-from replica.model import JobState, PoolUnit, format_amount, format_reference, parse_unit
-from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
+from forebay.cluster.cli.text.output import NOTHING, Listing, StyledText, readable_size, size, table, text_of
+from forebay.cluster.cli.text.times import format_elapsed
+from forebay.cluster.schemas import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView
+from forebay.cluster.system import SLOW_SYNC_S, parse_instant
+from forebay.replica.model import JobState, PoolUnit, format_amount, format_reference, parse_unit
+from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
 NAME_CHARACTERS_SHOWN: Final = 24
 """Longest job name in the listing, characters; `job show` prints all of it."""

@@ -8,8 +8,8 @@ import datetime
 import re
 from typing import Final
 
-from cluster.system import format_instant, parse_instant
-from replica.values import MICROSECONDS_PER_SECOND, NEVER, TIME_LIMIT_S_MAX, Instant, Pattern
+from forebay.cluster.system import format_instant, parse_instant
+from forebay.replica.values import MICROSECONDS_PER_SECOND, NEVER, TIME_LIMIT_S_MAX, Instant, Pattern
 
 DURATION_FORMS: Final = (
     "MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS, DAYS-HOURS:MINUTES or DAYS-HOURS:MINUTES:SECONDS"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from cluster.cli.text.output import NOTHING, Listing, readable_size, table
-from cluster.cli.text.tables import format_time
-from cluster.cli.text.times import DAY_S, format_elapsed, format_span
-from cluster.schemas import JobTransfersView, ReceiptView, TransferView
-from cluster.system import parse_instant
-from replica.values import MICROSECONDS_PER_SECOND, Instant, plain
+from forebay.cluster.cli.text.output import NOTHING, Listing, readable_size, table
+from forebay.cluster.cli.text.tables import format_time
+from forebay.cluster.cli.text.times import DAY_S, format_elapsed, format_span
+from forebay.cluster.schemas import JobTransfersView, ReceiptView, TransferView
+from forebay.cluster.system import parse_instant
+from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

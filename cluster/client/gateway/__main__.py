@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from cluster.client.gateway.service import Gateway, GatewayError
-from cluster.config import ConfigError, read_access
-from cluster.security import Role, TlsError, certificate_of, until_valid
-from cluster.system import (
+from forebay.cluster.client.gateway.service import Gateway, GatewayError
+from forebay.cluster.config import ConfigError, read_access
+from forebay.cluster.security import Role, TlsError, certificate_of, until_valid
+from forebay.cluster.system import (
     EXIT_CONFIGURATION,
     READY,
     SystemClock,
@@ -21,12 +21,12 @@ from cluster.system import (
     say_at_last,
     tell_manager,
 )
-from cluster.system.eventloop import stop_on_signals
+from forebay.cluster.system.eventloop import stop_on_signals
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 
-LOGGER = logging.getLogger("cluster.client.gateway")
+LOGGER = logging.getLogger("forebay.cluster.client.gateway")
 
 
 def run(arguments: list[str]) -> int:

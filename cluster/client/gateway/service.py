@@ -20,14 +20,14 @@ from typing import Any, ClassVar, Final, cast
 import msgspec
 from aiohttp import web
 
-from cluster.client.attempt import ATTEMPT_HEADER, AttemptError, AttemptView
-from cluster.client.calls import ENDPOINTS_MAX, REDIRECT_STATUSES, redirection
-from cluster.client.exchange import Exchange
-from cluster.config import AccessConfig
-from cluster.schemas import BODY_BYTES_MAX, USER_HEADER, ErrorAnswer, ErrorView
-from cluster.security import NAME_RULE, TlsFiles, is_name
-from cluster.system import OVERFLOW_UID, Address, Clock, account_of, peer_account, short_path
-from cluster.system.eventloop import HttpConnection, HttpServer, MalformedRequest, NameService, NotKnownNow
+from forebay.cluster.client.attempt import ATTEMPT_HEADER, AttemptError, AttemptView
+from forebay.cluster.client.calls import ENDPOINTS_MAX, REDIRECT_STATUSES, redirection
+from forebay.cluster.client.exchange import Exchange
+from forebay.cluster.config import AccessConfig
+from forebay.cluster.schemas import BODY_BYTES_MAX, USER_HEADER, ErrorAnswer, ErrorView
+from forebay.cluster.security import NAME_RULE, TlsFiles, is_name
+from forebay.cluster.system import OVERFLOW_UID, Address, Clock, account_of, peer_account, short_path
+from forebay.cluster.system.eventloop import HttpConnection, HttpServer, MalformedRequest, NameService, NotKnownNow
 
 LOGGER = logging.getLogger(__name__)
 

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from replica.lazy_exports import export_lazily
+from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from cluster.schemas.page.document import COLOURS, HeadlineFigure, details, html_table, key, page, tiles
-    from cluster.schemas.page.svg import (
+    from forebay.cluster.schemas.page.document import COLOURS, HeadlineFigure, details, html_table, key, page, tiles
+    from forebay.cluster.schemas.page.svg import (
         BAR_WIDTH_MIN,
         ChartBar,
         ChartFrame,

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from replica.lazy_exports import export_lazily
+from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from cluster.security.proofs.history_counts import HISTORY_HEAD, HistoryCounts, history_leaf, history_salt
-    from cluster.security.proofs.leaves import (
+    from forebay.cluster.security.proofs.history_counts import HISTORY_HEAD, HistoryCounts, history_leaf, history_salt
+    from forebay.cluster.security.proofs.leaves import (
         LEAF_BYTES,
         SALT_BYTES,
         Leaf,
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         leaf_of,
         parse_leaf,
     )
-    from cluster.security.proofs.notes import (
+    from forebay.cluster.security.proofs.notes import (
         COSIGNATURE_KEY,
         MAX_NOTE_BYTES,
         NOTE_KEY,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         verify_note,
         write_note,
     )
-    from cluster.security.proofs.tiles import (
+    from forebay.cluster.security.proofs.tiles import (
         Tile,
         TileError,
         bundle,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         parse_path,
         tile_at,
     )
-    from cluster.security.proofs.tree import (
+    from forebay.cluster.security.proofs.tree import (
         EMPTY_ROOT,
         HASH_BYTES,
         ProofError,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         verify_consistency,
         verify_inclusion,
     )
-    from cluster.security.proofs.witness_protocol import (
+    from forebay.cluster.security.proofs.witness_protocol import (
         MAX_ANSWER_BYTES,
         MAX_PROOF_HASHES,
         MAX_REQUEST_BYTES,

@@ -11,8 +11,8 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Mapping
 
-from cluster.security.proofs.leaves import SALT_BYTES
-from cluster.security.proofs.tree import HASH_BYTES, ReadNode, inclusion_proof, leaf_hash, node_hash, root_of
+from forebay.cluster.security.proofs.leaves import SALT_BYTES
+from forebay.cluster.security.proofs.tree import HASH_BYTES, ReadNode, inclusion_proof, leaf_hash, node_hash, root_of
 
 HISTORY_HEAD = b"forebay-history/1\n"
 

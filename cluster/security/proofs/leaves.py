@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from cluster.security.proofs.tree import EMPTY_ROOT, HASH_BYTES, RightEdge, inclusion_proof, leaf_hash
+from forebay.cluster.security.proofs.tree import EMPTY_ROOT, HASH_BYTES, RightEdge, inclusion_proof, leaf_hash
 
 LEAF_HEAD = b"forebay-leaf/1\n"
 SALT_BYTES = 16

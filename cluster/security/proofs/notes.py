@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from cluster.security.proofs.tree import HASH_BYTES, MAX_SIZE
+from forebay.cluster.security.proofs.tree import HASH_BYTES, MAX_SIZE
 
 NOTE_KEY = 0x01
 COSIGNATURE_KEY = 0x04

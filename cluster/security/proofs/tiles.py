@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cluster.security.proofs.tree import HASH_BYTES, ReadNode, node_hash
+from forebay.cluster.security.proofs.tree import HASH_BYTES, ReadNode, node_hash
 
 TILE_LEVELS = 8
 TILE_WIDTH = 1 << TILE_LEVELS

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cluster.security.proofs.notes import (
+from forebay.cluster.security.proofs.notes import (
     COSIGNATURE_KEY,
     MAX_NOTE_BYTES,
     NoteError,
@@ -17,7 +17,7 @@ from cluster.security.proofs.notes import (
     verifier_of,
     verify_note,
 )
-from cluster.security.proofs.tree import HASH_BYTES, MAX_SIZE
+from forebay.cluster.security.proofs.tree import HASH_BYTES, MAX_SIZE
 
 MAX_PROOF_HASHES = 63
 """Hashes of a consistency proof, count: the protocol's limit for a request."""

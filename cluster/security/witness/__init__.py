@@ -2,13 +2,19 @@
 
 from typing import TYPE_CHECKING
 
-from replica.lazy_exports import export_lazily
+from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from cluster.security.witness.checkpoint_store import CheckpointStore, Evidence, SeenCheckpoint
-    from cluster.security.witness.keys import WitnessError, make_key, read_key
-    from cluster.security.witness.server import WitnessServer
-    from cluster.security.witness.witness import CheckpointWitness, WitnessedLog, WitnessResponse, log_of, logs_in
+    from forebay.cluster.security.witness.checkpoint_store import CheckpointStore, Evidence, SeenCheckpoint
+    from forebay.cluster.security.witness.keys import WitnessError, make_key, read_key
+    from forebay.cluster.security.witness.server import WitnessServer
+    from forebay.cluster.security.witness.witness import (
+        CheckpointWitness,
+        WitnessedLog,
+        WitnessResponse,
+        log_of,
+        logs_in,
+    )
 else:
     __getattr__ = export_lazily(
         __name__,

@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from cluster.security import TlsError, open_server_context
-from cluster.security.proofs import NoteError, parse_key
-from cluster.security.witness.checkpoint_store import CheckpointStore
-from cluster.security.witness.keys import WitnessError, read_key
-from cluster.security.witness.server import WitnessServer
-from cluster.security.witness.witness import CheckpointWitness, WitnessedLog, log_of, logs_in
-from cluster.system import (
+from forebay.cluster.security import TlsError, open_server_context
+from forebay.cluster.security.proofs import NoteError, parse_key
+from forebay.cluster.security.witness.checkpoint_store import CheckpointStore
+from forebay.cluster.security.witness.keys import WitnessError, read_key
+from forebay.cluster.security.witness.server import WitnessServer
+from forebay.cluster.security.witness.witness import CheckpointWitness, WitnessedLog, log_of, logs_in
+from forebay.cluster.system import (
     EXIT_CONFIGURATION,
     Address,
     AddressError,
@@ -33,10 +33,10 @@ from cluster.system import (
     leave_when_terminated,
     say_at_last,
 )
-from cluster.system.eventloop import stop_on_signals
-from replica.values import plain
+from forebay.cluster.system.eventloop import stop_on_signals
+from forebay.replica.values import plain
 
-LOGGER = logging.getLogger("cluster.security.witness")
+LOGGER = logging.getLogger("forebay.cluster.security.witness")
 
 EXIT_OK: Final = 0
 EXIT_USAGE: Final = 64
@@ -122,7 +122,7 @@ def _say(logs: Sequence[WitnessedLog]) -> None:
 
 
 def _vkey(path: Path) -> str:
-    from cluster.security.proofs import COSIGNATURE_KEY, verifier_of
+    from forebay.cluster.security.proofs import COSIGNATURE_KEY, verifier_of
 
     return str(verifier_of(*read_key(path), COSIGNATURE_KEY))
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from cluster.security.proofs import EMPTY_ROOT
-from cluster.security.witness.keys import WitnessError
+from forebay.cluster.security.proofs import EMPTY_ROOT
+from forebay.cluster.security.witness.keys import WitnessError
 
 EVIDENCE_MAX: Final = 64
 """Rejected checkpoints kept per log, count: the first ones, since one proves as much as a thousand."""

@@ -9,7 +9,14 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cluster.security.proofs import COSIGNATURE_KEY, NoteError, VerifierKey, parse_signer, verifier_of, write_signer
+from forebay.cluster.security.proofs import (
+    COSIGNATURE_KEY,
+    NoteError,
+    VerifierKey,
+    parse_signer,
+    verifier_of,
+    write_signer,
+)
 
 KEY_MODE: Final = 0o600
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Final, cast
 
 from aiohttp import web
 
-from cluster.security.proofs import MAX_REQUEST_BYTES
-from cluster.security.witness.witness import CheckpointWitness, WitnessResponse
-from cluster.system import Address
-from cluster.system.eventloop import Acceptor, HttpConnection, HttpServer, MalformedRequest, listen
+from forebay.cluster.security.proofs import MAX_REQUEST_BYTES
+from forebay.cluster.security.witness.witness import CheckpointWitness, WitnessResponse
+from forebay.cluster.system import Address
+from forebay.cluster.system.eventloop import Acceptor, HttpConnection, HttpServer, MalformedRequest, listen
 
 LOGGER = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cluster.security.proofs import (
+from forebay.cluster.security.proofs import (
     COSIGNATURE_KEY,
     NOTE_KEY,
     SIZE_TYPE,
@@ -32,10 +32,10 @@ from cluster.security.proofs import (
     verify_consistency,
     verify_note,
 )
-from cluster.security.witness.checkpoint_store import CheckpointStore, Evidence, SeenCheckpoint
-from cluster.security.witness.keys import WitnessError
-from cluster.system import Clock
-from replica.values import MICROSECONDS_PER_SECOND, plain
+from forebay.cluster.security.witness.checkpoint_store import CheckpointStore, Evidence, SeenCheckpoint
+from forebay.cluster.security.witness.keys import WitnessError
+from forebay.cluster.system import Clock
+from forebay.replica.values import MICROSECONDS_PER_SECOND, plain
 
 LOGGER = logging.getLogger(__name__)
 

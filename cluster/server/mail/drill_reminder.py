@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
-from cluster.config import DrillConfig
-from cluster.server.mail.sending import Post
-from cluster.server.mail.text import MESSAGE_ID_DOMAIN, Letter, message_id_line
-from cluster.system import Clock, format_instant
-from replica.model import Drill, latest_completed
-from replica.state import State
-from replica.values import MICROSECONDS_PER_SECOND, plain
+from forebay.cluster.config import DrillConfig
+from forebay.cluster.server.mail.sending import Post
+from forebay.cluster.server.mail.text import MESSAGE_ID_DOMAIN, Letter, message_id_line
+from forebay.cluster.system import Clock, format_instant
+from forebay.replica.model import Drill, latest_completed
+from forebay.replica.state import State
+from forebay.replica.values import MICROSECONDS_PER_SECOND, plain
 
 LOGGER = logging.getLogger(__name__)
 

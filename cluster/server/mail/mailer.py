@@ -13,13 +13,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from cluster.server import Answer, NotLeading, QueueFull
-from cluster.server.mail.sending import Send, SendFailed, Undeliverable
-from cluster.system import Clock, about
-from replica.messages import CONTROLLER, Request, SettleMails
-from replica.model import Mail
-from replica.state import State
-from replica.values import MAILS_SETTLED_MAX, MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND
+from forebay.cluster.server import Answer, NotLeading, QueueFull
+from forebay.cluster.server.mail.sending import Send, SendFailed, Undeliverable
+from forebay.cluster.system import Clock, about
+from forebay.replica.messages import CONTROLLER, Request, SettleMails
+from forebay.replica.model import Mail
+from forebay.replica.state import State
+from forebay.replica.values import MAILS_SETTLED_MAX, MESSAGE_CHARACTERS_MAX, MICROSECONDS_PER_SECOND
 
 LOGGER = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
-from cluster.config import MailConfig
-from cluster.providers import Local, ProgramRefused, check_command
-from cluster.server.mail.text import Letter, letter_of, message_of
-from cluster.system import Address
-from replica.model import Mail
-from replica.values import is_mail_address
+from forebay.cluster.config import MailConfig
+from forebay.cluster.providers import Local, ProgramRefused, check_command
+from forebay.cluster.server.mail.text import Letter, letter_of, message_of
+from forebay.cluster.system import Address
+from forebay.replica.model import Mail
+from forebay.replica.values import is_mail_address
 
 SEND_S: Final = 30.0
 """Time limit of one attempt, seconds: a mail server that greets slowly on purpose takes up to 20."""

@@ -10,9 +10,9 @@ from email import policy
 from email.message import EmailMessage
 from typing import Final, NamedTuple
 
-from cluster.system import format_instant
-from replica.model import JobState, Mail, MailKind, message_id_local_part
-from replica.values import plain
+from forebay.cluster.system import format_instant
+from forebay.replica.model import JobState, Mail, MailKind, message_id_local_part
+from forebay.replica.values import plain
 
 MESSAGE_ID_DOMAIN: Final = "forebay"
 """Domain of a Message-ID: the same on every replica, unlike a host name."""

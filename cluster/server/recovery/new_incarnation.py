@@ -17,22 +17,31 @@ from typing import Final
 
 import msgspec
 
-from cluster.config import Config
-from cluster.consensus import SealBroken, SealChecks, Seals, check_tail, recovery_configuration
-from cluster.schemas import StatusView
-from cluster.server.applied_log import read_batch, read_configuration
-from cluster.server.pending import entry_of
-from cluster.server.recovery.start_checks import ask_replicas
-from cluster.server.storage import Storage, open_storage
-from cluster.server.tlog import SIGNING_DIRECTORY, private_key
-from cluster.system import Clock, start_command
-from replica.decide import decide
-from replica.fold import apply_batch
-from replica.messages import Actor, ActorRole, Batch, ClusterRecovered, Event, RecoverCluster, ReleaseNeeded, Request
-from replica.model import JobState, Recovery
-from replica.state import State
-from replica.values import Instant, LedgerViolation, Refusal
-from wal import (
+from forebay.cluster.config import Config
+from forebay.cluster.consensus import SealBroken, SealChecks, Seals, check_tail, recovery_configuration
+from forebay.cluster.schemas import StatusView
+from forebay.cluster.server.applied_log import read_batch, read_configuration
+from forebay.cluster.server.pending import entry_of
+from forebay.cluster.server.recovery.start_checks import ask_replicas
+from forebay.cluster.server.storage import Storage, open_storage
+from forebay.cluster.server.tlog import SIGNING_DIRECTORY, private_key
+from forebay.cluster.system import Clock, start_command
+from forebay.replica.decide import decide
+from forebay.replica.fold import apply_batch
+from forebay.replica.messages import (
+    Actor,
+    ActorRole,
+    Batch,
+    ClusterRecovered,
+    Event,
+    RecoverCluster,
+    ReleaseNeeded,
+    Request,
+)
+from forebay.replica.model import JobState, Recovery
+from forebay.replica.state import State
+from forebay.replica.values import Instant, LedgerViolation, Refusal
+from forebay.wal import (
     CodecError,
     Configuration,
     ConfigurationAt,

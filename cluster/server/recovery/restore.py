@@ -14,19 +14,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from cluster.config import FIRST_START_NAME, Config
-from cluster.consensus import Seals
-from cluster.server.recovery.new_incarnation import MARK_BYTES, PLAN_DIGITS, RecoveryNotPossible, RecoveryPlan, begin
-from cluster.server.recovery.start_checks import ask_replicas
-from cluster.server.storage import MEMBER_NAME
-from cluster.server.tlog import SIGNING_DIRECTORY, private_key
-from cluster.system import Clock, make_private_directory, replace_private
-from replica.messages import RecoverCluster
-from replica.model import JobState, Recovery
-from replica.values import Instant
-from snapshots import Image, SnapshotRefused, load_snapshot, write_snapshot
-from wal import ConfigurationAt, Environment, Incarnation, Journal, Member, identity_of
-from wal import directory as directories
+from forebay.cluster.config import FIRST_START_NAME, Config
+from forebay.cluster.consensus import Seals
+from forebay.cluster.server.recovery.new_incarnation import (
+    MARK_BYTES,
+    PLAN_DIGITS,
+    RecoveryNotPossible,
+    RecoveryPlan,
+    begin,
+)
+from forebay.cluster.server.recovery.start_checks import ask_replicas
+from forebay.cluster.server.storage import MEMBER_NAME
+from forebay.cluster.server.tlog import SIGNING_DIRECTORY, private_key
+from forebay.cluster.system import Clock, make_private_directory, replace_private
+from forebay.replica.messages import RecoverCluster
+from forebay.replica.model import JobState, Recovery
+from forebay.replica.values import Instant
+from forebay.snapshots import Image, SnapshotRefused, load_snapshot, write_snapshot
+from forebay.wal import ConfigurationAt, Environment, Incarnation, Journal, Member, identity_of
+from forebay.wal import directory as directories
 
 RESTORING_NAME: Final = ".restoring"
 """Directory in which a replica is created, inside its own."""

@@ -15,14 +15,14 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-from cluster.client import ApiError, Client
-from cluster.config import Config, ReplicaConfig
-from cluster.schemas import StatusView
-from cluster.schemas import operations as ops
-from cluster.security import TlsError
-from cluster.server.storage import StorageRefused, any_of, first_start_mark, member_note, note_superseded
-from cluster.system import Clock, start_command
-from wal import Incarnation, parse_lineage
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.config import Config, ReplicaConfig
+from forebay.cluster.schemas import StatusView
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.security import TlsError
+from forebay.cluster.server.storage import StorageRefused, any_of, first_start_mark, member_note, note_superseded
+from forebay.cluster.system import Clock, start_command
+from forebay.wal import Incarnation, parse_lineage
 
 LOGGER = logging.getLogger(__name__)
 

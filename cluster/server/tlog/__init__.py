@@ -1,8 +1,8 @@
 """Ledger as a transparency log: its tree, derived beside the commit, signed checkpoints, and proofs."""
 
-from cluster.server.tlog.cosigning import Cosigning, NoAnswer, Witness
-from cluster.server.tlog.counting import TooFar, jobs_concerned, last_recorded, recorded_in, records_between
-from cluster.server.tlog.derive import (
+from forebay.cluster.server.tlog.cosigning import Cosigning, NoAnswer, Witness
+from forebay.cluster.server.tlog.counting import TooFar, jobs_concerned, last_recorded, recorded_in, records_between
+from forebay.cluster.server.tlog.derive import (
     LOG_DIRECTORY,
     LedgerTree,
     NoDisclosureKey,
@@ -11,8 +11,8 @@ from cluster.server.tlog.derive import (
     disclosure_key_of,
     leaf_of_entry,
 )
-from cluster.server.tlog.prove import CountLeaf, history_proven, proof_file, records_proven
-from cluster.server.tlog.publish import (
+from forebay.cluster.server.tlog.prove import CountLeaf, history_proven, proof_file, records_proven
+from forebay.cluster.server.tlog.publish import (
     CHECKPOINT_NAME,
     NOBODY,
     CountedHistories,
@@ -22,7 +22,7 @@ from cluster.server.tlog.publish import (
     Publisher,
     SignedCheckpoint,
 )
-from cluster.server.tlog.signing import (
+from forebay.cluster.server.tlog.signing import (
     SIGNED_NAME,
     SIGNING_DIRECTORY,
     LedgerAltered,

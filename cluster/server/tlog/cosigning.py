@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from cluster.security.proofs import (
+from forebay.cluster.security.proofs import (
     AddCheckpoint,
     Checkpoint,
     NoteError,
@@ -27,7 +27,7 @@ from cluster.security.proofs import (
     parse_size,
     verify_note,
 )
-from cluster.system import Clock
+from forebay.cluster.system import Clock
 
 LOGGER = logging.getLogger(__name__)
 

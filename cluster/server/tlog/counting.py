@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from replica.messages import Batch, HistoriesCounted, jobs_of
-from wal import EntryKind, Ledger, LedgerEntry, decode_batch, kind_of
+from forebay.replica.messages import Batch, HistoriesCounted, jobs_of
+from forebay.wal import EntryKind, Ledger, LedgerEntry, decode_batch, kind_of
 
 RECORDING: Final = "record_histories"
 """Name of the recording command in an entry."""

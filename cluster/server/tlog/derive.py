@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from cluster.security.proofs import (
+from forebay.cluster.security.proofs import (
     HASH_BYTES,
     Leaf,
     Tile,
@@ -34,10 +34,10 @@ from cluster.security.proofs import (
     parse_leaf,
     root_of,
 )
-from cluster.security.proofs.tiles import MAX_TILE_LEVEL, TILE_LEVELS, TILE_WIDTH
-from cluster.system import make_private_directory, replace_private
-from replica.messages import DisclosureKeyDrawn, ReleaseNeeded
-from wal import CodecError, Ledger, LedgerBroken, LedgerEntry, commands_of, decode_batch
+from forebay.cluster.security.proofs.tiles import MAX_TILE_LEVEL, TILE_LEVELS, TILE_WIDTH
+from forebay.cluster.system import make_private_directory, replace_private
+from forebay.replica.messages import DisclosureKeyDrawn, ReleaseNeeded
+from forebay.wal import CodecError, Ledger, LedgerBroken, LedgerEntry, commands_of, decode_batch
 
 LOGGER = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from cluster.security.proofs import (
+from forebay.cluster.security.proofs import (
     Leaf,
     command_path,
     command_salt,
@@ -20,9 +20,9 @@ from cluster.security.proofs import (
     leaf_hash,
     verify_inclusion,
 )
-from cluster.server.tlog.counting import last_recorded
-from cluster.server.tlog.derive import LedgerTree
-from wal import Ledger, LedgerBroken, LedgerEntry, commands_of
+from forebay.cluster.server.tlog.counting import last_recorded
+from forebay.cluster.server.tlog.derive import LedgerTree
+from forebay.wal import Ledger, LedgerBroken, LedgerEntry, commands_of
 
 PROOF_FORMAT: Final = "forebay-proof/1"
 

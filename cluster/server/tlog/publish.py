@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
-from cluster.security.proofs import (
+from forebay.cluster.security.proofs import (
     Checkpoint,
     NoteError,
     Signature,
@@ -28,13 +28,13 @@ from cluster.security.proofs import (
     parse_note,
     verify_note,
 )
-from cluster.security.proofs import write_note as written
-from cluster.server.divergence import Verdict, judge
-from cluster.server.tlog.cosigning import BEFORE_PUBLICATION_S, Cosigning, Submit
-from cluster.server.tlog.signing import LedgerAltered, Signer, SignRefused
-from cluster.system import Clock, make_private_directory, replace_private
-from cluster.system.eventloop import Background
-from replica.messages import RecordHistories
+from forebay.cluster.security.proofs import write_note as written
+from forebay.cluster.server.divergence import Verdict, judge
+from forebay.cluster.server.tlog.cosigning import BEFORE_PUBLICATION_S, Cosigning, Submit
+from forebay.cluster.server.tlog.signing import LedgerAltered, Signer, SignRefused
+from forebay.cluster.system import Clock, make_private_directory, replace_private
+from forebay.cluster.system.eventloop import Background
+from forebay.replica.messages import RecordHistories
 
 LOGGER = logging.getLogger(__name__)
 

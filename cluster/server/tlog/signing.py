@@ -16,7 +16,7 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cluster.security.proofs import (
+from forebay.cluster.security.proofs import (
     Checkpoint,
     NoteError,
     Signature,
@@ -27,9 +27,9 @@ from cluster.security.proofs import (
     verify_note,
     write_note,
 )
-from cluster.server.storage import StorageRefused
-from cluster.system import replace_private
-from wal import FIRST_INCARNATION, Incarnation, Member, lineage_of, parse_lineage
+from forebay.cluster.server.storage import StorageRefused
+from forebay.cluster.system import replace_private
+from forebay.wal import FIRST_INCARNATION, Incarnation, Member, lineage_of, parse_lineage
 
 SIGNING_DIRECTORY: Final = "signing"
 """Directory of a replica's key and last signature, inside its own. It cannot be rebuilt."""

@@ -1,3 +1,3 @@
 """Counters of one replica for Prometheus, which start anew with each process."""
 
-from cluster.server.totals.jobs import Durations, JobTotals, TransferTotals
+from forebay.cluster.server.totals.jobs import Durations, JobTotals, TransferTotals

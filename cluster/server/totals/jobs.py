@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any, Final
 
-from cluster.server.applied_log import Transition
-from replica.messages import TransferRecorded, events, job_of
-from replica.model import ENDED, BufferState, Job, Stage
-from replica.state import State
-from replica.values import MICROSECONDS_PER_SECOND, NEVER, POOLS_MAX, Instant
+from forebay.cluster.server.applied_log import Transition
+from forebay.replica.messages import TransferRecorded, events, job_of
+from forebay.replica.model import ENDED, BufferState, Job, Stage
+from forebay.replica.state import State
+from forebay.replica.values import MICROSECONDS_PER_SECOND, NEVER, POOLS_MAX, Instant
 
 BOUNDS_S: Final = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1_800, 3_600, 10_800, 43_200, 86_400)
 """Upper bounds of the buckets, seconds: from immediate to a day."""

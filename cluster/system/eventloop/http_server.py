@@ -24,7 +24,7 @@ from aiohttp.http_exceptions import (
 )
 from aiohttp.web_protocol import RequestHandler
 
-from cluster.system.log_rate_limiter import LogRateLimiter
+from forebay.cluster.system.log_rate_limiter import LogRateLimiter
 
 _KINDS: Final = {
     BadHttpMethod: "its method is not valid",

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from cluster.system import Address
+from forebay.cluster.system import Address
 
 READ_BYTES_MAX: Final = 64 * 1024
 """Maximum size of one read: four TLS records, or some hundred commands."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
-from cluster.system import Clock
+from forebay.cluster.system import Clock
 
 KEPT_S: Final = 60.0
 """Validity of an answer, seconds: an account removed from a group loses access a minute later."""

@@ -11,8 +11,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from cluster.system import Clock, uid_of
-from cluster.system.eventloop.name_service import Lookups
+from forebay.cluster.system import Clock, uid_of
+from forebay.cluster.system.eventloop.name_service import Lookups
 
 LOGGER = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from cluster.system.service_manager import ALIVE, tell_manager, watchdog_s
+from forebay.cluster.system.service_manager import ALIVE, tell_manager, watchdog_s
 
 LOOKS_PER_PERIOD: Final = 3
 """Checks within the service manager's timeout, count: one may fail, and one may be late."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import uvloop
 
-from cluster.schemas import operations
+from forebay.cluster.schemas import operations
 from tests.benchmarks.processes import ServerFailed
 from tests.benchmarks.users import slurm
 from tests.benchmarks.users.rows import Found, Row, Say, median, spread

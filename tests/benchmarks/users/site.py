@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.client import Client
-from cluster.schemas import SubmitRequest, operations
+from forebay.cluster.client import Client
+from forebay.cluster.schemas import SubmitRequest, operations
 from tests.account import KNOWN
 from tests.benchmarks.forebay import START_WAIT_S
 from tests.benchmarks.pipelined import ChannelCluster

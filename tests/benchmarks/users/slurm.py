@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from cluster.slurm.checks import PLUGIN_PLACES, POLL_INTERVAL_S
+from forebay.cluster.slurm.checks import PLUGIN_PLACES, POLL_INTERVAL_S
 from tests.benchmarks.processes import Members, ServerFailed, end_trees
 from tests.benchmarks.users.site import CPUS, REAPER, USER, Files
 from tests.ports import free_ports

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import uvloop
 
-from cluster.security.tls import TlsFiles, client_context
+from forebay.cluster.security.tls import TlsFiles, client_context
 from tests.benchmarks.load import Window, percentile_ms
 from tests.benchmarks.pipelined import ChannelCluster, EtcdGrpcCluster, Tally
 from tests.benchmarks.processes import ServerFailed

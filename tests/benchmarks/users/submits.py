@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import uvloop
 
-from cluster.schemas.command_ids import new_command_id
-from cluster.schemas.requests import BulkCommand, SubmitCommand
+from forebay.cluster.schemas.command_ids import new_command_id
+from forebay.cluster.schemas.requests import BulkCommand, SubmitCommand
 from tests.benchmarks.load import Measurement, measure
 from tests.benchmarks.pipelined import ChannelCluster
 from tests.benchmarks.users import slurm

@@ -14,17 +14,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent.operation import AgentSettings
-from cluster.agent.replica_choice import AgentClient, ReplicaChoice
-from cluster.agent.runtime.state_directory import StateDirectory
-from cluster.agent.service import Agent
-from cluster.client import Client
-from cluster.config.config import Config
-from cluster.security.identity import Role
-from cluster.security.pki import create_authority, issue
-from cluster.system.clock import SystemClock
-from cluster.system.processes import descendants
-from replica.model.orders import Order
+from forebay.cluster.agent.operation import AgentSettings
+from forebay.cluster.agent.replica_choice import AgentClient, ReplicaChoice
+from forebay.cluster.agent.runtime.state_directory import StateDirectory
+from forebay.cluster.agent.service import Agent
+from forebay.cluster.client import Client
+from forebay.cluster.config.config import Config
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import create_authority, issue
+from forebay.cluster.system.clock import SystemClock
+from forebay.cluster.system.processes import descendants
+from forebay.replica.model.orders import Order
 from tests.account import OWN
 from tests.cluster.agent.double import ControllerDouble
 from tests.ports import free_port
@@ -70,7 +70,7 @@ class Site:
 
     def start_agent(self, before: str = "", *more: str) -> subprocess.Popen[bytes]:
         """Start the agent n1 as a process; `before`: Python that its process runs before it becomes the agent."""
-        words = [sys.executable, "-m", "cluster.agent", "--config", str(self.file), "--name", "n1", *more]
+        words = [sys.executable, "-m", "forebay.cluster.agent", "--config", str(self.file), "--name", "n1", *more]
         if before:
             words = [sys.executable, "-c", f"import os\n{before}\nos.execv({words[0]!r}, {words!r})"]
         log = (self.directory / "agent.log").open("ab")

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from cluster.config.config import Config
-from cluster.schemas.agents import OperationReport, PollRequest, RegisterRequest, ReportsRequest
-from cluster.schemas.jobs import (
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas.agents import OperationReport, PollRequest, RegisterRequest, ReportsRequest
+from forebay.cluster.schemas.jobs import (
     ErrorAnswer,
     ErrorView,
     FilesystemsAnswer,
@@ -21,8 +21,8 @@ from cluster.schemas.jobs import (
     ReportResult,
     ReportsAnswer,
 )
-from cluster.security.tls import server_context
-from replica.messages.commands import (
+from forebay.cluster.security.tls import server_context
+from forebay.replica.messages.commands import (
     OperationDone,
     OperationFailed,
     PersistentChanged,
@@ -30,7 +30,7 @@ from replica.messages.commands import (
     ScriptStarted,
     TransferProgressed,
 )
-from replica.model.orders import Order
+from forebay.replica.model.orders import Order
 
 DEADLINE_S = 300.0
 """Seconds after which a test that waits for something says what it got instead."""

@@ -11,15 +11,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent.service import EXIT_REPLACED
-from cluster.schemas.jobs import ErrorView
-from cluster.security.identity import Role
-from cluster.security.pki import create_authority, issue
-from cluster.system.clock import SystemClock
-from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
-from replica.model.buffers import Transfer, TransferKind
-from replica.model.job_states import JobState
-from replica.model.requests import CreatePersistent, DestroyPersistent
+from forebay.cluster.agent.service import EXIT_REPLACED
+from forebay.cluster.schemas.jobs import ErrorView
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import create_authority, issue
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
+from forebay.replica.model.buffers import Transfer, TransferKind
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.requests import CreatePersistent, DestroyPersistent
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import ControllerDouble, script_of, shown, stands_still
 
@@ -541,8 +541,8 @@ def test_the_log_is_sentences_with_a_job_in_front(site: Site) -> None:
             for job, attempt in ((7, 3), (8, 1), (9, 2)):
                 await controller.result(job, attempt)
             said = shown(site.directory / "agent.log")
-            assert " INFO cluster.agent.activities: job 7: stage_in attempt 3 begins\n" in said
-            assert " INFO cluster.agent.activities: job 7: stage_in attempt 3 done: 1 file, 3 MiB\n" in said
+            assert " INFO forebay.cluster.agent.activities: job 7: stage_in attempt 3 begins\n" in said
+            assert " INFO forebay.cluster.agent.activities: job 7: stage_in attempt 3 done: 1 file, 3 MiB\n" in said
             assert "job 8: stage_in attempt 1 failed: stage_in source=" in said
             assert "does not exist; it is not retried automatically\n" in said
             assert "job 9: run attempt 2 ended: FAILED, exit code 5\n" in said
@@ -652,7 +652,7 @@ def test_the_start_and_the_end_of_a_short_script_ride_in_one_report(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However slow this machine is.
-    monkeypatch.setattr("cluster.agent.runtime.state_directory.START_GATHER_S", 600.0)
+    monkeypatch.setattr("forebay.cluster.agent.runtime.state_directory.START_GATHER_S", 600.0)
 
     async def story() -> None:
         async with site.serving() as controller:
@@ -677,8 +677,8 @@ def test_the_start_of_a_script_that_goes_on_is_reported_by_itself(site: Site) ->
 
 def test_a_poll_is_not_given_up_for_a_transfer_that_is_soon_over(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     # However slow this machine is.
-    monkeypatch.setattr("cluster.agent.service.POLL_WHILE_MOVING_S", 20.0)
-    monkeypatch.setattr("cluster.agent.service.POLL_WAIT_S", 20.0)
+    monkeypatch.setattr("forebay.cluster.agent.service.POLL_WHILE_MOVING_S", 20.0)
+    monkeypatch.setattr("forebay.cluster.agent.service.POLL_WAIT_S", 20.0)
 
     async def story() -> None:
         async with site.serving() as controller:

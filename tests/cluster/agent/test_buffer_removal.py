@@ -13,15 +13,15 @@ from typing import Any, Final
 
 import pytest
 
-from cluster.agent.files.filesystems import mark
-from cluster.agent.processes import UnixAccount, account_for, acting_as
-from cluster.agent.worker import buffer_removal, worker
-from cluster.agent.worker.external_provider import PERSISTENT_CHANGE
-from cluster.agent.worker.task import Outcome, WorkerTask
-from cluster.system import closing, open_directory
-from replica.messages.commands import OperationDone, OperationFailed
-from replica.model.orders import OrderFilesystem
-from replica.model.requests import CreatePersistent, DestroyPersistent, JobOptions
+from forebay.cluster.agent.files.filesystems import mark
+from forebay.cluster.agent.processes import UnixAccount, account_for, acting_as
+from forebay.cluster.agent.worker import buffer_removal, worker
+from forebay.cluster.agent.worker.external_provider import PERSISTENT_CHANGE
+from forebay.cluster.agent.worker.task import Outcome, WorkerTask
+from forebay.cluster.system import closing, open_directory
+from forebay.replica.messages.commands import OperationDone, OperationFailed
+from forebay.replica.model.orders import OrderFilesystem
+from forebay.replica.model.requests import CreatePersistent, DestroyPersistent, JobOptions
 from tests.cluster.agent.test_operations import Node, shared
 
 __all__ = ["shared"]

@@ -13,22 +13,22 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.files import filesystems
-from cluster.agent.files.filesystems import sync_written
-from cluster.agent.operation import WorkerOperation
-from cluster.agent.processes import ENDED, SYNCED
-from cluster.agent.runtime import buffer_syncs
-from cluster.agent.runtime.buffer_syncs import BufferSync, BufferSyncs
-from cluster.agent.scripts import ScriptOrder, remove_record, supervisor
-from replica.messages.commands import OperationDone, ScriptEnded
-from replica.model.job_states import JobState
-from replica.model.orders import OrderFilesystem
+from forebay.cluster.agent.files import filesystems
+from forebay.cluster.agent.files.filesystems import sync_written
+from forebay.cluster.agent.operation import WorkerOperation
+from forebay.cluster.agent.processes import ENDED, SYNCED
+from forebay.cluster.agent.runtime import buffer_syncs
+from forebay.cluster.agent.runtime.buffer_syncs import BufferSync, BufferSyncs
+from forebay.cluster.agent.scripts import ScriptOrder, remove_record, supervisor
+from forebay.replica.messages.commands import OperationDone, ScriptEnded
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.orders import OrderFilesystem
 from tests.cluster.agent.double import script_of
 from tests.cluster.agent.test_operations import Node, node
 
 __all__ = ["node"]
 
-WORKER, SUPERVISOR = "cluster.agent.worker.worker", "cluster.agent.scripts.supervisor"
+WORKER, SUPERVISOR = "forebay.cluster.agent.worker.worker", "forebay.cluster.agent.scripts.supervisor"
 IN_TIME_S = 10.0
 
 

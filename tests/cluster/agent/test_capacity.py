@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.capacity_watch import rest_s
-from cluster.agent.limits import WATCH_REST_TIMES, WATCH_S
-from cluster.agent.worker import UsageReply, UsageRequest, buffer_usage
-from cluster.agent.worker.buffer_usage import (
+from forebay.cluster.agent.capacity_watch import rest_s
+from forebay.cluster.agent.limits import WATCH_REST_TIMES, WATCH_S
+from forebay.cluster.agent.worker import UsageReply, UsageRequest, buffer_usage
+from forebay.cluster.agent.worker.buffer_usage import (
     PREALLOCATED_BYTES,
     PREALLOCATED_TIMES,
     SLICE,
@@ -29,8 +29,8 @@ from cluster.agent.worker.buffer_usage import (
     inodes_of,
     measure,
 )
-from replica.messages.commands import OperationDone, ScriptEnded
-from replica.model.job_states import JobState
+from forebay.replica.messages.commands import OperationDone, ScriptEnded
+from forebay.replica.model.job_states import JobState
 from tests.cluster.agent.conftest import Site
 from tests.faults.attacks.jobs import ENDLESS, WRITES
 
@@ -108,7 +108,7 @@ def test_a_buffer_with_many_files_keeps_no_other_waiting_to_be_counted(tmp_path:
         (many / str(number)).touch()
     (few / "x").touch()
     process = subprocess.Popen(
-        [sys.executable, "-m", "cluster.agent.worker.usage_counter", str(os.getpid())],
+        [sys.executable, "-m", "forebay.cluster.agent.worker.usage_counter", str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=ROOT,
@@ -132,7 +132,7 @@ def test_a_buffer_with_many_files_keeps_no_other_waiting_to_be_counted(tmp_path:
 def test_a_buffer_that_cannot_be_counted_costs_the_others_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     process = subprocess.run(
-        [sys.executable, "-m", "cluster.agent.worker.usage_counter", str(os.getpid())],
+        [sys.executable, "-m", "forebay.cluster.agent.worker.usage_counter", str(os.getpid())],
         input=b"".join(
             msgspec.json.encode(UsageRequest(number, UsageQuery(path=str(path), most_bytes=1, most_inodes=1))) + b"\n"
             for number, path in enumerate((tmp_path / "file", tmp_path))

@@ -14,13 +14,13 @@ from typing import Final
 import msgspec
 import pytest
 
-from cluster.agent.transfer import fence, helpers, record_paths
-from cluster.agent.transfer.progress import SharedCounters
-from cluster.agent.transfer.rate_limit import TransferControl
-from cluster.agent.worker import staging, worker
-from cluster.agent.worker.task import WorkerTask
-from replica.model.buffers import Transfer, TransferKind
-from replica.model.orders import Order
+from forebay.cluster.agent.transfer import fence, helpers, record_paths
+from forebay.cluster.agent.transfer.progress import SharedCounters
+from forebay.cluster.agent.transfer.rate_limit import TransferControl
+from forebay.cluster.agent.worker import staging, worker
+from forebay.cluster.agent.worker.task import WorkerTask
+from forebay.replica.model.buffers import Transfer, TransferKind
+from forebay.replica.model.orders import Order
 
 MODULES: Final = {str(module.__file__) for module in (staging, fence, record_paths, helpers)}
 

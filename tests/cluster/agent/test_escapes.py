@@ -16,8 +16,8 @@ from typing import Final
 import msgspec
 import pytest
 
-from cluster.agent.limits import SUPERVISOR_LAUNCHES_MAX
-from cluster.agent.processes import (
+from forebay.cluster.agent.limits import SUPERVISOR_LAUNCHES_MAX
+from forebay.cluster.agent.processes import (
     AUTO,
     Cgroup,
     CgroupName,
@@ -29,15 +29,15 @@ from cluster.agent.processes import (
     fork,
     open_tree,
 )
-from cluster.agent.processes.environment import account_for
-from cluster.agent.runtime import StateDirectory
-from cluster.agent.scripts.record import ScriptOrder, create_record
-from cluster.agent.service import NOT_PROMISED
-from cluster.system import boot_id, open_directory
-from cluster.system import closing as os_closing
-from replica.messages.commands import OperationDone, ScriptEnded
-from replica.model.job_states import JobState
-from replica.model.orders import SpecialTransfers
+from forebay.cluster.agent.processes.environment import account_for
+from forebay.cluster.agent.runtime import StateDirectory
+from forebay.cluster.agent.scripts.record import ScriptOrder, create_record
+from forebay.cluster.agent.service import NOT_PROMISED
+from forebay.cluster.system import boot_id, open_directory
+from forebay.cluster.system import closing as os_closing
+from forebay.replica.messages.commands import OperationDone, ScriptEnded
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.orders import SpecialTransfers
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import ControllerDouble, stands_still
 from tests.faults import escape
@@ -404,7 +404,7 @@ def test_a_worker_is_in_its_cgroup_before_it_does_anything(tree: CgroupTree, sit
     os.write(asked, b"no work\n")
     with closing(tree.script(7, 1)) as cgroup:
         worker = server.spawn(
-            "cluster.agent.worker.worker",
+            "forebay.cluster.agent.worker.worker",
             (),
             descriptors=(),
             stdin=asks,

@@ -11,13 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from cluster.system.processes import all_pids, environment_variables, start_time
-from replica.messages.commands import OperationDone, OperationFailed, PersistentChanged, ScriptEnded, ScriptStarted
-from replica.model.buffers import Access
-from replica.model.job_states import JobState
-from replica.model.orders import Order
-from replica.model.provider import Provision
-from replica.model.requests import CreatePersistent, DestroyPersistent
+from forebay.cluster.system.processes import all_pids, environment_variables, start_time
+from forebay.replica.messages.commands import (
+    OperationDone,
+    OperationFailed,
+    PersistentChanged,
+    ScriptEnded,
+    ScriptStarted,
+)
+from forebay.replica.model.buffers import Access
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.orders import Order
+from forebay.replica.model.provider import Provision
+from forebay.replica.model.requests import CreatePersistent, DestroyPersistent
 from tests.account import KNOWN, UNKNOWN
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import script_of, shown
@@ -342,7 +348,7 @@ def test_what_a_script_says_is_in_the_agents_log_with_its_job_and_cannot_forge_a
             await controller.order(external_provider.order(1, "stage_in"))
             assert await controller.result(7, 1) == OperationFailed("no\n1970-01-01 INFO forged", False, "setup")
             said = shown(external_provider.site.directory / "agent.log")
-            assert " INFO cluster.providers.commands: job 7: slurm_bb_setup: info: hello\n" in said
+            assert " INFO forebay.cluster.providers.commands: job 7: slurm_bb_setup: info: hello\n" in said
             assert "failed: no\\n1970-01-01 INFO forged\n" in said and "\n1970" not in said
 
     asyncio.run(story())

@@ -4,11 +4,11 @@ import errno
 
 import pytest
 
-from cluster.agent.files.paths import PathRefused
-from cluster.agent.files.removal import RemovalFailed
-from cluster.agent.processes.environment import AccountRefused
-from cluster.agent.transfer.errors import ReadBackFailed, TransferFailed
-from cluster.agent.worker.worker import is_final
+from forebay.cluster.agent.files.paths import PathRefused
+from forebay.cluster.agent.files.removal import RemovalFailed
+from forebay.cluster.agent.processes.environment import AccountRefused
+from forebay.cluster.agent.transfer.errors import ReadBackFailed, TransferFailed
+from forebay.cluster.agent.worker.worker import is_final
 
 GOES_AWAY = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EINTR, errno.ESTALE, errno.EBUSY)
 STAYS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP, errno.EROFS)

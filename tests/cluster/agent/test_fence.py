@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.transfer import fence
-from cluster.agent.transfer.fence import Claimant, FenceFailed, WriterFenced, claim, sweep, tidy
+from forebay.cluster.agent.transfer import fence
+from forebay.cluster.agent.transfer.fence import Claimant, FenceFailed, WriterFenced, claim, sweep, tidy
 
 A, B = "a" * 32, "b" * 32
 

@@ -17,14 +17,14 @@ from typing import IO
 import msgspec
 import pytest
 
-from cluster.agent.files.filesystems import MARK, FilesystemRefused, identity_at, mark, open_records
-from cluster.schemas.jobs import FilesystemView
-from cluster.system.descriptors import closing
-from replica.messages.commands import OperationDone, OperationFailed
-from replica.model.buffers import Transfer, TransferKind
-from replica.model.orders import Order, OrderFilesystem, SpecialTransfers
-from replica.model.requests import CreatePersistent, DestroyPersistent
-from replica.model.transfers import TransferChoice, TransferRules
+from forebay.cluster.agent.files.filesystems import MARK, FilesystemRefused, identity_at, mark, open_records
+from forebay.cluster.schemas.jobs import FilesystemView
+from forebay.cluster.system.descriptors import closing
+from forebay.replica.messages.commands import OperationDone, OperationFailed
+from forebay.replica.model.buffers import Transfer, TransferKind
+from forebay.replica.model.orders import Order, OrderFilesystem, SpecialTransfers
+from forebay.replica.model.requests import CreatePersistent, DestroyPersistent
+from forebay.replica.model.transfers import TransferChoice, TransferRules
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import ControllerDouble
 from tests.cluster.harness import until

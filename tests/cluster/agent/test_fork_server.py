@@ -16,14 +16,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent.processes import OPERATION_VARIABLE, ChildProcess, ForkServer, forking, job_processes
-from cluster.agent.worker import Usage, UsageQuery, UsageReply, UsageRequest
-from cluster.system import fields_of
-from replica.messages import ScriptEnded, ScriptStarted
-from replica.model import JobState
+from forebay.cluster.agent.processes import OPERATION_VARIABLE, ChildProcess, ForkServer, forking, job_processes
+from forebay.cluster.agent.worker import Usage, UsageQuery, UsageReply, UsageRequest
+from forebay.cluster.system import fields_of
+from forebay.replica.messages import ScriptEnded, ScriptStarted
+from forebay.replica.model import JobState
 from tests.cluster.agent.conftest import Site
 
-COUNTER = "cluster.agent.worker.usage_counter"
+COUNTER = "forebay.cluster.agent.worker.usage_counter"
 """A process that lives for as long as something may be asked of it, and ends with code 0."""
 
 
@@ -215,7 +215,7 @@ def test_a_fork_server_keeps_nothing_that_it_passed_on(server: ForkServer, tmp_p
     os.write(work, secret)
     nothing = os.open(os.devnull, os.O_RDWR)
     process = server.spawn(
-        "cluster.agent.worker.worker",
+        "forebay.cluster.agent.worker.worker",
         (),
         descriptors=(work,),
         stdin=work,
@@ -241,8 +241,8 @@ def test_a_fork_server_keeps_nothing_that_it_passed_on(server: ForkServer, tmp_p
 
 def test_a_fork_server_dies_with_its_agent() -> None:
     told = (
-        "import sys; from cluster.agent.processes import ForkServer; s = ForkServer(); s.start(); s.await_ready();"
-        "print(s.pid, flush=True); sys.stdin.read()"
+        "import sys; from forebay.cluster.agent.processes import ForkServer; s = ForkServer(); s.start(); "
+        "s.await_ready(); print(s.pid, flush=True); sys.stdin.read()"
     )
     agent = subprocess.Popen(
         [sys.executable, "-c", told],
@@ -263,7 +263,7 @@ def test_a_fork_server_dies_with_its_agent() -> None:
 def test_a_fork_server_whose_agent_read_nothing_ends_without_a_word() -> None:
     agent, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server = subprocess.Popen(
-        [sys.executable, "-m", "cluster.agent.fork_server", str(channel.fileno()), str(os.getpid()), "-" * 200],
+        [sys.executable, "-m", "forebay.cluster.agent.fork_server", str(channel.fileno()), str(os.getpid()), "-" * 200],
         cwd=job_processes._TREE,
         env={**os.environ, OPERATION_VARIABLE: "-" * 200},
         pass_fds=(channel.fileno(),),

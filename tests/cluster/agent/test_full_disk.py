@@ -16,24 +16,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent.files import durable
-from cluster.agent.files.durable import ReserveFiles, read_bounded, reserve, write_durably
-from cluster.agent.limits import DISK_FULL_WARNING_S, RESERVE_BYTES, RESERVE_FILES
-from cluster.agent.operation import AgentSettings, WorkerOperation
-from cluster.agent.runtime.state_directory import DiskFullRetry, ReportOutbox, RetryAbandoned, StateDirectory
-from cluster.agent.script_run import ScriptRun
-from cluster.agent.scripts.record import ScriptRecord
-from cluster.agent.scripts.supervisor import retry_write
-from cluster.agent.service import Agent
-from cluster.schemas.agents import OperationReport, PollRequest, RegisterRequest, ReportsRequest
-from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
-from cluster.system.clock import SystemClock
-from cluster.system.descriptors import open_directory
-from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
-from replica.model.buffers import Transfer, TransferKind
-from replica.model.job_states import JobState
-from replica.model.orders import Order
-from replica.values.limits import MESSAGE_CHARACTERS_MAX
+from forebay.cluster.agent.files import durable
+from forebay.cluster.agent.files.durable import ReserveFiles, read_bounded, reserve, write_durably
+from forebay.cluster.agent.limits import DISK_FULL_WARNING_S, RESERVE_BYTES, RESERVE_FILES
+from forebay.cluster.agent.operation import AgentSettings, WorkerOperation
+from forebay.cluster.agent.runtime.state_directory import DiskFullRetry, ReportOutbox, RetryAbandoned, StateDirectory
+from forebay.cluster.agent.script_run import ScriptRun
+from forebay.cluster.agent.scripts.record import ScriptRecord
+from forebay.cluster.agent.scripts.supervisor import retry_write
+from forebay.cluster.agent.service import Agent
+from forebay.cluster.schemas.agents import OperationReport, PollRequest, RegisterRequest, ReportsRequest
+from forebay.cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from forebay.cluster.system.clock import SystemClock
+from forebay.cluster.system.descriptors import open_directory
+from forebay.replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
+from forebay.replica.model.buffers import Transfer, TransferKind
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.orders import Order
+from forebay.replica.values.limits import MESSAGE_CHARACTERS_MAX
 from tests.clocks import ManualClock
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import script_of, shown
@@ -171,8 +171,8 @@ def test_who_waits_for_room_says_so_once_a_minute_and_goes_on_when_there_is_some
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return "done"
 
-    monkeypatch.setattr("cluster.agent.runtime.state_directory.DISK_FULL_RETRY_S_MAX", 0.001)
-    monkeypatch.setattr("cluster.agent.runtime.state_directory.DISK_FULL_RETRY_S", 0.001)
+    monkeypatch.setattr("forebay.cluster.agent.runtime.state_directory.DISK_FULL_RETRY_S_MAX", 0.001)
+    monkeypatch.setattr("forebay.cluster.agent.runtime.state_directory.DISK_FULL_RETRY_S", 0.001)
     assert asyncio.run(room.keep_trying("a result", act, asyncio.Event())) == "done"
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warnings == ["/n1: No space left on device: a result waits for space; free some, nothing is lost"] * 3
@@ -373,7 +373,7 @@ def blocked() -> Iterator[None]:
 def test_a_supervisor_writes_its_status_however_long_that_takes_and_whoever_wants_it_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cluster.agent.scripts.supervisor.DISK_FULL_RETRY_S_MAX", 0.001)
+    monkeypatch.setattr("forebay.cluster.agent.scripts.supervisor.DISK_FULL_RETRY_S_MAX", 0.001)
     tries: list[str] = []
 
     def write() -> None:

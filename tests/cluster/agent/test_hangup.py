@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.processes.job_processes import spawn
-from cluster.system.processes import descendants
-from replica.messages.commands import ScriptEnded, ScriptStarted
-from replica.model.job_states import JobState
+from forebay.cluster.agent.processes.job_processes import spawn
+from forebay.cluster.system.processes import descendants
+from forebay.replica.messages.commands import ScriptEnded, ScriptStarted
+from forebay.replica.model.job_states import JobState
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import script_of
 
@@ -55,9 +55,9 @@ def test_a_job_completes_although_every_process_of_its_agent_gets_sighup(site: S
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [
-        ("cluster.agent.worker.worker", ()),
-        ("cluster.agent.worker.usage_counter", ("PID",)),
-        ("cluster.providers.worker", ("PID",)),
+        ("forebay.cluster.agent.worker.worker", ()),
+        ("forebay.cluster.agent.worker.usage_counter", ("PID",)),
+        ("forebay.cluster.providers.worker", ("PID",)),
     ],
 )
 def test_a_process_of_an_agent_that_is_started_and_not_forked_ignores_sighup(

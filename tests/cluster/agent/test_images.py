@@ -12,15 +12,15 @@ from typing import Any, Final
 
 import pytest
 
-from cluster.agent.files import capacity, images
-from cluster.agent.files.removal import RemovalFailed
-from cluster.agent.runtime.state_directory import AgentFailed, StateDirectory
-from cluster.agent.worker.buffer_usage import blocks_of
-from cluster.system import closing, names_in, open_directory
-from replica.messages.commands import OperationDone, ScriptEnded
-from replica.model.buffers import Transfer, TransferKind
-from replica.model.job_states import JobState
-from replica.model.requests import CreatePersistent, DestroyPersistent
+from forebay.cluster.agent.files import capacity, images
+from forebay.cluster.agent.files.removal import RemovalFailed
+from forebay.cluster.agent.runtime.state_directory import AgentFailed, StateDirectory
+from forebay.cluster.agent.worker.buffer_usage import blocks_of
+from forebay.cluster.system import closing, names_in, open_directory
+from forebay.replica.messages.commands import OperationDone, ScriptEnded
+from forebay.replica.model.buffers import Transfer, TransferKind
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.requests import CreatePersistent, DestroyPersistent
 from tests.cluster.agent.conftest import Site
 
 MIB = 1024**2

@@ -14,11 +14,11 @@ from typing import Final
 
 import pytest
 
-from cluster.config.config import Config
-from cluster.system import CAPABILITIES, LIMITS, UNLIMITED, JobProcess, job_process
-from replica.messages.commands import OperationDone, ScriptEnded
-from replica.model.job_states import JobState
-from replica.model.orders import SpecialTransfers
+from forebay.cluster.config.config import Config
+from forebay.cluster.system import CAPABILITIES, LIMITS, UNLIMITED, JobProcess, job_process
+from forebay.replica.messages.commands import OperationDone, ScriptEnded
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.orders import SpecialTransfers
 from tests.cluster.agent.conftest import Site
 
 NAMES: Final = {

@@ -9,16 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent.files.paths import PathRefused, identity_of
-from cluster.agent.worker.items import LIST_LINES_MAX, read_list
-from cluster.agent.worker.staging import measure_content
-from cluster.system.descriptors import open_directory
-from cluster.system.processes import all_pids, environment_variables
-from replica.messages.commands import OperationDone, OperationFailed
-from replica.model.buffers import Transfer, TransferKind
-from replica.model.orders import Order, SpecialTransfers
-from replica.model.requests import CreatePersistent, ListTransfer
-from replica.model.transfers import TransferChoice, TransferRules
+from forebay.cluster.agent.files.paths import PathRefused, identity_of
+from forebay.cluster.agent.worker.items import LIST_LINES_MAX, read_list
+from forebay.cluster.agent.worker.staging import measure_content
+from forebay.cluster.system.descriptors import open_directory
+from forebay.cluster.system.processes import all_pids, environment_variables
+from forebay.replica.messages.commands import OperationDone, OperationFailed
+from forebay.replica.model.buffers import Transfer, TransferKind
+from forebay.replica.model.orders import Order, SpecialTransfers
+from forebay.replica.model.requests import CreatePersistent, ListTransfer
+from forebay.replica.model.transfers import TransferChoice, TransferRules
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import ControllerDouble
 

@@ -19,26 +19,26 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.agent.files.filesystems import mark
-from cluster.agent.operation import AgentSettings, WorkerOperation
-from cluster.agent.processes import ChildProcess
-from cluster.agent.processes.environment import Mode
-from cluster.agent.runtime.state_directory import StateDirectory
-from cluster.agent.runtime.worker_watchdog import Handle
-from cluster.agent.script_run import ScriptRun
-from cluster.agent.scripts.record import RESUME, SUSPEND, ScriptRecord
-from cluster.agent.service import Agent
-from cluster.agent.worker.task import Outcome
-from cluster.providers import Local
-from cluster.schemas.agents import OperationReport, PollRequest, RegisterRequest, ReportsRequest
-from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
-from cluster.system.clock import SystemClock
-from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
-from replica.model.buffers import Transfer, TransferKind
-from replica.model.job_states import JobState
-from replica.model.orders import Order, OrderFilesystem, SpecialTransfers
-from replica.model.requests import CreatePersistent, DestroyPersistent, JobOptions
-from replica.model.transfers import TransferChoice, TransferRules
+from forebay.cluster.agent.files.filesystems import mark
+from forebay.cluster.agent.operation import AgentSettings, WorkerOperation
+from forebay.cluster.agent.processes import ChildProcess
+from forebay.cluster.agent.processes.environment import Mode
+from forebay.cluster.agent.runtime.state_directory import StateDirectory
+from forebay.cluster.agent.runtime.worker_watchdog import Handle
+from forebay.cluster.agent.script_run import ScriptRun
+from forebay.cluster.agent.scripts.record import RESUME, SUSPEND, ScriptRecord
+from forebay.cluster.agent.service import Agent
+from forebay.cluster.agent.worker.task import Outcome
+from forebay.cluster.providers import Local
+from forebay.cluster.schemas.agents import OperationReport, PollRequest, RegisterRequest, ReportsRequest
+from forebay.cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
+from forebay.replica.model.buffers import Transfer, TransferKind
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.orders import Order, OrderFilesystem, SpecialTransfers
+from forebay.replica.model.requests import CreatePersistent, DestroyPersistent, JobOptions
+from forebay.replica.model.transfers import TransferChoice, TransferRules
 from tests.cluster.agent.double import script_of, shown
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
@@ -596,7 +596,7 @@ def test_a_stage_out_that_names_nothing_needs_no_process(node: Node, monkeypatch
     shutil.rmtree(node.directory / "n1" / "buffers" / "7")
     failed = node.operate("stage_out")
     assert isinstance(failed, OperationFailed) and "is not on this node" in failed.message
-    assert begun == ["cluster.agent.worker.worker"]
+    assert begun == ["forebay.cluster.agent.worker.worker"]
 
 
 class _Supervisor:
@@ -722,7 +722,7 @@ def test_a_script_does_not_start_where_its_buffer_is_gone_and_the_job_is_told_wh
 
 DYING_CHILD = """
 import os, sys
-from cluster.agent.scripts import supervisor
+from forebay.cluster.agent.scripts import supervisor
 
 write = supervisor.ScriptRecord.write
 

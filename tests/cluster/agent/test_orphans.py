@@ -14,16 +14,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent.files.durable import FileRefused
-from cluster.agent.operation import AgentSettings, WorkerOperation
-from cluster.agent.processes.environment import Mode
-from cluster.agent.runtime.state_directory import StateDirectory
-from cluster.agent.worker import orphans
-from cluster.agent.worker.orphans import Orphans, orphan_tag
-from cluster.agent.worker.task import Outcome
-from replica.messages.commands import OperationDone, OperationFailed
-from replica.model.buffers import Transfer, TransferKind
-from replica.model.orders import Order
+from forebay.cluster.agent.files.durable import FileRefused
+from forebay.cluster.agent.operation import AgentSettings, WorkerOperation
+from forebay.cluster.agent.processes.environment import Mode
+from forebay.cluster.agent.runtime.state_directory import StateDirectory
+from forebay.cluster.agent.worker import orphans
+from forebay.cluster.agent.worker.orphans import Orphans, orphan_tag
+from forebay.cluster.agent.worker.task import Outcome
+from forebay.replica.messages.commands import OperationDone, OperationFailed
+from forebay.replica.model.buffers import Transfer, TransferKind
+from forebay.replica.model.orders import Order
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import DEADLINE_S, shown
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.transfer.errors import TransferPaused
-from cluster.agent.transfer.progress import Counters, SharedCounters
-from cluster.agent.transfer.rate_limit import (
+from forebay.cluster.agent.transfer.errors import TransferPaused
+from forebay.cluster.agent.transfer.progress import Counters, SharedCounters
+from forebay.cluster.agent.transfer.rate_limit import (
     BURST_S,
     POLL_S,
     STEP_BYTES_MIN,
@@ -22,7 +22,7 @@ from cluster.agent.transfer.rate_limit import (
     TransferControl,
     TransferStopped,
 )
-from cluster.system.clock import SystemClock
+from forebay.cluster.system.clock import SystemClock
 from tests.clocks import ManualClock
 
 

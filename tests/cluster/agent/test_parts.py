@@ -19,27 +19,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.agent.activities import _is_found_again
-from cluster.agent.files.durable import FileRefused, ReserveFiles, read_bounded, write_durably
-from cluster.agent.files.removal import RemovalFailed, remove_tree
-from cluster.agent.limits import FILE_BYTES_MAX
-from cluster.agent.messages import failure
-from cluster.agent.processes.cgroups import CgroupName
-from cluster.agent.processes.environment import AccountRefused, UnixAccount, account_for, environment_of, output_path
-from cluster.agent.reconcile import CancelScript, EndActivity, ForgetActivity, KnownActivity, StartActivity, plan
-from cluster.agent.runtime import state_directory as outbox_module
-from cluster.agent.runtime.state_directory import AgentFailed, ReportOutbox, StateDirectory
-from cluster.agent.scripts.record import ScriptOrder, create_record
-from cluster.agent.transfer.progress import Rate
-from cluster.schemas.command_ids import instant_of
-from cluster.system.clock import SystemClock
-from cluster.system.descriptors import open_directory
-from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
-from replica.model.job_states import JobState
-from replica.model.orders import Order
-from replica.model.provider import Provision
-from replica.model.requests import ArrayTask, JobOptions
-from replica.values.limits import MESSAGE_CHARACTERS_MAX
+from forebay.cluster.agent.activities import _is_found_again
+from forebay.cluster.agent.files.durable import FileRefused, ReserveFiles, read_bounded, write_durably
+from forebay.cluster.agent.files.removal import RemovalFailed, remove_tree
+from forebay.cluster.agent.limits import FILE_BYTES_MAX
+from forebay.cluster.agent.messages import failure
+from forebay.cluster.agent.processes.cgroups import CgroupName
+from forebay.cluster.agent.processes.environment import (
+    AccountRefused,
+    UnixAccount,
+    account_for,
+    environment_of,
+    output_path,
+)
+from forebay.cluster.agent.reconcile import (
+    CancelScript,
+    EndActivity,
+    ForgetActivity,
+    KnownActivity,
+    StartActivity,
+    plan,
+)
+from forebay.cluster.agent.runtime import state_directory as outbox_module
+from forebay.cluster.agent.runtime.state_directory import AgentFailed, ReportOutbox, StateDirectory
+from forebay.cluster.agent.scripts.record import ScriptOrder, create_record
+from forebay.cluster.agent.transfer.progress import Rate
+from forebay.cluster.schemas.command_ids import instant_of
+from forebay.cluster.system.clock import SystemClock
+from forebay.cluster.system.descriptors import open_directory
+from forebay.replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.orders import Order
+from forebay.replica.model.provider import Provision
+from forebay.replica.model.requests import ArrayTask, JobOptions
+from forebay.replica.values.limits import MESSAGE_CHARACTERS_MAX
 from tests.clocks import ManualClock
 
 
@@ -434,8 +447,8 @@ def test_a_rate_follows_the_counter_and_forgets_a_pause() -> None:
 
 def test_workers_and_supervisors_start_without_the_network_stack() -> None:
     heavy = (
-        "import sys, cluster.agent.worker.worker, cluster.agent.scripts.supervisor;"
-        "print(sorted({'aiohttp', 'asyncio', 'cluster.client'} & set(sys.modules)))"
+        "import sys, forebay.cluster.agent.worker.worker, forebay.cluster.agent.scripts.supervisor;"
+        "print(sorted({'aiohttp', 'asyncio', 'forebay.cluster.client'} & set(sys.modules)))"
     )
     root = Path(__file__).resolve().parents[3]
     assert subprocess.check_output([sys.executable, "-c", heavy], cwd=root, text=True).strip() == "[]"

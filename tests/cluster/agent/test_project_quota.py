@@ -12,12 +12,12 @@ from typing import Final
 
 import pytest
 
-from cluster.agent.files import project_quota
-from cluster.agent.worker.buffer_usage import blocks_of, inodes_of
-from cluster.system import closing, open_directory
-from replica.messages.commands import OperationDone, ScriptEnded
-from replica.model.job_states import JobState
-from replica.model.requests import CreatePersistent, DestroyPersistent
+from forebay.cluster.agent.files import project_quota
+from forebay.cluster.agent.worker.buffer_usage import blocks_of, inodes_of
+from forebay.cluster.system import closing, open_directory
+from forebay.replica.messages.commands import OperationDone, ScriptEnded
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.requests import CreatePersistent, DestroyPersistent
 from tests.cluster.agent.conftest import Site
 
 MIB = 1024**2

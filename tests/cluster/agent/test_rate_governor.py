@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.rate_governor import DEMAND_BYTES_S_MIN, RateClaim, RateGovernor, fill, share_out
-from cluster.agent.transfer.progress import Counters, SharedCounters
-from cluster.agent.transfer.rate_limit import UNLIMITED, TransferControl
-from replica.model.transfers import RateShares
+from forebay.cluster.agent.rate_governor import DEMAND_BYTES_S_MIN, RateClaim, RateGovernor, fill, share_out
+from forebay.cluster.agent.transfer.progress import Counters, SharedCounters
+from forebay.cluster.agent.transfer.rate_limit import UNLIMITED, TransferControl
+from forebay.replica.model.transfers import RateShares
 
 # Bytes per second: what is smaller than any normal number has no tenth digit to be compared.
 amounts = st.one_of(st.floats(0, 1e12, allow_subnormal=False), st.just(math.inf))

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.agent.replica_choice import AWAY_S, SPREAD_S_MAX, AgentClient, ReplicaChoice
-from cluster.client import ApiError
-from cluster.schemas.agents import PollRequest
-from cluster.schemas.jobs import PollAnswer
-from cluster.system.address import Address
-from replica.values.units import Instant
+from forebay.cluster.agent.replica_choice import AWAY_S, SPREAD_S_MAX, AgentClient, ReplicaChoice
+from forebay.cluster.client import ApiError
+from forebay.cluster.schemas.agents import PollRequest
+from forebay.cluster.schemas.jobs import PollAnswer
+from forebay.cluster.system.address import Address
+from forebay.replica.values.units import Instant
 from tests.clocks import ManualClock
 
 NODES = [f"n{number}" for number in range(3_000)]

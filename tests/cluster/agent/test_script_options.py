@@ -5,12 +5,12 @@ import signal
 
 import pytest
 
-from cluster.agent.processes.environment import UnixAccount, environment_of
-from cluster.cli.submission.request import pack_script
-from replica.messages.commands import ScriptEnded
-from replica.model.job_states import JobState
-from replica.model.orders import Order
-from replica.model.requests import JobOptions
+from forebay.cluster.agent.processes.environment import UnixAccount, environment_of
+from forebay.cluster.cli.submission.request import pack_script
+from forebay.replica.messages.commands import ScriptEnded
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.orders import Order
+from forebay.replica.model.requests import JobOptions
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import script_of, shown
 

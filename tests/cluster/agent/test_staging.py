@@ -17,25 +17,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.files.paths import identity_of, inside_target
-from cluster.agent.transfer import plan
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.progress import SharedCounters
-from cluster.agent.transfer.rate_limit import TransferControl
-from cluster.agent.transfer.transfer_state import TransferContext
-from cluster.agent.transfer.workspace import Workspace
-from cluster.agent.worker.items import persistent_of
-from cluster.agent.worker.orphans import orphan_tag
-from cluster.agent.worker.staging import NO_PERSISTENT, TransferRun, claimant_of, stage_in, stage_out
-from cluster.agent.worker.task import WorkerTask
-from cluster.agent.worker.worker import is_final
-from cluster.system.clock import SystemClock
-from cluster.system.descriptors import open_directory
-from replica.messages.commands import OperationDone
-from replica.model.buffers import Transfer, TransferKind
-from replica.model.orders import Order, SpecialTransfers
-from replica.model.stages import Stage
-from replica.model.transfers import DEFAULT_TRANSFER_RULES, LeftOut, TransferChoice, TransferRules
+from forebay.cluster.agent.files.paths import identity_of, inside_target
+from forebay.cluster.agent.transfer import plan
+from forebay.cluster.agent.transfer.errors import TransferFailed
+from forebay.cluster.agent.transfer.progress import SharedCounters
+from forebay.cluster.agent.transfer.rate_limit import TransferControl
+from forebay.cluster.agent.transfer.transfer_state import TransferContext
+from forebay.cluster.agent.transfer.workspace import Workspace
+from forebay.cluster.agent.worker.items import persistent_of
+from forebay.cluster.agent.worker.orphans import orphan_tag
+from forebay.cluster.agent.worker.staging import NO_PERSISTENT, TransferRun, claimant_of, stage_in, stage_out
+from forebay.cluster.agent.worker.task import WorkerTask
+from forebay.cluster.agent.worker.worker import is_final
+from forebay.cluster.system.clock import SystemClock
+from forebay.cluster.system.descriptors import open_directory
+from forebay.replica.messages.commands import OperationDone
+from forebay.replica.model.buffers import Transfer, TransferKind
+from forebay.replica.model.orders import Order, SpecialTransfers
+from forebay.replica.model.stages import Stage
+from forebay.replica.model.transfers import DEFAULT_TRANSFER_RULES, LeftOut, TransferChoice, TransferRules
 from tests.cluster.agent.transfer.harness import Unpaced
 
 STORAGE_ID = "0" * 32
@@ -483,7 +483,7 @@ class Worker:
             agent=os.getpid(),
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cluster.agent.worker.worker"],
+            [sys.executable, "-m", "forebay.cluster.agent.worker.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(self._progress, self._control.descriptor),

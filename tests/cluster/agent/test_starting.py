@@ -6,13 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.processes import job_processes
+from forebay.cluster.agent.processes import job_processes
 
-HEAVY = ("asyncio", "aiohttp", "ssl", "replica.state", "replica.scheduler", "replica.decide", "replica.views")
+HEAVY = (
+    "asyncio",
+    "aiohttp",
+    "ssl",
+    "forebay.replica.state",
+    "forebay.replica.scheduler",
+    "forebay.replica.decide",
+    "forebay.replica.views",
+)
 STARTED = {
-    "cluster.agent.worker.worker": HEAVY,
-    "cluster.agent.scripts.supervisor": (*HEAVY, "cluster.agent.transfer", "cluster.agent.worker", "cluster.providers"),
-    "cluster.providers.worker": HEAVY,
+    "forebay.cluster.agent.worker.worker": HEAVY,
+    "forebay.cluster.agent.scripts.supervisor": (
+        *HEAVY,
+        "forebay.cluster.agent.transfer",
+        "forebay.cluster.agent.worker",
+        "forebay.cluster.providers",
+    ),
+    "forebay.cluster.providers.worker": HEAVY,
 }
 """What each must not load: an event loop, the state and what decides are nobody's business there."""
 

@@ -14,15 +14,15 @@ from typing import Final
 
 import pytest
 
-from cluster.agent.files import capacity, subvolumes
-from cluster.agent.files.removal import remove_removable, remove_tree
-from cluster.agent.processes import acting_as
-from cluster.agent.worker.buffer_usage import UsageQuery, blocks_of, measure
-from cluster.system import closing, names_in, open_directory
-from replica.messages.commands import OperationDone, ScriptEnded
-from replica.model.buffers import Transfer, TransferKind
-from replica.model.job_states import JobState
-from replica.model.requests import CreatePersistent, DestroyPersistent
+from forebay.cluster.agent.files import capacity, subvolumes
+from forebay.cluster.agent.files.removal import remove_removable, remove_tree
+from forebay.cluster.agent.processes import acting_as
+from forebay.cluster.agent.worker.buffer_usage import UsageQuery, blocks_of, measure
+from forebay.cluster.system import closing, names_in, open_directory
+from forebay.replica.messages.commands import OperationDone, ScriptEnded
+from forebay.replica.model.buffers import Transfer, TransferKind
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.requests import CreatePersistent, DestroyPersistent
 from tests.cluster.agent.conftest import Site
 
 MIB = 1024**2

@@ -16,18 +16,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent import operation as operations
-from cluster.agent import rate_loop
-from cluster.agent.activities import Activities
-from cluster.agent.operation import AgentSettings, WorkerOperation
-from cluster.agent.runtime.state_directory import ReportOutbox, StateDirectory
-from cluster.agent.worker.task import Outcome
-from cluster.system.clock import SystemClock
-from replica.messages.commands import OperationDone, OperationFailed, TransferProgressed
-from replica.model.buffers import Transfer, TransferKind
-from replica.model.orders import Order
-from replica.model.stages import Stage
-from replica.model.transfers import RateShares, TransferRules
+from forebay.cluster.agent import operation as operations
+from forebay.cluster.agent import rate_loop
+from forebay.cluster.agent.activities import Activities
+from forebay.cluster.agent.operation import AgentSettings, WorkerOperation
+from forebay.cluster.agent.runtime.state_directory import ReportOutbox, StateDirectory
+from forebay.cluster.agent.worker.task import Outcome
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.messages.commands import OperationDone, OperationFailed, TransferProgressed
+from forebay.replica.model.buffers import Transfer, TransferKind
+from forebay.replica.model.orders import Order
+from forebay.replica.model.stages import Stage
+from forebay.replica.model.transfers import RateShares, TransferRules
 from tests.cluster.agent.conftest import Site
 from tests.cluster.agent.double import DEADLINE_S
 
@@ -439,7 +439,7 @@ def test_a_dead_mount_stops_neither_a_cancel_nor_the_agent_nor_the_jobs_of_other
 def test_when_too_much_hangs_no_more_is_moved_but_teardowns_go_on(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("cluster.agent.activities.HUNG_MAX", 0)
+    monkeypatch.setattr("forebay.cluster.agent.activities.HUNG_MAX", 0)
 
     async def story() -> None:
         clock = SystemClock()

@@ -13,10 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.limits import KILL_WAIT_S, POLLS_PER_STALL, WORKER_GRACE_S
-from cluster.agent.runtime import worker_watchdog
-from cluster.agent.runtime.worker_watchdog import HungWorkers, WorkerEnd, WorkerLimits, kernel_location, supervise
-from cluster.system.processes import start_time
+from forebay.cluster.agent.limits import KILL_WAIT_S, POLLS_PER_STALL, WORKER_GRACE_S
+from forebay.cluster.agent.runtime import worker_watchdog
+from forebay.cluster.agent.runtime.worker_watchdog import (
+    HungWorkers,
+    WorkerEnd,
+    WorkerLimits,
+    kernel_location,
+    supervise,
+)
+from forebay.cluster.system.processes import start_time
 from tests.cluster.agent.double import DEADLINE_S
 
 STUBBORN = (

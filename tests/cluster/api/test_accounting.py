@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cluster.config.config import Config
-from replica.grammar.account_limits import LimitTextError, format_limits, parse_limits
-from replica.model.accounts import Limit, LimitKind
+from forebay.cluster.config.config import Config
+from forebay.replica.grammar.account_limits import LimitTextError, format_limits, parse_limits
+from forebay.replica.model.accounts import Limit, LimitKind
 from tests.cluster.harness import Harness, story
 
 

@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.config.config import Config
-from cluster.consensus.interface import PeerStatus
-from cluster.schemas.agents import OperationProgress
-from cluster.security.identity import Role
-from cluster.security.pki import issue, load_authority
-from cluster.server import liveness as liveness_module
-from cluster.server.liveness import (
+from forebay.cluster.config.config import Config
+from forebay.cluster.consensus.interface import PeerStatus
+from forebay.cluster.schemas.agents import OperationProgress
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import issue, load_authority
+from forebay.cluster.server import liveness as liveness_module
+from forebay.cluster.server.liveness import (
     INATTENTION_S,
     LEADERLESS_S,
     NODE_DOWN_S,
@@ -23,10 +23,10 @@ from cluster.server.liveness import (
     Transfer,
     read_news,
 )
-from cluster.system.clock import SystemClock
-from replica.model.nodes import Node
-from replica.state.state import EMPTY
-from replica.values.units import Instant
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.model.nodes import Node
+from forebay.replica.state.state import EMPTY
+from forebay.replica.values.units import Instant
 from tests.clocks import ManualClock
 from tests.cluster.harness import SCRIPT, Answer, Harness, story, until
 

@@ -5,11 +5,11 @@ from typing import Any, cast
 
 import pytest
 
-from cluster.api.nodes import _check_poll
-from cluster.api.web import Problem
-from cluster.schemas.agents import PollRequest
-from replica.messages import Actor, ActorRole
-from replica.messages import commands as c
+from forebay.cluster.api.nodes import _check_poll
+from forebay.cluster.api.web import Problem
+from forebay.cluster.schemas.agents import PollRequest
+from forebay.replica.messages import Actor, ActorRole
+from forebay.replica.messages import commands as c
 from tests.replica.world import World
 
 MARK = "0123456789abcdef"

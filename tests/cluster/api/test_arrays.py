@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.api.render.reasons import Verdicts
-from cluster.config.config import Config
-from replica.fold.apply import apply_batch
-from replica.state.state import EMPTY
-from replica.views.jobs import verdict_of
+from forebay.cluster.api.render.reasons import Verdicts
+from forebay.cluster.config.config import Config
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.state.state import EMPTY
+from forebay.replica.views.jobs import verdict_of
 from tests.cluster.harness import Harness, story, until
 
 SCRIPT = "#!/bin/sh\n#DW jobdw capacity=10MiB access_mode=striped type=scratch\ntrue\n"
@@ -101,7 +101,7 @@ async def test_an_index_that_cannot_follow_is_made_anew(
 ) -> None:
     async with Harness(config) as harness:
         await ready(harness)
-        monkeypatch.setattr("cluster.api.render.reasons.FOLLOWED_MAX", gap)
+        monkeypatch.setattr("forebay.cluster.api.render.reasons.FOLLOWED_MAX", gap)
         verdicts = Verdicts(harness.controller.applied_log)
         await harness.submit(script=SCRIPT)
         await verdicts.verdicts_of(harness.controller.state, [1], harness.work)

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from cluster.api.web.bodies import BODY_BYTES_MAX
-from cluster.api.web.problems import STATUS_OF
-from cluster.config.config import Config
-from replica.values.errors import RefusalCode
-from replica.values.limits import SCRIPT_BYTES_MAX
+from forebay.cluster.api.web.bodies import BODY_BYTES_MAX
+from forebay.cluster.api.web.problems import STATUS_OF
+from forebay.cluster.config.config import Config
+from forebay.replica.values.errors import RefusalCode
+from forebay.replica.values.limits import SCRIPT_BYTES_MAX
 from tests.cluster.harness import PLAIN, Harness, story
 
 Changes = Callable[[Config], dict[str, Any]]

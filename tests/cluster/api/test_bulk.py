@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.config.config import Config
-from replica.model.jobs import Hold
+from forebay.cluster.config.config import Config
+from forebay.replica.model.jobs import Hold
 from tests.cluster.harness import PLAIN, Harness, story, until
 
 

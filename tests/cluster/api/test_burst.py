@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from cluster.config.config import Config
-from cluster.schemas.burst import BurstAnswer, burst_text
-from replica.model.job_states import JobState
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas.burst import BurstAnswer, burst_text
+from forebay.replica.model.job_states import JobState
 from tests.cluster.harness import Harness, story, until
 
 MIB = 1024**2
@@ -114,7 +114,7 @@ async def test_a_job_is_shown_with_its_users_number_and_what_it_asked_for(config
 
 @story
 async def test_the_mail_of_a_job_leaves_the_replica_that_leads_and_is_settled_in_the_ledger(config: Config) -> None:
-    from cluster.server.mail import Mailer
+    from forebay.cluster.server.mail import Mailer
 
     sent: list[str] = []
     async with Harness(config) as harness:

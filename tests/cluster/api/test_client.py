@@ -1,12 +1,12 @@
 """The client and the server of this project understand each other: every method, against a real replica."""
 
-from cluster.client import Client
-from cluster.config.config import Config
-from cluster.schemas import agents as agent_schemas
-from cluster.schemas import operations as ops
-from cluster.schemas import requests as r
-from cluster.schemas.job_fields import SubmitRequest
-from replica.messages.commands import OperationDone
+from forebay.cluster.client import Client
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas import agents as agent_schemas
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas import requests as r
+from forebay.cluster.schemas.job_fields import SubmitRequest
+from forebay.replica.messages.commands import OperationDone
 from tests.cluster.harness import SCRIPT, Harness, story
 
 

@@ -1,9 +1,9 @@
 """The cluster's time over HTTP: shown, and set back by an operator to what a majority's clocks say."""
 
-from cluster.config.config import Config
-from cluster.schemas.command_ids import new_command_id
-from cluster.system.clock import format_instant
-from replica.values import Instant, seconds
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas.command_ids import new_command_id
+from forebay.cluster.system.clock import format_instant
+from forebay.replica.values import Instant, seconds
 from tests.clocks import ManualClock
 from tests.cluster.harness import Harness, story
 

@@ -6,13 +6,13 @@ import json
 import msgspec
 import pytest
 
-import cluster.server.proposer
-from cluster.config.config import Config
-from cluster.consensus import ClockBounds
-from cluster.schemas.command_ids import new_command_id
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.messages.commands import CONTROLLER, ConfigureSite, Request
-from replica.values.units import Instant
+import forebay.cluster.server.proposer
+from forebay.cluster.config.config import Config
+from forebay.cluster.consensus import ClockBounds
+from forebay.cluster.schemas.command_ids import new_command_id
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.messages.commands import CONTROLLER, ConfigureSite, Request
+from forebay.replica.values.units import Instant
 from tests.clocks import ManualClock
 from tests.cluster.harness import Answer, Harness, story, until
 
@@ -83,7 +83,7 @@ async def test_many_clients_at_once_get_one_job_each(config: Config) -> None:
 async def test_a_full_queue_is_429_with_retry_after_and_nothing_happens(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster.server.proposer, "QUEUE_COMMANDS_MAX", 2)
+    monkeypatch.setattr(forebay.cluster.server.proposer, "QUEUE_COMMANDS_MAX", 2)
     async with Harness(config, automatic=False) as harness:
         commands = [{"type": "submit_job", **harness.job(hold=True)} for _ in range(5)]
         asked = asyncio.create_task(harness.ask("POST", "/v1/commands", {"commands": commands}, who="alice"))
@@ -100,7 +100,7 @@ async def test_a_full_queue_is_429_with_retry_after_and_nothing_happens(
 @story
 async def test_a_single_command_to_a_full_queue_is_429(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Harness(config) as harness:
-        monkeypatch.setattr(cluster.server.proposer, "QUEUE_COMMANDS_MAX", 0)
+        monkeypatch.setattr(forebay.cluster.server.proposer, "QUEUE_COMMANDS_MAX", 0)
         answer = await harness.submit()
         assert (answer.status, answer.code, answer.headers["Retry-After"]) == (429, "queue_full", "1")
         assert not harness.controller.state.jobs
@@ -128,7 +128,7 @@ async def test_loss_of_leadership_is_503_outcome_unknown_and_the_retry_happens_o
 async def test_a_commit_that_does_not_come_is_503_outcome_unknown_in_bounded_time(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.api.service.COMMIT_WAIT_S", 0.05)
+    monkeypatch.setattr("forebay.cluster.api.service.COMMIT_WAIT_S", 0.05)
     async with Harness(config, automatic=False) as harness:
         answer = await harness.submit()
         assert (answer.status, answer.code) == (503, "outcome_unknown")
@@ -172,7 +172,7 @@ async def test_bulk_commands_are_settled_in_order_and_a_refusal_stops_none(confi
 async def test_a_follower_sends_writes_and_current_reads_to_the_leader_and_answers_stale_reads(config: Config) -> None:
     import msgspec
 
-    from cluster.system.address import Address
+    from forebay.cluster.system.address import Address
 
     other = msgspec.structs.replace(config.replicas[0], name="r2", api=Address("127.0.0.2", 7))
     config = msgspec.structs.replace(config, replicas=(*config.replicas, other))

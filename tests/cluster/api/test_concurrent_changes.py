@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cluster.client import Client
-from cluster.schemas import operations as ops
+from forebay.cluster.client import Client
+from forebay.cluster.schemas import operations as ops
 from tests.cluster.harness import Harness, story
 from tests.cluster.test_serve import make
 
@@ -16,7 +16,7 @@ async def test_operators_who_change_different_limits_at_once_lose_none(tmp_path:
     config = make(tmp_path / "site", 1)
     limits = [f"GrpBB:bb/p{number}=1GiB" for number in range(6)]
     async with Harness(config):
-        line = [sys.executable, "-m", "cluster.cli", "--config", str(config.file), "--identity", "operator"]
+        line = [sys.executable, "-m", "forebay.cluster.cli", "--config", str(config.file), "--identity", "operator"]
         words = ("policy", "account", "set", "physics", "--limit")
         ended = await asyncio.gather(
             *(asyncio.to_thread(subprocess.run, [*line, *words, one], capture_output=True) for one in limits)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cluster.config.config import Config
-from replica.messages.events import SiteConfigured
-from replica.state.digest import state_digest
+from forebay.cluster.config.config import Config
+from forebay.replica.messages.events import SiteConfigured
+from forebay.replica.state.digest import state_digest
 from tests.cluster.harness import Answer, Harness, story, until
 
 CONF = "/v1/configuration"

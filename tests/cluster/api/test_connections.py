@@ -9,14 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import cluster.api.web.bodies
-import cluster.api.web.connections
-from cluster.api.web.bodies import AGENT_BODY_BYTES, BODY_BYTES_MAX, SMALL_BODY_BYTES, BodyBudget, BodyQuota, BodyQuotas
-from cluster.api.web.problems import Problem
-from cluster.config.config import Config
-from cluster.schemas.jobs import ErrorAnswer
-from cluster.security.identity import Identity, Role
-from cluster.security.tls import client_context
+import forebay.cluster.api.web.bodies
+import forebay.cluster.api.web.connections
+from forebay.cluster.api.web.bodies import (
+    AGENT_BODY_BYTES,
+    BODY_BYTES_MAX,
+    SMALL_BODY_BYTES,
+    BodyBudget,
+    BodyQuota,
+    BodyQuotas,
+)
+from forebay.cluster.api.web.problems import Problem
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas.jobs import ErrorAnswer
+from forebay.cluster.security.identity import Identity, Role
+from forebay.cluster.security.tls import client_context
 from tests.cluster.harness import Harness, story, until
 from tests.logs import lines_of
 
@@ -51,8 +58,8 @@ async def close(writer: asyncio.StreamWriter) -> None:
 
 @story
 async def test_a_head_that_trickles_in_is_cut(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.api.web.connections.ApiConnection, "head_s_max", 0.2)
-    monkeypatch.setattr("cluster.api.worker.server.SWEEP_PERIOD_S", 0.02)
+    monkeypatch.setattr(forebay.cluster.api.web.connections.ApiConnection, "head_s_max", 0.2)
+    monkeypatch.setattr("forebay.cluster.api.worker.server.SWEEP_PERIOD_S", 0.02)
     async with Harness(config):
         reader, writer = await connect(config)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
@@ -68,8 +75,8 @@ async def test_a_head_that_trickles_in_is_cut(config: Config, monkeypatch: pytes
 
 @story
 async def test_a_connection_that_says_nothing_is_cut(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.api.web.connections.ApiConnection, "rest_s_max", 0.1)
-    monkeypatch.setattr("cluster.api.worker.server.SWEEP_PERIOD_S", 0.02)
+    monkeypatch.setattr(forebay.cluster.api.web.connections.ApiConnection, "rest_s_max", 0.1)
+    monkeypatch.setattr("forebay.cluster.api.worker.server.SWEEP_PERIOD_S", 0.02)
     async with Harness(config):
         reader, writer = await connect(config)
         assert await ended(reader) == b""
@@ -78,7 +85,7 @@ async def test_a_connection_that_says_nothing_is_cut(config: Config, monkeypatch
 
 @story
 async def test_a_body_that_does_not_come_is_answered_408(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.api.web.bodies, "BODY_READ_S", 0.1)
+    monkeypatch.setattr(forebay.cluster.api.web.bodies, "BODY_READ_S", 0.1)
     async with Harness(config) as harness:
         reader, writer = await connect(config)
         writer.write(
@@ -94,8 +101,8 @@ async def test_a_body_that_does_not_come_is_answered_408(config: Config, monkeyp
 async def test_a_body_that_trickles_in_is_cut_however_long_its_sender_goes_on(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster.api.web.bodies, "BODY_READ_S", 0.1)
-    monkeypatch.setattr("cluster.api.worker.server.LINGER_S", 0.1)
+    monkeypatch.setattr(forebay.cluster.api.web.bodies, "BODY_READ_S", 0.1)
+    monkeypatch.setattr("forebay.cluster.api.worker.server.LINGER_S", 0.1)
     async with Harness(config) as harness:
         for path in ("/v1/jobs", "/v1/jobs/1/clear", "/v1/nothing", "/healthz"):  # read, forbidden, unknown, unwanted
             reader, writer = await connect(config)
@@ -252,7 +259,7 @@ async def test_a_body_is_invited_by_who_asks_for_it(config: Config) -> None:
 
 @story
 async def test_more_connections_than_the_bound_are_refused(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.api.web.connections, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(forebay.cluster.api.web.connections, "CONNECTIONS_MAX", 3)
     async with Harness(config) as harness:
         held = [await connect(config) for _ in range(3)]
         assert harness.server._guarded is not None
@@ -270,7 +277,7 @@ async def test_more_connections_than_the_bound_are_refused(config: Config, monke
 async def test_all_users_together_leave_connections_to_operators_and_agents(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster.api.web.connections, "CONNECTIONS_OF_USERS_MAX", 2)
+    monkeypatch.setattr(forebay.cluster.api.web.connections, "CONNECTIONS_OF_USERS_MAX", 2)
     async with Harness(config) as harness:
         for who in ("alice", "bob"):
             assert (await harness.ask("GET", "/healthz", who=who)).status == 200
@@ -285,7 +292,7 @@ async def test_all_users_together_leave_connections_to_operators_and_agents(
 async def test_one_holder_of_a_certificate_cannot_take_all_the_connections(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster.api.web.connections, "CONNECTIONS_PER_IDENTITY_MAX", 2)
+    monkeypatch.setattr(forebay.cluster.api.web.connections, "CONNECTIONS_PER_IDENTITY_MAX", 2)
     async with Harness(config) as harness:
         held = [await connect(config) for _ in range(2)]
         guarded = harness.server._guarded
@@ -334,6 +341,6 @@ async def test_what_is_no_request_gets_the_error_of_all_others_and_one_line_of_t
             writer.write(sent)
             assert await ended(reader)
             await close(writer)
-        said = lines_of(caplog, "cluster.api.worker.server")
+        said = lines_of(caplog, "forebay.cluster.api.worker.server")
         assert len(said) == 1 and said[0].startswith("a request of 127.0.0.1 is rejected: ") and len(said[0]) < 200
         assert (await harness.ask("GET", "/healthz")).status == 200

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.api.render import capacity_controls, pool_view
-from replica.messages import commands as c
-from replica.model.nodes import CAPACITY_CONTROLS
-from replica.model.pools import PoolUnit
+from forebay.cluster.api.render import capacity_controls, pool_view
+from forebay.replica.messages import commands as c
+from forebay.replica.model.nodes import CAPACITY_CONTROLS
+from forebay.replica.model.pools import PoolUnit
 from tests.replica.world import World, agent
 
 

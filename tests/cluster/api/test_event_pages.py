@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cluster.api.render.events import kind_name
-from cluster.config.config import Config
-from replica.messages import EVENTS
+from forebay.cluster.api.render.events import kind_name
+from forebay.cluster.config.config import Config
+from forebay.replica.messages import EVENTS
 from tests.cluster.api.test_agents import register
 from tests.cluster.api.test_history_service_process import configure, jobs_over, purge
 from tests.cluster.harness import PLAIN, Harness, story, until

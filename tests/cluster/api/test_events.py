@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from aiohttp import web
 
-import cluster.api.events
-import cluster.api.worker.server
-from cluster.client.sse import ServerSentEvent, SseParser
-from cluster.config.config import Config
-from cluster.security.tls import client_context
-from snapshots import Image
+import forebay.cluster.api.events
+import forebay.cluster.api.worker.server
+from forebay.cluster.client.sse import ServerSentEvent, SseParser
+from forebay.cluster.config.config import Config
+from forebay.cluster.security.tls import client_context
+from forebay.snapshots import Image
 from tests.cluster.harness import Harness, story, until
 
 
@@ -114,7 +114,7 @@ async def test_only_the_last_event_of_a_revision_carries_its_id(config: Config) 
 async def test_the_client_of_this_project_reads_the_stream(config: Config) -> None:
     from contextlib import aclosing
 
-    from cluster.client import Client
+    from forebay.cluster.client import Client
 
     async with Harness(config) as harness:
         await prepare(harness)
@@ -128,7 +128,7 @@ async def test_the_client_of_this_project_reads_the_stream(config: Config) -> No
 async def test_a_subscriber_that_does_not_read_is_cut_and_told_where_to_resume(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster.api.worker.server, "PART_WRITE_S_MAX", 1.0)
+    monkeypatch.setattr(forebay.cluster.api.worker.server, "PART_WRITE_S_MAX", 1.0)
     async with Harness(config) as harness:
         raw = socket.socket()
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -168,7 +168,7 @@ async def test_a_subscriber_that_does_not_read_is_cut_and_told_where_to_resume(
 
 @story
 async def test_too_many_streams_are_refused(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.api.events, "STREAMS_MAX", 1)
+    monkeypatch.setattr(forebay.cluster.api.events, "STREAMS_MAX", 1)
     async with Harness(config) as harness:
         async with streaming(harness):
             answer = await harness.ask("GET", "/v1/events", who="bob")
@@ -179,8 +179,8 @@ async def test_too_many_streams_are_refused(config: Config, monkeypatch: pytest.
 async def test_one_holder_of_a_certificate_cannot_take_all_the_streams(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster.api.events, "STREAMS_PER_IDENTITY_MAX", 2)
-    monkeypatch.setattr(cluster.api.events, "KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr(forebay.cluster.api.events, "STREAMS_PER_IDENTITY_MAX", 2)
+    monkeypatch.setattr(forebay.cluster.api.events, "KEEP_ALIVE_S", 0.02)
     async with Harness(config) as harness:
         async with streaming(harness):
             async with streaming(harness):
@@ -198,7 +198,7 @@ async def test_one_holder_of_a_certificate_cannot_take_all_the_streams(
 
 
 def test_the_streams_of_one_identity_are_half_of_all_at_most() -> None:
-    assert 2 * cluster.api.events.STREAMS_PER_IDENTITY_MAX <= cluster.api.events.STREAMS_MAX
+    assert 2 * forebay.cluster.api.events.STREAMS_PER_IDENTITY_MAX <= forebay.cluster.api.events.STREAMS_MAX
 
 
 @story
@@ -209,7 +209,7 @@ async def test_a_stream_that_ends_while_it_is_prepared_gives_its_place_back(
     async with Harness(config) as harness:
         prepare_response = web.StreamResponse.prepare
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cluster.api.events, "STREAMS_PER_IDENTITY_MAX", 1)
+            patch.setattr(forebay.cluster.api.events, "STREAMS_PER_IDENTITY_MAX", 1)
 
             async def vanish(response: web.StreamResponse, request: web.BaseRequest) -> Any:
                 if type(response) is not web.StreamResponse:
@@ -269,7 +269,7 @@ async def test_a_subscriber_is_told_at_once_that_a_snapshot_came_in_place_of_its
 async def test_a_snapshot_that_settled_nothing_new_interrupts_no_stream(
     config: Config, monkeypatch: pytest.MonkeyPatch, woken: str
 ) -> None:
-    monkeypatch.setattr(cluster.api.events, "KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr(forebay.cluster.api.events, "KEEP_ALIVE_S", 0.02)
     async with Harness(config) as harness:
         await prepare(harness)
         gate, more = asyncio.Event(), harness.controller.applied_log.more
@@ -295,7 +295,7 @@ async def test_a_snapshot_that_settled_nothing_new_interrupts_no_stream(
 
 @story
 async def test_a_silent_stream_shows_that_it_lives(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster.api.events, "KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr(forebay.cluster.api.events, "KEEP_ALIVE_S", 0.02)
     async with Harness(config) as harness:
         async with streaming(harness) as response:
             assert (await response.content.readline()).startswith(b": revision ")

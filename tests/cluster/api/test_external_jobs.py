@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster.config.config import Config
-from cluster.server import liveness
+from forebay.cluster.config.config import Config
+from forebay.cluster.server import liveness
 from tests.cluster.harness import Answer, Harness, story, until
 
 MOVER = {"instance": "i", "storage_id": "s", "cpus": 0, "filesystems": {"bb": "the-one"}}

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.api.history_service import service as linking
-from cluster.api.history_service.__main__ import HistoryProcess
-from cluster.api.history_service.frames import CancelQuery, QueryFailure, WhyQuery, decode_query, encode
-from cluster.api.history_service.service import HistoryService, HistoryServiceTimeout
-from cluster.schemas import LENGTH
-from replica.values.units import NEVER
+from forebay.cluster.api.history_service import service as linking
+from forebay.cluster.api.history_service.__main__ import HistoryProcess
+from forebay.cluster.api.history_service.frames import CancelQuery, QueryFailure, WhyQuery, decode_query, encode
+from forebay.cluster.api.history_service.service import HistoryService, HistoryServiceTimeout
+from forebay.cluster.schemas import LENGTH
+from forebay.replica.values.units import NEVER
 
 WORDS = "there was no such job"
 
@@ -50,7 +50,7 @@ def answered(questions: list[int], given_up: dict[int, list[int]]) -> list[int]:
 
     follower: Any = SimpleNamespace(ledger=SimpleNamespace(applied_index=9), index=9)
     with ours, its:
-        with patch("cluster.api.history_service.__main__.IndexScrub"):
+        with patch("forebay.cluster.api.history_service.__main__.IndexScrub"):
             process = HistoryProcess(its, follower, None, None, None)  # type: ignore[arg-type]
         asked = process._questions = Asked(meanwhile)  # type: ignore[assignment]
         for number in questions:

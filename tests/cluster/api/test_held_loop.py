@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
-from cluster.config.config import Config
-from cluster.schemas.command_ids import new_command_id
-from cluster.schemas.operations import OPERATIONS
-from cluster.security.tls import client_context
-from cluster.serve import Replica
-from cluster.system import SystemClock
-from replica.model.jobs import Hold
-from replica.values import ARRAY_SIZE_MAX, MICROSECONDS_PER_SECOND, Instant
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas.command_ids import new_command_id
+from forebay.cluster.schemas.operations import OPERATIONS
+from forebay.cluster.security.tls import client_context
+from forebay.cluster.serve import Replica
+from forebay.cluster.system import SystemClock
+from forebay.replica.model.jobs import Hold
+from forebay.replica.values import ARRAY_SIZE_MAX, MICROSECONDS_PER_SECOND, Instant
 from tests.cluster.harness import PATIENCE_S, PLAIN, SCRIPT, Harness, make_cluster, placed, until
 from tests.cluster.loop_watch import LoopWatch
 from tests.cluster.server.test_proposer import submit

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import settings
 from msgspec.structs import replace
 
-from cluster.api.history_service.event_pages import EventPages, JobOwner
-from cluster.api.history_service.follower import Follower
-from cluster.api.history_service.frames import (
+from forebay.cluster.api.history_service.event_pages import EventPages, JobOwner
+from forebay.cluster.api.history_service.follower import Follower
+from forebay.cluster.api.history_service.frames import (
     REJECTED,
     ChangesQuery,
     ChangesReply,
@@ -32,33 +32,33 @@ from cluster.api.history_service.frames import (
     WhyQuery,
     WhyReply,
 )
-from cluster.api.history_service.queries import HistoryQueries
-from cluster.api.render.events import kind_name
-from cluster.api.render.jobs import why_view
-from cluster.api.render.reasons import JobVerdicts
-from cluster.schemas.ledger import DiffAnswer
-from replica.fold.apply import apply_entry
-from replica.messages.entries import Batch
-from replica.messages.events import ExternalJobSetUp, JobSubmitted, concerns_cluster, jobs_of
-from replica.model.job_states import JobState
-from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.scheduling_cycle import verdicts_of
-from replica.state.state import EMPTY, State
-from replica.values.units import NEVER, Instant, Revision
-from replica.values.verdicts import Verdict
-from replica.views.jobs import verdict_of
-from snapshots.finalize import SnapshotName
-from snapshots.image import Image
-from snapshots.store import SnapshotStore
+from forebay.cluster.api.history_service.queries import HistoryQueries
+from forebay.cluster.api.render.events import kind_name
+from forebay.cluster.api.render.jobs import why_view
+from forebay.cluster.api.render.reasons import JobVerdicts
+from forebay.cluster.schemas.ledger import DiffAnswer
+from forebay.replica.fold.apply import apply_entry
+from forebay.replica.messages.entries import Batch
+from forebay.replica.messages.events import ExternalJobSetUp, JobSubmitted, concerns_cluster, jobs_of
+from forebay.replica.model.job_states import JobState
+from forebay.replica.scheduler.index import SchedulingIndex
+from forebay.replica.scheduler.scheduling_cycle import verdicts_of
+from forebay.replica.state.state import EMPTY, State
+from forebay.replica.values.units import NEVER, Instant, Revision
+from forebay.replica.values.verdicts import Verdict
+from forebay.replica.views.jobs import verdict_of
+from forebay.snapshots.finalize import SnapshotName
+from forebay.snapshots.image import Image
+from forebay.snapshots.store import SnapshotStore
+from forebay.wal.codec import NO_OP, decode_batch, encode_batch
+from forebay.wal.environment import Environment
+from forebay.wal.job_index import NOTHING, Hole, IndexPosition, JobIndex, JobIndexBroken, JobIndexRow
+from forebay.wal.journal import Entry, Journal
+from forebay.wal.ledger import Ledger, export_history, fill
 from tests.cluster.audit.ledgers import lived
 from tests.contract.in_memory import records_of
 from tests.replica.test_whole_histories import WholeHistories
 from tests.replica.world import World
-from wal.codec import NO_OP, decode_batch, encode_batch
-from wal.environment import Environment
-from wal.job_index import NOTHING, Hole, IndexPosition, JobIndex, JobIndexBroken, JobIndexRow
-from wal.journal import Entry, Journal
-from wal.ledger import Ledger, export_history, fill
 
 CLUSTER, REPLICA = "0" * 32, "r1"
 
@@ -179,10 +179,10 @@ class Indexed(WholeHistories):
         super().teardown()
         chance = random.Random(len(self.world.ledger))  # a test's, drawn by the history's length
         with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-            patch.setattr("cluster.api.history_service.follower.IMAGE_REVISIONS", 5)
-            patch.setattr("cluster.api.history_service.follower.IMAGES_BYTES_MAX", 8_000)
-            patch.setattr("cluster.api.history_service.follower.JOBS_PER_REVISION", 100)
-            patch.setattr("cluster.api.history_service.queries.JOBS_PER_REVISION", 100)
+            patch.setattr("forebay.cluster.api.history_service.follower.IMAGE_REVISIONS", 5)
+            patch.setattr("forebay.cluster.api.history_service.follower.IMAGES_BYTES_MAX", 8_000)
+            patch.setattr("forebay.cluster.api.history_service.follower.JOBS_PER_REVISION", 100)
+            patch.setattr("forebay.cluster.api.history_service.queries.JOBS_PER_REVISION", 100)
             replica = Replica(Path(directory))
             rest = list(self.world.ledger)
             while rest:
@@ -476,7 +476,7 @@ def test_why_jobs_wait_that_were_submitted_at_once_is_asked_once_for_all(
         asked.append(len(jobs))
         return verdicts_of(index, jobs, at)
 
-    monkeypatch.setattr("cluster.api.history_service.follower.verdicts_of", counted)
+    monkeypatch.setattr("forebay.cluster.api.history_service.follower.verdicts_of", counted)
     world = World({"fast": 100})
     world.submit("capacity=100")
     before = len(world.ledger)
@@ -494,9 +494,9 @@ def test_why_jobs_wait_that_were_submitted_at_once_is_asked_once_for_all(
 def test_states_are_kept_on_the_disk_for_questions_after_a_restart(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.api.history_service.follower.IMAGE_REVISIONS", 3)
-    monkeypatch.setattr("cluster.api.history_service.follower.IMAGES_BYTES_MAX", 8_000)
-    monkeypatch.setattr("cluster.api.history_service.follower.JOBS_PER_REVISION", 100)
+    monkeypatch.setattr("forebay.cluster.api.history_service.follower.IMAGE_REVISIONS", 3)
+    monkeypatch.setattr("forebay.cluster.api.history_service.follower.IMAGES_BYTES_MAX", 8_000)
+    monkeypatch.setattr("forebay.cluster.api.history_service.follower.JOBS_PER_REVISION", 100)
     replica.kill()
     replica.restarted()
     for batch in lived():
@@ -512,8 +512,8 @@ def test_states_are_kept_on_the_disk_for_questions_after_a_restart(
     replica.kill()
     # All before the first of them can no longer be decoded: what is asked about behind it does not read it.
     first = min(SnapshotName.parse(one.name) or SnapshotName(0, 0) for one in states.iterdir()).index
-    monkeypatch.setattr("cluster.api.history_service.queries.decode_batch", not_before(replica, first))
-    monkeypatch.setattr("cluster.api.history_service.follower.decode_batch", not_before(replica, first))
+    monkeypatch.setattr("forebay.cluster.api.history_service.queries.decode_batch", not_before(replica, first))
+    monkeypatch.setattr("forebay.cluster.api.history_service.follower.decode_batch", not_before(replica, first))
     replica.restarted()
     questions = HistoryQueries(replica.follower, float)
     for number, (_, state) in enumerate(replica.settled, start=1):
@@ -530,8 +530,8 @@ def test_states_are_kept_on_the_disk_for_questions_after_a_restart(
 def test_states_are_thinned_out_where_they_take_room_that_the_journal_needs(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.api.history_service.follower.IMAGE_REVISIONS", 3)
-    monkeypatch.setattr("cluster.api.history_service.follower.JOBS_PER_REVISION", 100)
+    monkeypatch.setattr("forebay.cluster.api.history_service.follower.IMAGE_REVISIONS", 3)
+    monkeypatch.setattr("forebay.cluster.api.history_service.follower.JOBS_PER_REVISION", 100)
     states = replica.directory / "index" / "states"
 
     def kept_bytes() -> int:
@@ -544,7 +544,7 @@ def test_states_are_thinned_out_where_they_take_room_that_the_journal_needs(
 
     replica.kill()
     replica.restarted()
-    monkeypatch.setattr("cluster.system.descriptors.os.statvfs", room)
+    monkeypatch.setattr("forebay.cluster.system.descriptors.os.statvfs", room)
     for batch in lived():
         replica.settle([batch])
     replica.check()
@@ -630,8 +630,8 @@ def test_history_that_a_snapshot_replaced_is_a_hole_until_it_is_held_again(tmp_p
 def test_the_states_that_are_kept_are_bounded_and_still_answer_everything(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.api.history_service.follower.POINT_REVISIONS", 1)
-    monkeypatch.setattr("cluster.api.history_service.follower.POINTS_MAX", 8)
+    monkeypatch.setattr("forebay.cluster.api.history_service.follower.POINT_REVISIONS", 1)
+    monkeypatch.setattr("forebay.cluster.api.history_service.follower.POINTS_MAX", 8)
     replica.kill()
     replica.restarted()
     for batch in lived():

@@ -9,16 +9,16 @@ import signal
 
 import pytest
 
-from cluster.api.history_service.service import QUESTIONS_PER_ASKER_MAX
-from cluster.config.config import Config
-from cluster.server.controller import Controller
-from replica.messages.commands import CONTROLLER
-from replica.messages.entries import Batch, Entry
-from replica.messages.events import JobPurged
-from replica.model.job_states import JobState
+from forebay.cluster.api.history_service.service import QUESTIONS_PER_ASKER_MAX
+from forebay.cluster.config.config import Config
+from forebay.cluster.server.controller import Controller
+from forebay.replica.messages.commands import CONTROLLER
+from forebay.replica.messages.entries import Batch, Entry
+from forebay.replica.messages.events import JobPurged
+from forebay.replica.model.job_states import JobState
+from forebay.wal.codec import encode_batch
+from forebay.wal.job_index import JobIndex
 from tests.cluster.harness import PLAIN, Answer, Harness, story, until
-from wal.codec import encode_batch
-from wal.job_index import JobIndex
 
 WHO = ("alice", "bob", "operator")
 
@@ -185,7 +185,7 @@ async def test_who_asks_much_of_the_past_waits_for_himself_and_nobody_waits_for_
     async with Harness(config) as harness:
         await jobs_over(harness, 1)
         await history(harness, 1)
-        monkeypatch.setattr("cluster.api.history_service.service.ANSWER_S", 0.5)
+        monkeypatch.setattr("forebay.cluster.api.history_service.service.ANSWER_S", 0.5)
         os.kill(pid(harness), signal.SIGSTOP)
         try:
             asked = [asyncio.ensure_future(history(harness, 1, "alice")) for _ in range(QUESTIONS_PER_ASKER_MAX + 1)]

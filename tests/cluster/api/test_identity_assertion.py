@@ -16,23 +16,23 @@ import aiohttp
 import msgspec
 import pytest
 
-from cluster.api.web import AccessRules, IdentityAssertions
-from cluster.api.web.connections import network_of
-from cluster.client.access_methods import GatewayAccess, MungeAccess
-from cluster.client.client import Client
-from cluster.client.errors import ApiError
-from cluster.client.gateway.service import CONNECTIONS_PER_ACCOUNT_MAX, Gateway
-from cluster.client.own_account import Credential
-from cluster.config.accounts import AccessTable
-from cluster.config.config import Config
-from cluster.schemas import operations as ops
-from cluster.schemas.operations import OPERATIONS
-from cluster.security.files import NO_CERTIFICATE, TlsFiles
-from cluster.security.identity import Role
-from cluster.security.munge import Munge, MungeError, purpose_of
-from cluster.security.tls import authority_context
-from cluster.system.clock import SystemClock
-from replica.messages import ActorRole
+from forebay.cluster.api.web import AccessRules, IdentityAssertions
+from forebay.cluster.api.web.connections import network_of
+from forebay.cluster.client.access_methods import GatewayAccess, MungeAccess
+from forebay.cluster.client.client import Client
+from forebay.cluster.client.errors import ApiError
+from forebay.cluster.client.gateway.service import CONNECTIONS_PER_ACCOUNT_MAX, Gateway
+from forebay.cluster.client.own_account import Credential
+from forebay.cluster.config.accounts import AccessTable
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.operations import OPERATIONS
+from forebay.cluster.security.files import NO_CERTIFICATE, TlsFiles
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.munge import Munge, MungeError, purpose_of
+from forebay.cluster.security.tls import authority_context
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.messages import ActorRole
 from tests.cluster.api.test_permissions import WHO, target
 from tests.cluster.harness import Harness, story, until
 from tests.logs import lines_of
@@ -278,7 +278,7 @@ async def test_a_client_asks_by_the_gateway_with_and_without_a_loop(config: Conf
         endpoints = harness.config.endpoints
 
         def without() -> int:
-            from cluster.client.calls import finish
+            from forebay.cluster.client.calls import finish
 
             client = Client(endpoints, way, blocking=True)
             held = finish(client.call(ops.SUBMIT_JOB, msgspec.convert(harness.job(), ops.SUBMIT_JOB.request)))
@@ -341,7 +341,7 @@ def test_what_is_no_request_costs_a_gateway_one_line_that_names_the_uid(
                 assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["remedy"]
 
     asyncio.run(run())
-    (said,) = lines_of(caplog, "cluster.client.gateway.service")
+    (said,) = lines_of(caplog, "forebay.cluster.client.gateway.service")
     assert said.startswith("a request of uid 1001 is rejected: ") and len(said) < 200
 
 
@@ -450,7 +450,7 @@ def test_munge_makes_no_operator_unless_the_site_says_so(
 @story
 async def test_who_shows_nothing_and_says_nothing_is_cut(config: Config) -> None:
     """A stranger holds no place for long: he has as little time as his head may take."""
-    from cluster.api.web.connections import STRANGER_S_MAX, ApiConnection
+    from forebay.cluster.api.web.connections import STRANGER_S_MAX, ApiConnection
 
     async with serving(config, munge=True) as harness:
         context = authority_context(harness.config.tls.authority)
@@ -471,7 +471,7 @@ async def test_who_shows_nothing_and_says_nothing_is_cut(config: Config) -> None
 async def test_connections_that_say_nothing_keep_no_other_of_their_address_out(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.api.web.connections.CONNECTIONS_OF_A_STRANGER_MAX", 6)
+    monkeypatch.setattr("forebay.cluster.api.web.connections.CONNECTIONS_OF_A_STRANGER_MAX", 6)
     async with serving(config, munge=True) as harness:
         context = authority_context(harness.config.tls.authority)
         api = harness.config.replica("r1").api

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from cluster.api.history_service import record_counts
-from cluster.api.history_service.frames import RecordsQuery
-from cluster.api.history_service.index_scrub import AGAIN_S, LOOK_S, IndexScrub
-from cluster.api.history_service.queries import HistoryQueries
-from cluster.api.history_service.record_counts import RecordCounts
-from cluster.security.proofs import HistoryCounts
-from replica.messages import HistoriesCounted
-from replica.messages.commands import CONTROLLER
-from replica.messages.entries import Entry as Settled
+from forebay.cluster.api.history_service import record_counts
+from forebay.cluster.api.history_service.frames import RecordsQuery
+from forebay.cluster.api.history_service.index_scrub import AGAIN_S, LOOK_S, IndexScrub
+from forebay.cluster.api.history_service.queries import HistoryQueries
+from forebay.cluster.api.history_service.record_counts import RecordCounts
+from forebay.cluster.security.proofs import HistoryCounts
+from forebay.replica.messages import HistoriesCounted
+from forebay.replica.messages.commands import CONTROLLER
+from forebay.replica.messages.entries import Entry as Settled
+from forebay.wal.job_index import JobIndex, JobIndexBroken, JobIndexRow
 from tests.cluster.api.test_history_service import Replica, follow
 from tests.replica.world import World
-from wal.job_index import JobIndex, JobIndexBroken, JobIndexRow
 
 JOB = 2
 STEPS = 10_000

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.config.config import Config
-from cluster.schemas.jobs import StatusView
-from cluster.server.feature_levels import MemberLevel
-from replica.messages import features
-from replica.messages.features import ReleaseNeeded
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas.jobs import StatusView
+from forebay.cluster.server.feature_levels import MemberLevel
+from forebay.replica.messages import features
+from forebay.replica.messages.features import ReleaseNeeded
+from forebay.wal.configuration import Member, initial
 from tests.cluster.harness import Harness, story, until
 from tests.later_release import later_release
-from wal.configuration import Member, initial
 
 
 @pytest.fixture(autouse=True)

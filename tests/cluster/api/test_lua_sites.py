@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from cluster.agent.worker.external_provider import subject_of
-from cluster.config.config import Config
-from cluster.providers import Provider, Subject
-from replica.model.orders import Order
+from forebay.cluster.agent.worker.external_provider import subject_of
+from forebay.cluster.config.config import Config
+from forebay.cluster.providers import Provider, Subject
+from forebay.replica.model.orders import Order
 from tests.cluster.api.test_agents import poll, register, report
 from tests.cluster.harness import Harness, story
 from tests.cluster.provided import configure, provided

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from cluster.config.config import Config
-from cluster.config.toml import ConfigError
-from cluster.consensus import ChangeRefused, MemberChange
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.toml import ConfigError
+from forebay.cluster.consensus import ChangeRefused, MemberChange
+from forebay.wal.configuration import ChangeKind
 from tests.cluster.harness import Harness, story
-from wal.configuration import ChangeKind
 
 R4 = {"name": "r4", "peer": "127.0.0.1:7404", "api": "127.0.0.1:7414"}
 

@@ -10,10 +10,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from cluster.api.metrics.work import OTHER_REASON, reason_label
-from cluster.config.config import Config
-from cluster.security.certificates import certificate_of
-from replica.values.verdicts import Reason
+from forebay.cluster.api.metrics.work import OTHER_REASON, reason_label
+from forebay.cluster.config.config import Config
+from forebay.cluster.security.certificates import certificate_of
+from forebay.replica.values.verdicts import Reason
 from tests.cluster.api.test_reads import busy
 from tests.cluster.harness import Harness, story
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from cluster.api.web.openapi import document
-from cluster.config.config import Config
-from cluster.schemas.operations import OPERATIONS
+from forebay.cluster.api.web.openapi import document
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas.operations import OPERATIONS
 from tests.cluster.harness import Harness, story
 
 

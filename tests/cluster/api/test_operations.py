@@ -6,10 +6,10 @@ from typing import get_args
 
 import pytest
 
-from cluster.schemas import operations as ops
-from cluster.schemas.operations import OPERATIONS
-from cluster.schemas.requests import BulkCommand
-from replica.messages import commands as c
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.operations import OPERATIONS
+from forebay.cluster.schemas.requests import BulkCommand
+from forebay.replica.messages import commands as c
 
 NAMES = """
     submit_job list_jobs send_commands show_job show_job_history explain_job estimate_job update_job cancel_job hold_job

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.api.history_service.capacity import POINTS_MAX, STEP_US_MAX, Capacity
-from cluster.api.history_service.frames import PoolUseQuery
-from cluster.api.page.labels import (
+from forebay.cluster.api.history_service.capacity import POINTS_MAX, STEP_US_MAX, Capacity
+from forebay.cluster.api.history_service.frames import PoolUseQuery
+from forebay.cluster.api.page.labels import (
     POLICY,
     format_after,
     format_ago,
@@ -24,13 +24,13 @@ from cluster.api.page.labels import (
     pool_chart,
     strip_prefix,
 )
-from cluster.api.page.pages import _PAGES, Pages, RenderedPage
-from cluster.api.statuses import FIRST_WAIT_S, FRESH_S, Statuses
-from cluster.api.watch.attention import _of_job
-from cluster.api.watch.overview import _members
-from cluster.api.web import Problem, bad_request
-from cluster.config.config import Config
-from cluster.schemas import (
+from forebay.cluster.api.page.pages import _PAGES, Pages, RenderedPage
+from forebay.cluster.api.statuses import FIRST_WAIT_S, FRESH_S, Statuses
+from forebay.cluster.api.watch.attention import _of_job
+from forebay.cluster.api.watch.overview import _members
+from forebay.cluster.api.web import Problem, bad_request
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas import (
     ErrorView,
     MemberView,
     NeedView,
@@ -39,13 +39,13 @@ from cluster.schemas import (
     PoolUseView,
     StatusView,
 )
-from cluster.schemas.operations import OPERATIONS
-from cluster.system import parse_instant
-from cluster.system.eventloop.slices import Slices
-from replica.model import Buffer, BufferState, Job, JobState, Pool
-from replica.model.requests import JobRequest
-from replica.state import EMPTY, State
-from replica.values import Instant
+from forebay.cluster.schemas.operations import OPERATIONS
+from forebay.cluster.system import parse_instant
+from forebay.cluster.system.eventloop.slices import Slices
+from forebay.replica.model import Buffer, BufferState, Job, JobState, Pool
+from forebay.replica.model.requests import JobRequest
+from forebay.replica.state import EMPTY, State
+from forebay.replica.values import Instant
 from tests.clocks import ManualClock
 from tests.cluster.harness import PATIENCE_S, PLAIN, Harness, story
 
@@ -61,7 +61,7 @@ async def test_how_far_others_have_come_is_never_an_older_word_of_theirs(monkeyp
     old = msgspec.structs.replace(status, replica="r2", commit_index=5, applied_index=5, revision=4)
     r1 = MemberView(name="r1", peer="h:1", api="h:2", role="leader", reachable=True, commit_index=20, lag_entries=0)
     r2 = MemberView(name="r2", peer="h:3", api="h:4", role="follower", reachable=True, lag_entries=0)
-    monkeypatch.setattr("cluster.api.watch.overview.members_of", lambda *_: (r1, r2))
+    monkeypatch.setattr("forebay.cluster.api.watch.overview.members_of", lambda *_: (r1, r2))
 
     async def of(_: list[str]) -> dict[str, StatusView]:
         return {"r2": old}

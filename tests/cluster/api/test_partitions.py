@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.api.render.events import as_json, sentence_of
-from cluster.config.config import Config
-from replica.messages import events as e
-from replica.model.requests import Dependency, DependencyKind, JobChange
-from replica.values.units import NEVER
+from forebay.cluster.api.render.events import as_json, sentence_of
+from forebay.cluster.config.config import Config
+from forebay.replica.messages import events as e
+from forebay.replica.model.requests import Dependency, DependencyKind, JobChange
+from forebay.replica.values.units import NEVER
 from tests.cluster.harness import Harness, story
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.config.config import Config
-from cluster.schemas.operations import EXPLAIN_JOB, OPERATIONS
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas.operations import EXPLAIN_JOB, OPERATIONS
 from tests.cluster.api.test_history_service_process import configure, jobs_over, purge
 from tests.cluster.harness import PLAIN, Harness, story, until
 from tests.contract.day import Repeated, requests

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from cluster.config.config import Config
-from cluster.schemas.operations import OPERATIONS, ApiOperation
-from cluster.security.identity import Role
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas.operations import OPERATIONS, ApiOperation
+from forebay.cluster.security.identity import Role
 from tests.cluster.harness import Harness, story
 
 O, U, A, R, S = Role.OPERATOR, Role.USER, Role.AGENT, Role.REPLICA, Role.SCHEDULER  # noqa: E741

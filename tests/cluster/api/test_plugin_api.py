@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cluster.schemas.operations import OPERATIONS
-from replica.fold.apply import apply_batch
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.grammar.directives import read_request
-from replica.grammar.lexer import DirectiveRejected
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model.buffers import HOLDING, BufferState
-from replica.model.requests import CreatePersistent
-from replica.scheduler.estimates import Estimate, estimate, jobs_ahead_in
-from replica.scheduler.index import SchedulingIndex
-from replica.state.state import EMPTY
-from replica.values.errors import Refusal, RefusalCode
-from replica.views.burst import MEGABYTE, burst_of, job_tres, tres_count
+from forebay.cluster.schemas.operations import OPERATIONS
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.grammar.directives import read_request
+from forebay.replica.grammar.lexer import DirectiveRejected
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model.buffers import HOLDING, BufferState
+from forebay.replica.model.requests import CreatePersistent
+from forebay.replica.scheduler.estimates import Estimate, estimate, jobs_ahead_in
+from forebay.replica.scheduler.index import SchedulingIndex
+from forebay.replica.state.state import EMPTY
+from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.views.burst import MEGABYTE, burst_of, job_tres, tres_count
 from tests.replica.reference import plugin_api as api
 from tests.replica.world import World, user
 

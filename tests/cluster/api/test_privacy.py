@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.api import privacy
-from cluster.schemas import JobDetailsView, JobView
-from cluster.schemas.operations import OPERATIONS
-from replica.messages.events import JobPurged
-from replica.model.stages import Stage
-from replica.model.transfers import LeftOut
+from forebay.cluster.api import privacy
+from forebay.cluster.schemas import JobDetailsView, JobView
+from forebay.cluster.schemas.operations import OPERATIONS
+from forebay.replica.messages.events import JobPurged
+from forebay.replica.model.stages import Stage
+from forebay.replica.model.transfers import LeftOut
 from tests.contract.in_memory import Answer
 from tests.contract.maker import Maker, asks, ended, failed, receipt
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.config import Config
+from forebay.cluster.config.config import Config
 from tests.cluster.harness import Harness, story, until
 from tests.cluster.provided import configure, provided, script
 
@@ -57,7 +57,7 @@ async def test_a_provider_that_is_too_busy_refuses_for_the_moment_only(
         try:
             asked = harness.job(script=script())
             with monkeypatch.context() as busy:
-                busy.setattr("cluster.providers.calls.CALLS_WAITING_MAX", 0)
+                busy.setattr("forebay.cluster.providers.calls.CALLS_WAITING_MAX", 0)
                 for _ in range(2):
                     refused = await harness.ask("POST", "/v1/jobs", asked)
                     assert (refused.status, refused.code, refused.headers["Retry-After"]) == (429, "queue_full", "1")

@@ -15,19 +15,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.cli.text import timeline
-from cluster.config.config import Config
-from cluster.schemas import HistoryAnswer
-from cluster.security.proofs import parse_note
-from cluster.server import PruneNote, Pruner
-from cluster.system import format_instant
-from replica.messages import commands as c
-from replica.state.digest import state_digest
-from replica.values import Instant
+from forebay.cluster.cli.text import timeline
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas import HistoryAnswer
+from forebay.cluster.security.proofs import parse_note
+from forebay.cluster.server import PruneNote, Pruner
+from forebay.cluster.system import format_instant
+from forebay.replica.messages import commands as c
+from forebay.replica.state.digest import state_digest
+from forebay.replica.values import Instant
+from forebay.wal import Archive, BrokenInvariant
 from tests.cluster.api.test_history_service_process import WHO, configure, history, jobs_over, purge
 from tests.cluster.harness import Harness, compared, placed, story, until
 from tests.repo.tree import ROOT
-from wal import Archive, BrokenInvariant
 
 JOBS = 80
 """Enough for a tile of entries, and some."""
@@ -39,7 +39,7 @@ PURGED, GONE = 20, 30
 async def command(*words: object) -> Any:
     """What an audit command prints, in a process of its own."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cluster.cli", *map(str, words)),
+        *(sys.executable, "-m", "forebay.cluster.cli", *map(str, words)),
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -6,16 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.api.metrics.registry import SYNCS_KEPT_MAX
-from cluster.api.render.jobs import job_view, why_view
-from cluster.api.render.reasons import JobVerdicts
-from cluster.config.config import Config
-from cluster.consensus import ClockBounds
-from replica.fold.apply import apply_entry
-from replica.messages.features import FEATURE_LEVEL_KNOWN
-from replica.state.state import EMPTY, State
-from replica.values import Instant
-from replica.views.jobs import reason_of, verdict_of
+from forebay.cluster.api.metrics.registry import SYNCS_KEPT_MAX
+from forebay.cluster.api.render.jobs import job_view, why_view
+from forebay.cluster.api.render.reasons import JobVerdicts
+from forebay.cluster.config.config import Config
+from forebay.cluster.consensus import ClockBounds
+from forebay.replica.fold.apply import apply_entry
+from forebay.replica.messages.features import FEATURE_LEVEL_KNOWN
+from forebay.replica.state.state import EMPTY, State
+from forebay.replica.values import Instant
+from forebay.replica.views.jobs import reason_of, verdict_of
 from tests.cluster.harness import Harness, compared, story, until
 
 
@@ -142,7 +142,7 @@ async def test_a_revision_that_has_not_happened_or_is_not_a_number_is_refused(co
 async def test_a_read_proves_leadership_first_and_a_stale_one_does_not(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.server.controller.READ_WAIT_S", 0.05)
+    monkeypatch.setattr("forebay.cluster.server.controller.READ_WAIT_S", 0.05)
     async with Harness(config) as harness:
         await harness.submit()
         before = harness.engine.confirmations
@@ -175,7 +175,7 @@ async def test_a_read_waits_until_what_was_committed_before_it_is_applied(config
 
 @story
 async def test_ready_means_that_a_command_can_be_committed(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.api.ledger.READY_WAIT_S", 0.05)
+    monkeypatch.setattr("forebay.cluster.api.ledger.READY_WAIT_S", 0.05)
     async with Harness(config) as harness:
 
         async def ready() -> int:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster.api.history_service import HistoryServiceTimeout, ProofUnavailable, record_counts
-from cluster.config.config import Config
-from cluster.security.proofs import HistoryCounts
-from cluster.server.tlog import counting, disclosure_key_of
-from cluster.server.tlog.publish import CountedHistories
-from replica.messages import CONTROLLER, RecordHistories, Request, jobs_of
+from forebay.cluster.api.history_service import HistoryServiceTimeout, ProofUnavailable, record_counts
+from forebay.cluster.config.config import Config
+from forebay.cluster.security.proofs import HistoryCounts
+from forebay.cluster.server.tlog import counting, disclosure_key_of
+from forebay.cluster.server.tlog.publish import CountedHistories
+from forebay.replica.messages import CONTROLLER, RecordHistories, Request, jobs_of
+from forebay.wal import EntryKind, decode_batch, kind_of
 from tests.cluster.harness import PLAIN, Harness, story
-from wal import EntryKind, decode_batch, kind_of
 
 
 def expected(harness: Harness, size: int) -> CountedHistories:

@@ -7,18 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cluster.api import request_decoding
-from cluster.api.render.events import _SENTENCES, as_json, event_name, kind_name, sentence_of
-from cluster.api.web.bodies import decode
-from cluster.api.web.problems import Problem
-from cluster.schemas import agents as agent_schemas
-from cluster.schemas import requests as r
-from cluster.schemas.job_fields import SubmitRequest
-from cluster.security.identity import Identity, Role
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.messages.events import Event
-from replica.model.requests import (
+from forebay.cluster.api import request_decoding
+from forebay.cluster.api.render.events import _SENTENCES, as_json, event_name, kind_name, sentence_of
+from forebay.cluster.api.web.bodies import decode
+from forebay.cluster.api.web.problems import Problem
+from forebay.cluster.schemas import agents as agent_schemas
+from forebay.cluster.schemas import requests as r
+from forebay.cluster.schemas.job_fields import SubmitRequest
+from forebay.cluster.security.identity import Identity, Role
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.messages.events import Event
+from forebay.replica.model.requests import (
     BufferRequest,
     CreatePersistent,
     DestroyPersistent,
@@ -26,8 +26,8 @@ from replica.model.requests import (
     JobRequest,
     ListTransfer,
 )
-from replica.model.stages import Stage
-from replica.values.units import NEVER
+from forebay.replica.model.stages import Stage
+from forebay.replica.values.units import NEVER
 
 ALICE = Identity(Role.USER, "alice")
 GOOD: dict[str, Any] = {

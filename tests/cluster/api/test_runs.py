@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.config.config import Config
+from forebay.cluster.config.config import Config
 from tests.cluster.harness import Harness, story
 
 

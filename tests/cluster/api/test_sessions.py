@@ -7,21 +7,21 @@ import importlib
 import pytest
 from msgspec.structs import replace
 
-from cluster.api.service import COMMAND_AHEAD_S_MAX
-from cluster.client.channel import ChannelClient
-from cluster.client.client import Client
-from cluster.client.errors import ApiError
-from cluster.config.config import Config
-from cluster.consensus import ClockBounds
-from cluster.schemas import operations
-from cluster.schemas.base import Command
-from cluster.schemas.command_ids import new_command_id
-from cluster.schemas.job_fields import SubmitRequest
-from cluster.schemas.requests import HoldCommand, ReleaseCommand
-from cluster.system.address import Address
-from replica.messages.commands import Actor, ActorRole
-from replica.values.command_ids import encode_session_command_id
-from replica.values.units import Instant, seconds
+from forebay.cluster.api.service import COMMAND_AHEAD_S_MAX
+from forebay.cluster.client.channel import ChannelClient
+from forebay.cluster.client.client import Client
+from forebay.cluster.client.errors import ApiError
+from forebay.cluster.config.config import Config
+from forebay.cluster.consensus import ClockBounds
+from forebay.cluster.schemas import operations
+from forebay.cluster.schemas.base import Command
+from forebay.cluster.schemas.command_ids import new_command_id
+from forebay.cluster.schemas.job_fields import SubmitRequest
+from forebay.cluster.schemas.requests import HoldCommand, ReleaseCommand
+from forebay.cluster.system.address import Address
+from forebay.replica.messages.commands import Actor, ActorRole
+from forebay.replica.values.command_ids import encode_session_command_id
+from forebay.replica.values.units import Instant, seconds
 from tests.clocks import ManualClock
 from tests.cluster.channel.test_channel import channel_of, submission
 from tests.cluster.harness import PLAIN, Answer, Harness, story, until
@@ -104,7 +104,7 @@ async def test_what_is_no_session_is_refused_by_name(config: Config, text: str) 
 async def test_who_is_over_the_bound_is_refused_and_told_to_have_a_session_and_others_go_on(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = importlib.import_module("replica.fold.dedup_cache")
+    answers = importlib.import_module("forebay.replica.fold.dedup_cache")
     monkeypatch.setattr(answers, "REPLY_LIMITS", answers.REPLY_LIMITS._replace(least=4, of_one=12))
     async with Harness(config) as harness:
         session = await opened(harness)
@@ -127,7 +127,7 @@ async def test_who_is_over_the_bound_is_refused_and_told_to_have_a_session_and_o
 @story
 async def test_a_fast_clock_and_a_flood_lock_nobody_out(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent 290 s ahead and 250 commands/s of anybody once made every honest command too old."""
-    expiry = importlib.import_module("replica.decide.sessions")
+    expiry = importlib.import_module("forebay.replica.decide.sessions")
     monkeypatch.setattr(expiry, "RECEIPTS_DROPPED_MAX", 16)
     clock = ManualClock(START)
     async with Harness(config, clock=clock) as harness:

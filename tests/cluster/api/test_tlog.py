@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.api.history_service import ProofUnavailable
-from cluster.config.config import Config
-from cluster.security.proofs import EMPTY_ROOT, Tile, leaf_hash, leaves_in
-from cluster.server.tlog import LedgerTree, disclosure_key_of
+from forebay.cluster.api.history_service import ProofUnavailable
+from forebay.cluster.config.config import Config
+from forebay.cluster.security.proofs import EMPTY_ROOT, Tile, leaf_hash, leaves_in
+from forebay.cluster.server.tlog import LedgerTree, disclosure_key_of
 from tests.auditing import audit
 from tests.cluster.harness import PLAIN, Harness, story, until
 

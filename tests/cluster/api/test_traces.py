@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from cluster.api.traces import __main__ as process
-from cluster.api.traces.__main__ import AT_ONCE, TRIES_MAX, WAITING_MAX, Sender
-from cluster.api.traces.finished_jobs import LATE_US, FinishedJob, FinishedJobReader
-from cluster.api.traces.spans import SUBMIT, JobSpan, JobStep, spans_of, trace_id
-from cluster.config.config import Config, TracesConfig
-from cluster.config.toml import InvalidValue
-from replica.messages.events import JobCancelled, JobSubmitted
-from replica.model.buffers import BufferState
-from replica.model.job_states import ENDED, JobState
-from replica.model.requests import JobRequest
-from replica.values.units import Instant
+from forebay.cluster.api.traces import __main__ as process
+from forebay.cluster.api.traces.__main__ import AT_ONCE, TRIES_MAX, WAITING_MAX, Sender
+from forebay.cluster.api.traces.finished_jobs import LATE_US, FinishedJob, FinishedJobReader
+from forebay.cluster.api.traces.spans import SUBMIT, JobSpan, JobStep, spans_of, trace_id
+from forebay.cluster.config.config import Config, TracesConfig
+from forebay.cluster.config.toml import InvalidValue
+from forebay.replica.messages.events import JobCancelled, JobSubmitted
+from forebay.replica.model.buffers import BufferState
+from forebay.replica.model.job_states import ENDED, JobState
+from forebay.replica.model.requests import JobRequest
+from forebay.replica.values.units import Instant
+from forebay.wal.ledger import Ledger
 from tests.cluster.harness import PLAIN, Harness, story, until
 from tests.collector import collecting, needs_otel, values
-from wal.ledger import Ledger
 
 CLUSTER = "c1"
 
@@ -120,7 +120,7 @@ async def test_each_job_that_is_over_is_read_once_with_all_that_concerned_it(
         # Who begins later looks back, but not for long.
         again = FinishedJobReader(Ledger(harness.storage.environment), index)
         assert [one.job for one in again.read()[0]] == expected
-        monkeypatch.setattr("cluster.api.traces.finished_jobs.LATE_US", -1)
+        monkeypatch.setattr("forebay.cluster.api.traces.finished_jobs.LATE_US", -1)
         assert FinishedJobReader(Ledger(harness.storage.environment), index).read()[0] == []
 
 
@@ -241,7 +241,7 @@ def one_trace() -> list[tuple[bytes, list[JobSpan]]]:
 
 @needs_otel
 def test_a_collector_that_answers_a_byte_at_a_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cluster.api.traces import exporter
+    from forebay.cluster.api.traces import exporter
 
     pause = threading.Event()
 
@@ -258,7 +258,7 @@ def test_a_collector_that_answers_a_byte_at_a_time_is_given_up(monkeypatch: pyte
 
 @needs_otel
 def test_a_collector_that_sends_elsewhere_is_not_followed() -> None:
-    from cluster.api.traces.exporter import Exporter
+    from forebay.cluster.api.traces.exporter import Exporter
 
     with collecting() as elsewhere:
         redirect = f"HTTP/1.1 307 Away\r\nLocation: {elsewhere.endpoint}/v1/traces\r\nContent-Length: 0\r\n\r\n"
@@ -272,7 +272,7 @@ def test_a_collector_that_sends_elsewhere_is_not_followed() -> None:
 def test_a_replica_without_opentelemetry_says_what_to_install_and_asks_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "cluster.api.traces.exporter", None)
+    monkeypatch.setitem(sys.modules, "forebay.cluster.api.traces.exporter", None)
     for name in ("die_with_parent", "begin_logging"):
         monkeypatch.setattr(process, name, lambda *words: None)
     monkeypatch.setattr(process.os, "nice", lambda by: 0)

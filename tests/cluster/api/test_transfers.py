@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.config.config import Config
-from cluster.schemas import OPERATIONS
-from cluster.security import Role
-from replica.messages import commands as c
-from replica.model.job_states import JobState
-from replica.model.stages import Stage
-from replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt
-from replica.values.units import SIZE_BYTES_MAX
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas import OPERATIONS
+from forebay.cluster.security import Role
+from forebay.replica.messages import commands as c
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.stages import Stage
+from forebay.replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt
+from forebay.replica.values.units import SIZE_BYTES_MAX
 from tests.cluster.api.test_agents import WOKEN_S, poll, register
 from tests.cluster.harness import SCRIPT, Answer, Harness, story, until
 

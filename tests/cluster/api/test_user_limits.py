@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.api.web.limits import RECOUNT_S, Bucket
-from cluster.client.channel import ChannelError
-from cluster.config.config import Config
-from cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
-from cluster.config.toml import InvalidValue
+from forebay.cluster.api.web.limits import RECOUNT_S, Bucket
+from forebay.cluster.client.channel import ChannelError
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
+from forebay.cluster.config.toml import InvalidValue
 from tests.clocks import ManualClock
 from tests.cluster.channel.test_channel import channel_of, connect
 from tests.cluster.channel.test_channel import submission as on_the_channel

@@ -12,16 +12,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.api.worker import frames as f
-from cluster.api.workers import ApiWorkers, WorkerLink
-from cluster.client import Client
-from cluster.client.channel import ChannelConnection
-from cluster.config.config import Config
-from cluster.schemas.channel_frames import LENGTH
-from cluster.security.identity import Role
-from cluster.security.tls import client_context
-from cluster.system.address import Address
-from cluster.system.processes import descendants, start_time
+from forebay.cluster.api.worker import frames as f
+from forebay.cluster.api.workers import ApiWorkers, WorkerLink
+from forebay.cluster.client import Client
+from forebay.cluster.client.channel import ChannelConnection
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas.channel_frames import LENGTH
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.tls import client_context
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.processes import descendants, start_time
 from tests.cluster.channel.test_channel import submission
 from tests.cluster.harness import Harness, story, until
 from tests.cluster.test_serve import make, ready, running

@@ -9,20 +9,20 @@ from typing import NamedTuple
 import msgspec
 from click.testing import Result
 
-from replica.fold.apply import apply_batch
-from replica.messages.commands import CONTROLLER
-from replica.messages.entries import Batch
-from replica.messages.entries import Entry as Settled
-from replica.messages.events import StateDigested
-from replica.state.digest import state_digest
-from replica.state.state import EMPTY, State
-from snapshots.image import Image
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.messages.commands import CONTROLLER
+from forebay.replica.messages.entries import Batch
+from forebay.replica.messages.entries import Entry as Settled
+from forebay.replica.messages.events import StateDigested
+from forebay.replica.state.digest import state_digest
+from forebay.replica.state.state import EMPTY, State
+from forebay.snapshots.image import Image
+from forebay.wal.codec import NO_OP, EntryKind, decode_batch, encode_batch, kind_of
+from forebay.wal.configuration import Member, encode_configuration, initial
+from forebay.wal.environment import Environment
+from forebay.wal.journal import Entry, Journal
 from tests.auditing import audit
 from tests.replica.world import World
-from wal.codec import NO_OP, EntryKind, decode_batch, encode_batch, kind_of
-from wal.configuration import Member, encode_configuration, initial
-from wal.environment import Environment
-from wal.journal import Entry, Journal
 
 ROOT = Path(__file__).parents[3]
 CLUSTER, REPLICA = "0" * 32, "r1"
@@ -160,7 +160,7 @@ def typed(*words: object) -> Result:
     return audit(*words)
 
 
-def real(*words: object, module: str = "cluster.cli", **environment: str) -> subprocess.CompletedProcess[str]:
+def real(*words: object, module: str = "forebay.cluster.cli", **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command as a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", module, *map(str, words)],

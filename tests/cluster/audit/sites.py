@@ -12,22 +12,22 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cluster.api.history_service.follower import Follower
-from cluster.consensus import Seals
-from cluster.security.proofs import Checkpoint, sign, verifier_of, write_note
-from cluster.server.recovery.new_incarnation import begin
-from cluster.server.tlog import LOG_DIRECTORY, LedgerTree, origin_of
-from cluster.system.clock import SystemClock
-from replica.messages.commands import CONTROLLER, RecoverCluster
-from replica.messages.entries import Entry as Settled
-from replica.messages.events import StateDigested
-from replica.state.digest import state_digest
-from snapshots import write_snapshot
+from forebay.cluster.api.history_service.follower import Follower
+from forebay.cluster.consensus import Seals
+from forebay.cluster.security.proofs import Checkpoint, sign, verifier_of, write_note
+from forebay.cluster.server.recovery.new_incarnation import begin
+from forebay.cluster.server.tlog import LOG_DIRECTORY, LedgerTree, origin_of
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.messages.commands import CONTROLLER, RecoverCluster
+from forebay.replica.messages.entries import Entry as Settled
+from forebay.replica.messages.events import StateDigested
+from forebay.replica.state.digest import state_digest
+from forebay.snapshots import write_snapshot
+from forebay.wal import Entry, Environment, Incarnation, JobIndex, Journal, Ledger
+from forebay.wal.codec import encode_batch, no_op_of, revision_after
+from forebay.wal.configuration import Member, initial
 from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, Made, written
 from tests.replica.world import World
-from wal import Entry, Environment, Incarnation, JobIndex, Journal, Ledger
-from wal.codec import encode_batch, no_op_of, revision_after
-from wal.configuration import Member, initial
 
 MINUTES = 75
 ORIGIN = origin_of(CLUSTER)

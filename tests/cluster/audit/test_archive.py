@@ -17,19 +17,16 @@ import msgspec
 import pytest
 from click.testing import Result
 
-from cluster.api.history_service.follower import Follower
-from cluster.audit.archive import commands
-from cluster.audit.archive.retention import below_of_size
-from cluster.cli.exits import ExitCode
-from cluster.security.proofs import Checkpoint, Tile, bundle, leaf_hash, leaves_in, sign, write_note
-from cluster.server import PruneNote, Pruner, answer_to_note, leave_note
-from cluster.system.clock import SystemClock
-from replica.state.digest import state_digest
-from snapshots import write_snapshot
-from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, ROOT, typed, written
-from tests.cluster.audit.sites import PRIVATE, Site, batches, make_site
-from tests.cluster.harness import story
-from wal import (
+from forebay.cluster.api.history_service.follower import Follower
+from forebay.cluster.audit.archive import commands
+from forebay.cluster.audit.archive.retention import below_of_size
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.security.proofs import Checkpoint, Tile, bundle, leaf_hash, leaves_in, sign, write_note
+from forebay.cluster.server import PruneNote, Pruner, answer_to_note, leave_note
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.state.digest import state_digest
+from forebay.snapshots import write_snapshot
+from forebay.wal import (
     Archive,
     BrokenInvariant,
     Environment,
@@ -42,7 +39,10 @@ from wal import (
     prune_some,
     segments,
 )
-from wal import directory as directories
+from forebay.wal import directory as directories
+from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, ROOT, typed, written
+from tests.cluster.audit.sites import PRIVATE, Site, batches, make_site
+from tests.cluster.harness import story
 
 BELOW = 600
 PRUNED = 513
@@ -571,7 +571,17 @@ async def test_a_running_replica_removes_it_itself(site: Site, archives: tuple[P
     pruner.start()
     named = [word for one in archives for word in ("--archive", str(one))]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "cluster.cli", "audit", "prune", "--data", str(site.home), "--below", str(BELOW)),
+        *(
+            sys.executable,
+            "-m",
+            "forebay.cluster.cli",
+            "audit",
+            "prune",
+            "--data",
+            str(site.home),
+            "--below",
+            str(BELOW),
+        ),
         *("--keys", str(site.keys), *named, "--yes", "--json"),
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.PIPE,

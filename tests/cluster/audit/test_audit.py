@@ -9,24 +9,22 @@ import msgspec
 import pytest
 from click.testing import Result
 
-from cluster.api.history_service.follower import Follower
-from cluster.api.render.events import BATCH, CONFIGURATION, NO_OP, VOID
-from cluster.cli.exits import ExitCode
-from cluster.schemas.ledger import LedgerEntryView, SnapshotView
-from replica.fold.apply import apply_batch, apply_entry
-from replica.state.digest import state_digest
-from replica.state.state import EMPTY
-from replica.values.units import Instant
-from snapshots.finalize import write_snapshot
-from snapshots.image import Image
-from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, Made, lived, make, real, typed
-from tests.wal.support import edit
-from wal.codec import encode_batch
-from wal.environment import Environment
-from wal.job_index import JobIndex, JobIndexRow
-from wal.journal import Entry, Journal
-from wal.ledger import Ledger
-from wal.records import (
+from forebay.cluster.api.history_service.follower import Follower
+from forebay.cluster.api.render.events import BATCH, CONFIGURATION, NO_OP, VOID
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.schemas.ledger import LedgerEntryView, SnapshotView
+from forebay.replica.fold.apply import apply_batch, apply_entry
+from forebay.replica.state.digest import state_digest
+from forebay.replica.state.state import EMPTY
+from forebay.replica.values.units import Instant
+from forebay.snapshots.finalize import write_snapshot
+from forebay.snapshots.image import Image
+from forebay.wal.codec import encode_batch
+from forebay.wal.environment import Environment
+from forebay.wal.job_index import JobIndex, JobIndexRow
+from forebay.wal.journal import Entry, Journal
+from forebay.wal.ledger import Ledger
+from forebay.wal.records import (
     CHAIN,
     ENTRIES,
     MARKS_KEY,
@@ -39,6 +37,8 @@ from wal.records import (
     unpack_chain,
     unpack_marks,
 )
+from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, Made, lived, make, real, typed
+from tests.wal.support import edit
 
 
 @pytest.fixture(scope="module")

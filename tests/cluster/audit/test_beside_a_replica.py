@@ -11,14 +11,14 @@ import lmdb
 import msgspec
 import pytest
 
-from cluster.audit.replay import replay
-from cluster.cli.exits import ExitCode
-from snapshots.image import Image
+from forebay.cluster.audit.replay import replay
+from forebay.cluster.cli.exits import ExitCode
+from forebay.snapshots.image import Image
+from forebay.wal.environment import Environment
+from forebay.wal.ledger import Ledger
+from forebay.wal.sync_log import SyncLog
 from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, ROOT, Living, typed
 from tests.wal.logs import auditor
-from wal.environment import Environment
-from wal.ledger import Ledger
-from wal.sync_log import SyncLog
 
 ENTRIES_BEFORE = 12
 """Entries of a replica before it is audited: some in LMDB, some only in the sync log."""
@@ -36,7 +36,7 @@ WRITER = """
 import select, sys
 from pathlib import Path
 from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, Living
-from wal.environment import Environment
+from forebay.wal.environment import Environment
 with Environment.open(
     Path(sys.argv[1]), cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=MAP_SIZE_BYTES, create=True
 ) as environment:

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from cluster.audit.replay import ReplayFailed, finish_replay, from_nothing
-from cluster.cli.exits import ExitCode
-from replica.messages import ReleaseNeeded
-from replica.state import StateDigestMismatch
+from forebay.cluster.audit.replay import ReplayFailed, finish_replay, from_nothing
+from forebay.cluster.cli.exits import ExitCode
+from forebay.replica.messages import ReleaseNeeded
+from forebay.replica.state import StateDigestMismatch
+from forebay.wal import Environment, LedgerEntry
+from forebay.wal.codec import CodecError, EntryKind, counted_revision_after, decode_batch, encode_batch, kind_of
+from forebay.wal.journal import Entry, Journal
+from forebay.wal.records import GENESIS, chain_digest
 from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, lived, typed
 from tests.cluster.audit.sites import batches as of_a_site
-from wal import Environment, LedgerEntry
-from wal.codec import CodecError, EntryKind, counted_revision_after, decode_batch, encode_batch, kind_of
-from wal.journal import Entry, Journal
-from wal.records import GENESIS, chain_digest
 
 FORGERIES = 1_500
 TYPED = 12

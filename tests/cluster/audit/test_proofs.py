@@ -19,10 +19,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
-from cluster.security.proofs import cosign, parse_note, verifier_of, write_note
-from cluster.security.proofs.notes import COSIGNATURE_KEY
-from cluster.server.tlog import SIGNING_DIRECTORY, Signer, origin_of
-from replica.messages.events import EVENTS, JobSubmitted, SubmittedTasks
+from forebay.cluster.security.proofs import cosign, parse_note, verifier_of, write_note
+from forebay.cluster.security.proofs.notes import COSIGNATURE_KEY
+from forebay.cluster.server.tlog import SIGNING_DIRECTORY, Signer, origin_of
+from forebay.replica.messages.events import EVENTS, JobSubmitted, SubmittedTasks
 from tests.cluster.audit.ledgers import real, typed
 from tests.cluster.harness import PATIENCE_S, PLAIN, SCRIPT, Harness, make_cluster, placed, story
 from tests.repo.tree import ROOT

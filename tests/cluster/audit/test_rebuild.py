@@ -7,18 +7,18 @@ from typing import get_args
 import msgspec
 import pytest
 
-from cluster.audit.rebuild import REBUILDERS, rebuilt
-from replica.fold.apply import SpeculativeState
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.messages.entries import Batch, Entry
-from replica.model.job_states import JobState
-from replica.model.jobs import Hold
-from replica.model.requests import JobChange
-from replica.model.stages import Stage
-from replica.model.transfers import TransferReceipt
-from replica.state.state import EMPTY
+from forebay.cluster.audit.rebuild import REBUILDERS, rebuilt
+from forebay.replica.fold.apply import SpeculativeState
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.messages.entries import Batch, Entry
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.requests import JobChange
+from forebay.replica.model.stages import Stage
+from forebay.replica.model.transfers import TransferReceipt
+from forebay.replica.state.state import EMPTY
 from tests.golden.make_ledger import lived
 from tests.replica.world import World
 

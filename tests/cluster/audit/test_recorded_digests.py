@@ -8,21 +8,21 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from cluster.audit.replay import replay
-from cluster.cli.exits import ExitCode
-from replica.fold.apply import apply_batch
-from replica.messages import StateDigested
-from replica.messages import events as e
-from replica.messages.entries import Batch
-from replica.model.job_states import JobState
-from replica.state import digest as digests
-from replica.state.digest import StateDigestMismatch
-from replica.state.state import EMPTY, State
-from snapshots.finalize import write_snapshot
-from snapshots.image import Image
+from forebay.cluster.audit.replay import replay
+from forebay.cluster.cli.exits import ExitCode
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.messages import StateDigested
+from forebay.replica.messages import events as e
+from forebay.replica.messages.entries import Batch
+from forebay.replica.model.job_states import JobState
+from forebay.replica.state import digest as digests
+from forebay.replica.state.digest import StateDigestMismatch
+from forebay.replica.state.state import EMPTY, State
+from forebay.snapshots.finalize import write_snapshot
+from forebay.snapshots.image import Image
+from forebay.wal.environment import Environment
+from forebay.wal.ledger import Ledger
 from tests.cluster.audit.ledgers import MINUTES, Made, digested, make, typed
-from wal.environment import Environment
-from wal.ledger import Ledger
 
 Rewrite = Callable[[e.EventRecord], e.EventRecord]
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.audit.recovering import refusals, show_plan, view_of
-from cluster.cli.exits import ExitCode, Failure
-from cluster.server.recovery import RecoveryPlan, RecoveryResult
-from replica.model import Recovery
-from replica.values import Instant
+from forebay.cluster.audit.recovering import refusals, show_plan, view_of
+from forebay.cluster.cli.exits import ExitCode, Failure
+from forebay.cluster.server.recovery import RecoveryPlan, RecoveryResult
+from forebay.replica.model import Recovery
+from forebay.replica.values import Instant
 from tests.cluster.test_serve import make
 
 

@@ -7,21 +7,21 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cluster.audit.deciding import CommandOutcome
-from cluster.audit.redecide import Deviation, RedecidingReplay, deviation
-from cluster.audit.replay import from_nothing
-from cluster.cli.exits import ExitCode
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model.jobs import Hold
-from replica.values.errors import Refusal, RefusalCode
-from snapshots.finalize import write_snapshot
+from forebay.cluster.audit.deciding import CommandOutcome
+from forebay.cluster.audit.redecide import Deviation, RedecidingReplay, deviation
+from forebay.cluster.audit.replay import from_nothing
+from forebay.cluster.cli.exits import ExitCode
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model.jobs import Hold
+from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.snapshots.finalize import write_snapshot
+from forebay.wal.codec import encode_batch
+from forebay.wal.ledger import LedgerEntry
 from tests.cluster.audit.ledgers import ROOT, Made, real, typed, written
 from tests.golden.archive import unpack
 from tests.replica.world import World
 from tests.simulation.world import World as Simulated
-from wal.codec import encode_batch
-from wal.ledger import LedgerEntry
 
 PACKAGES = ("replica", "wal", "snapshots", "cluster")
 

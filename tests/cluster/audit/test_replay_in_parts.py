@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cluster.audit import replay_in_parts as parts
-from cluster.audit.replay import ReplayFold, replay
-from cluster.audit.replay_in_parts import fold_part, replay_in_parts, seams
-from cluster.cli.exits import ExitCode
-from replica.messages import events as e
-from replica.state.digest import StateDigestMismatch
-from snapshots.finalize import write_snapshot
+from forebay.cluster.audit import replay_in_parts as parts
+from forebay.cluster.audit.replay import ReplayFold, replay
+from forebay.cluster.audit.replay_in_parts import fold_part, replay_in_parts, seams
+from forebay.cluster.cli.exits import ExitCode
+from forebay.replica.messages import events as e
+from forebay.replica.state.digest import StateDigestMismatch
+from forebay.snapshots.finalize import write_snapshot
+from forebay.wal.environment import Environment
+from forebay.wal.ledger import Ledger
 from tests.cluster.audit.ledgers import MINUTES, Made, digested, make, typed
 from tests.cluster.audit.test_recorded_digests import another_user, failed, rewritten
-from wal.environment import Environment
-from wal.ledger import Ledger
 
 
 class PartHere:

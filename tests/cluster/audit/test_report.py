@@ -15,23 +15,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.api.render import job_words
-from cluster.audit.report import COLUMNS, StateBar, WindowReport, page_of, read_window
-from cluster.audit.report.page import JOBS_DRAWN_MAX, KIND_COLOURS, KINDS, NO_WAIT, drawn_jobs
-from cluster.audit.report.window import BARS_MAX, Window
-from cluster.cli.exits import ExitCode
-from cluster.schemas.page import BAR_WIDTH_MIN, ChartFrame, number
-from cluster.system import format_instant
-from replica.fold import apply_batch
-from replica.messages import Event, TransferRecorded
-from replica.model import BufferState, JobState, Pool, Stage
-from replica.state import EMPTY, State
-from replica.values import NEVER, Instant
-from replica.views import buffer_word
-from snapshots import inspect
+from forebay.cluster.api.render import job_words
+from forebay.cluster.audit.report import COLUMNS, StateBar, WindowReport, page_of, read_window
+from forebay.cluster.audit.report.page import JOBS_DRAWN_MAX, KIND_COLOURS, KINDS, NO_WAIT, drawn_jobs
+from forebay.cluster.audit.report.window import BARS_MAX, Window
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.schemas.page import BAR_WIDTH_MIN, ChartFrame, number
+from forebay.cluster.system import format_instant
+from forebay.replica.fold import apply_batch
+from forebay.replica.messages import Event, TransferRecorded
+from forebay.replica.model import BufferState, JobState, Pool, Stage
+from forebay.replica.state import EMPTY, State
+from forebay.replica.values import NEVER, Instant
+from forebay.replica.views import buffer_word
+from forebay.snapshots import inspect
+from forebay.wal import EntryKind, Environment, Ledger, decode_batch, kind_of
 from tests.cluster.audit.ledgers import make, typed
 from tests.golden.archive import unpack
-from wal import EntryKind, Environment, Ledger, decode_batch, kind_of
 
 Lived = list[tuple[int, State]]
 """Each moment at which something was settled, and the state after it."""
@@ -372,11 +372,11 @@ def test_the_same_ledger_gives_the_same_bytes(replica: Path, tmp_path: Path) -> 
 def _forebay() -> list[str]:
     import sys
 
-    return [sys.executable, "-m", "cluster.cli"]
+    return [sys.executable, "-m", "forebay.cluster.cli"]
 
 
 def test_a_job_that_is_tried_again_for_ever_does_not_grow_the_page() -> None:
-    from cluster.audit.report.window import _Life
+    from forebay.cluster.audit.report.window import _Life
 
     life = _Life("1", "loop", "ada", "fast", 1)
     for attempt in range(BARS_MAX + 50):

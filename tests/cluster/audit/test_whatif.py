@@ -20,22 +20,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.audit.deep import snapshots_in
-from cluster.audit.whatif import Edge, MovedJob, ScenarioChanges, WhatIf, comparison, what_if, what_if_page
-from cluster.cli.exits import ExitCode
-from replica.grammar import ConfSetting
-from replica.messages import commands as c
-from replica.model.job_states import JobState
-from replica.model.orders import Order
-from replica.model.requests import NO_OPTIONS, Dependency, DependencyKind
-from replica.values.units import Instant
-from snapshots import inspect
+from forebay.cluster.audit.deep import snapshots_in
+from forebay.cluster.audit.whatif import Edge, MovedJob, ScenarioChanges, WhatIf, comparison, what_if, what_if_page
+from forebay.cluster.cli.exits import ExitCode
+from forebay.replica.grammar import ConfSetting
+from forebay.replica.messages import commands as c
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.orders import Order
+from forebay.replica.model.requests import NO_OPTIONS, Dependency, DependencyKind
+from forebay.replica.values.units import Instant
+from forebay.snapshots import inspect
+from forebay.wal import Environment, Ledger
+from forebay.wal.codec import encode_batch
 from tests.cluster.audit.ledgers import real, typed, written
 from tests.golden.archive import unpack
 from tests.replica.world import START, World, agent
 from tests.simulation.world import World as Simulated
-from wal import Environment, Ledger
-from wal.codec import encode_batch
 
 SECOND = 1_000_000
 STAGES_S = {"stage_in": 3, "post_run": 1, "stage_out": 2, "teardown": 1}

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-import cluster.api.worker.channel as server_module
-from cluster.api.local_backend import LocalBackend
-from cluster.api.worker.channel import ChannelServer
-from cluster.client.channel import ChannelClient, ChannelConnection, ChannelError
-from cluster.client.errors import ApiError
-from cluster.config.config import Config
-from cluster.schemas import requests as r
-from cluster.schemas.channel_frames import (
+import forebay.cluster.api.worker.channel as server_module
+from forebay.cluster.api.local_backend import LocalBackend
+from forebay.cluster.api.worker.channel import ChannelServer
+from forebay.cluster.client.channel import ChannelClient, ChannelConnection, ChannelError
+from forebay.cluster.client.errors import ApiError
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas import requests as r
+from forebay.cluster.schemas.channel_frames import (
     CHANNEL_VERSION,
     FRAME_BYTES_MAX,
     LENGTH,
@@ -24,9 +24,9 @@ from cluster.schemas.channel_frames import (
     HelloFrame,
     encode_frame,
 )
-from cluster.security.tls import client_context, server_context
-from cluster.system.address import Address
-from replica.values.limits import SCRIPT_BYTES_MAX
+from forebay.cluster.security.tls import client_context, server_context
+from forebay.cluster.system.address import Address
+from forebay.replica.values.limits import SCRIPT_BYTES_MAX
 from tests.cluster.harness import PLAIN, SCRIPT, Harness, story, until
 from tests.ports import free_port
 

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.api.local_backend import CommandWaiter, LocalProgram
-from cluster.api.service import ApiService
-from cluster.api.web.problems import Problem
-from cluster.api.worker.channel import WORDS_CHARACTERS_MAX, failure_frame
-from cluster.client.channel import ChannelError
-from cluster.config.config import Config
-from cluster.providers.limits import CALLS_MAX
-from cluster.schemas.channel_frames import ANSWER_BYTES_MAX, FRAME_BYTES_MAX, encode_frame
+from forebay.cluster.api.local_backend import CommandWaiter, LocalProgram
+from forebay.cluster.api.service import ApiService
+from forebay.cluster.api.web.problems import Problem
+from forebay.cluster.api.worker.channel import WORDS_CHARACTERS_MAX, failure_frame
+from forebay.cluster.client.channel import ChannelError
+from forebay.cluster.config.config import Config
+from forebay.cluster.providers.limits import CALLS_MAX
+from forebay.cluster.schemas.channel_frames import ANSWER_BYTES_MAX, FRAME_BYTES_MAX, encode_frame
 from tests.cluster.channel.test_channel import channel_of, connect, submission
 from tests.cluster.channel.test_validation import provided_channel
 from tests.cluster.harness import Harness, story, until

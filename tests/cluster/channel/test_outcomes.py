@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from cluster.client.channel import ChannelClient, ChannelConnection, ChannelError
-from cluster.client.errors import OUTCOME_UNKNOWN, UNREACHABLE, ApiError
-from cluster.config.config import Config
-from cluster.schemas import requests as r
-from cluster.schemas.channel_frames import NOT_LEADER, FailureFrame, SuccessFrame
-from cluster.system.address import Address
+from forebay.cluster.client.channel import ChannelClient, ChannelConnection, ChannelError
+from forebay.cluster.client.errors import OUTCOME_UNKNOWN, UNREACHABLE, ApiError
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas import requests as r
+from forebay.cluster.schemas.channel_frames import NOT_LEADER, FailureFrame, SuccessFrame
+from forebay.cluster.system.address import Address
 from tests.cluster.harness import story
 
 ADDRESSES = [Address("127.0.0.1", 1), Address("127.0.0.1", 2)]

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-import cluster.api.worker.channel as server_module
-from cluster.client.channel import ChannelConnection
-from cluster.client.errors import ApiError
-from cluster.config.config import Config
-from cluster.security.identity import Identity, Role
-from cluster.security.tls import client_context
+import forebay.cluster.api.worker.channel as server_module
+from forebay.cluster.client.channel import ChannelConnection
+from forebay.cluster.client.errors import ApiError
+from forebay.cluster.config.config import Config
+from forebay.cluster.security.identity import Identity, Role
+from forebay.cluster.security.tls import client_context
 from tests.cluster.channel.test_channel import channel_of, connect, submission
 from tests.cluster.harness import Harness, story, until
 

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from cluster.client import channel as channel_module
-from cluster.client.channel import ChannelClient, ChannelConnection
-from cluster.client.errors import OUTCOME_UNKNOWN, ApiError
-from cluster.config.config import Config
-from cluster.schemas.channel_frames import CHANNEL_VERSION, HelloFrame, SuccessFrame, encode_frame
-from cluster.security.tls import client_context, server_context
-from cluster.system.address import Address
+from forebay.cluster.client import channel as channel_module
+from forebay.cluster.client.channel import ChannelClient, ChannelConnection
+from forebay.cluster.client.errors import OUTCOME_UNKNOWN, ApiError
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas.channel_frames import CHANNEL_VERSION, HelloFrame, SuccessFrame, encode_frame
+from forebay.cluster.security.tls import client_context, server_context
+from forebay.cluster.system.address import Address
 from tests.cluster.channel.test_channel import channel_of, connect, submission
 from tests.cluster.harness import Harness, story, until
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import cluster.api.worker.channel as channel_module
-import cluster.providers.calls as calls_module
-from cluster.api.worker.channel import ChannelServer
-from cluster.client.channel import ChannelConnection, ChannelError
-from cluster.client.errors import ApiError
-from cluster.config.config import Config
-from cluster.providers.limits import CALLS_MAX
-from cluster.schemas import requests as r
+import forebay.cluster.api.worker.channel as channel_module
+import forebay.cluster.providers.calls as calls_module
+from forebay.cluster.api.worker.channel import ChannelServer
+from forebay.cluster.client.channel import ChannelConnection, ChannelError
+from forebay.cluster.client.errors import ApiError
+from forebay.cluster.config.config import Config
+from forebay.cluster.providers.limits import CALLS_MAX
+from forebay.cluster.schemas import requests as r
 from tests.cluster.channel.test_channel import channel_of, connect, submission
 from tests.cluster.harness import PATIENCE_S, PLAIN, Harness, story, until
 from tests.cluster.provided import configure, provided, script

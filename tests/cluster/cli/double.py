@@ -18,14 +18,14 @@ import msgspec
 from aiohttp import web
 from click.testing import CliRunner, Result
 
-from cluster.cli.app import cli
-from cluster.cli.session import Session
-from cluster.config.config import Config
-from cluster.config.new_site import API_PORT_OFFSET, Founding, create_site
-from cluster.schemas.jobs import ErrorAnswer, ErrorView
-from cluster.security.identity import identify
-from cluster.security.tls import server_context
-from cluster.system.clock import SystemClock
+from forebay.cluster.cli.app import cli
+from forebay.cluster.cli.session import Session
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.new_site import API_PORT_OFFSET, Founding, create_site
+from forebay.cluster.schemas.jobs import ErrorAnswer, ErrorView
+from forebay.cluster.security.identity import identify
+from forebay.cluster.security.tls import server_context
+from forebay.cluster.system.clock import SystemClock
 
 
 class Asked(NamedTuple):
@@ -120,7 +120,7 @@ def on_a_terminal(config: Config, *words: str) -> Iterator[tuple[int, int, "subp
     """A command that runs on a terminal of its own: our end of it, its end, and the process, which is ended."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "cluster.cli", "--config", str(config.file), *words],
+        [sys.executable, "-m", "forebay.cluster.cli", "--config", str(config.file), *words],
         stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
         cwd=Path(__file__).parents[3],
         # Where the tests run in the background of a shell, SIGINT is ignored, and children inherit that.

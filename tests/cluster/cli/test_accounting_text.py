@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.schemas.accounts import ReservationsAnswer, ReservationView
+from forebay.cluster.schemas.accounts import ReservationsAnswer, ReservationView
 from tests.cluster.cli.double import Double, forebay
 
 NIGHT = ReservationView(

@@ -3,8 +3,8 @@
 import json
 import shutil
 
-from cluster.cli.exits import ExitCode
-from cluster.schemas import BuffersAnswer, BufferView
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.schemas import BuffersAnswer, BufferView
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.views import PENDING
 

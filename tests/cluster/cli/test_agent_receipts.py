@@ -11,18 +11,18 @@ import msgspec
 import pytest
 from click.testing import Result
 
-from cluster.agent.files.filesystems import mark, open_records
-from cluster.agent.transfer.options import Algorithm, TransferOptions
-from cluster.agent.transfer.transfer import run_transfer
-from cluster.agent.transfer.transfer_state import TransferContext
-from cluster.agent.transfer.workspace import Workspace
-from cluster.cli.exits import ExitCode
-from cluster.schemas.transfers import ReceiptsAnswer
-from cluster.system.clock import SystemClock
-from cluster.system.descriptors import open_directory
-from replica.model.orders import OrderFilesystem
-from replica.model.stages import Stage
-from replica.model.transfers import TransferReceipt
+from forebay.cluster.agent.files.filesystems import mark, open_records
+from forebay.cluster.agent.transfer.options import Algorithm, TransferOptions
+from forebay.cluster.agent.transfer.transfer import run_transfer
+from forebay.cluster.agent.transfer.transfer_state import TransferContext
+from forebay.cluster.agent.transfer.workspace import Workspace
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.schemas.transfers import ReceiptsAnswer
+from forebay.cluster.system.clock import SystemClock
+from forebay.cluster.system.descriptors import open_directory
+from forebay.replica.model.orders import OrderFilesystem
+from forebay.replica.model.stages import Stage
+from forebay.replica.model.transfers import TransferReceipt
 from tests.cluster.agent.transfer.harness import SMALL, TAG, Harness, Unpaced, plant
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.transfer_views import RECEIPT

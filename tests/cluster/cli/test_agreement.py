@@ -5,14 +5,14 @@ import itertools
 import msgspec
 import pytest
 
-from cluster.cli.commands import member as members
-from cluster.cli.commands.member import Agreement, Comparison, ReplicaStatus, compare
-from cluster.cli.exits import ExitCode
-from cluster.client import Client
-from cluster.config.config import Config, ReplicaConfig
-from cluster.config.new_site import Founding, create_site
-from cluster.schemas.jobs import DigestsAnswer
-from cluster.system.clock import SystemClock
+from forebay.cluster.cli.commands import member as members
+from forebay.cluster.cli.commands.member import Agreement, Comparison, ReplicaStatus, compare
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.client import Client
+from forebay.cluster.config.config import Config, ReplicaConfig
+from forebay.cluster.config.new_site import Founding, create_site
+from forebay.cluster.schemas.jobs import DigestsAnswer
+from forebay.cluster.system.clock import SystemClock
 from tests.cluster.cli.double import forebay
 from tests.cluster.cli.test_commands import STATUS
 

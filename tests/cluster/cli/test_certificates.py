@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from cluster.cli.commands.certificate import EXPIRY_NOTICE_DAYS
-from cluster.cli.exits import ExitCode
-from cluster.config.config import Config
-from cluster.config.new_site import Founding, create_site
-from cluster.security.identity import Role
-from cluster.security.pki import CERTIFICATE_LIFETIME_DAYS
-from cluster.security.tls import client_context, server_context
-from cluster.system.clock import SystemClock
-from replica.values.units import MICROSECONDS_PER_SECOND, Instant
+from forebay.cluster.cli.commands.certificate import EXPIRY_NOTICE_DAYS
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.new_site import Founding, create_site
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import CERTIFICATE_LIFETIME_DAYS
+from forebay.cluster.security.tls import client_context, server_context
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.values.units import MICROSECONDS_PER_SECOND, Instant
 from tests.clocks import ManualClock
 from tests.cluster.cli.double import forebay
 

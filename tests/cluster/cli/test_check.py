@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from cluster.cli.exits import ExitCode
-from cluster.config.config import Config
-from cluster.config.new_site import Founding, create_site
-from cluster.security import server_context
-from cluster.system.clock import SystemClock
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.new_site import Founding, create_site
+from forebay.cluster.security import server_context
+from forebay.cluster.system.clock import SystemClock
 from tests.cluster.cli.double import forebay
 from tests.ports import free_ports
 
@@ -75,7 +75,7 @@ def test_a_replica_that_runs_here_fails_no_check(config: Config) -> None:
 def test_another_account_than_root_checks_no_agent_that_needs_root(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.cli.check.os.geteuid", lambda: 1000)
+    monkeypatch.setattr("forebay.cluster.cli.check.os.geteuid", lambda: 1000)
     needs_root = config.agent("n1").accounts != "own"
     assert {name for name, _ in checked(config)[1]} == ({"r1"} if needs_root else {"r1", "n1"})
 
@@ -121,7 +121,7 @@ def test_root_checks_a_replica_as_the_account_that_it_runs_as(config: Config) ->
 
 
 def test_each_thing_that_a_start_would_fail_at_fails(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.cli.check.HANDSHAKE_S", 0.2)
+    monkeypatch.setattr("forebay.cluster.cli.check.HANDSHAKE_S", 0.2)
     text = config.file.read_text()
     row = config.replica("r1")
     with socket.socket() as taken:

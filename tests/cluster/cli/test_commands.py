@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from cluster.cli.exits import MEANINGS, ExitCode
-from cluster.schemas.command_ids import new_command_id
-from cluster.schemas.jobs import (
+from forebay.cluster.cli.exits import MEANINGS, ExitCode
+from forebay.cluster.schemas.command_ids import new_command_id
+from forebay.cluster.schemas.jobs import (
     BuffersAnswer,
     BufferView,
     BulkAnswer,
@@ -31,9 +31,9 @@ from cluster.schemas.jobs import (
     StatusView,
     WhyView,
 )
-from cluster.schemas.ledger import SnapshotView
-from cluster.schemas.transfers import ReceiptsAnswer, TransfersAnswer
-from cluster.system.clock import SystemClock
+from forebay.cluster.schemas.ledger import SnapshotView
+from forebay.cluster.schemas.transfers import ReceiptsAnswer, TransfersAnswer
+from forebay.cluster.system.clock import SystemClock
 from tests.cluster.cli.double import Double, forebay, on_a_terminal
 from tests.cluster.cli.transfer_views import OF_A_JOB, RECEIPT, TRANSFERS
 from tests.cluster.cli.views import HISTORY, JOBS, PENDING, job
@@ -572,7 +572,7 @@ def test_many_jobs_are_changed_by_one_request_that_goes_on_after_a_refusal_and_e
 def test_more_jobs_than_fit_into_one_request_are_changed_by_several(
     double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.schemas.BULK_COMMANDS_MAX", 2)
+    monkeypatch.setattr("forebay.cluster.schemas.BULK_COMMANDS_MAX", 2)
     results = tuple(CommandResult(command_id="a" * 32, status=200, job=PENDING) for _ in range(2))
     double.answer("POST", "/v1/commands", BulkAnswer(revision=5, results=results))
     assert forebay(double.config, "job", "hold", "1", "2", "3", "4").exit_code == ExitCode.OK
@@ -717,7 +717,7 @@ def test_a_fault_of_forebay_is_a_sentence_too(double: Double, monkeypatch: pytes
     def fail(*_: object) -> None:
         raise ZeroDivisionError("by hand")
 
-    monkeypatch.setattr("cluster.cli.text.job_block", fail)
+    monkeypatch.setattr("forebay.cluster.cli.text.job_block", fail)
     double.answer("GET", "/v1/jobs/42", PENDING)
     result = forebay(double.config, "job", "show", "42")
     assert result.exit_code == ExitCode.FAULT

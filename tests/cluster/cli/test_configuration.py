@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.cli.commands.config import FILE_BYTES_MAX, INCLUDES_MAX
-from cluster.cli.exits import ExitCode
-from cluster.schemas.configuration import CompareAnswer, ConfigurationAnswer, DifferenceView, SettingView
+from forebay.cluster.cli.commands.config import FILE_BYTES_MAX, INCLUDES_MAX
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.schemas.configuration import CompareAnswer, ConfigurationAnswer, DifferenceView, SettingView
 from tests.cluster.cli.double import Double, forebay
 
 PATH = "/v1/configuration"

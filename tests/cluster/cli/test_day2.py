@@ -7,7 +7,7 @@ import shlex
 import click
 import pytest
 
-from cluster.cli.app import cli
+from forebay.cluster.cli.app import cli
 from tests.faults.day2.exercises import EXERCISES
 from tests.faults.day2.table import PART, ROWS, TABLE
 from tests.packages.day2_rows import EXERCISES as UNDER_SYSTEMD

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli.debug import NEVER, PART_BYTES_MAX
-from cluster.cli.exits import ExitCode
-from cluster.config.new_site import quote
-from cluster.config.toml import redact
-from cluster.schemas import NodesAnswer
+from forebay.cluster.cli.debug import NEVER, PART_BYTES_MAX
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.config.new_site import quote
+from forebay.cluster.config.toml import redact
+from forebay.cluster.schemas import NodesAnswer
 from tests.cluster.cli.double import Double, forebay
 
 
@@ -109,7 +109,7 @@ def test_nothing_is_overwritten_and_nothing_half_done_is_left(
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("cluster.cli.debug._write", full)
+    monkeypatch.setattr("forebay.cluster.cli.debug._write", full)
     failed = forebay(double.config, "support", "debug", "--output", str(tmp_path / "new"))
     assert failed.exit_code == ExitCode.BAD_INPUT and "No space left on device" in failed.stderr
     assert not (tmp_path / "new").exists()
@@ -146,8 +146,8 @@ def test_the_journal_is_in_it_or_why_not(
     program = tmp_path / "journalctl"
     program.write_text(f"#!/bin/sh\n{does}\n")
     program.chmod(0o700)
-    monkeypatch.setattr("cluster.cli.debug.JOURNAL_S", 1.0)
-    monkeypatch.setattr("cluster.cli.debug.shutil.which", lambda name: str(program))
+    monkeypatch.setattr("forebay.cluster.cli.debug.JOURNAL_S", 1.0)
+    monkeypatch.setattr("forebay.cluster.cli.debug.shutil.which", lambda name: str(program))
     contents, rows = written(double, tmp_path)
     assert contents.get("logs/journal.txt") == found and missing in rows["logs/journal.txt"]["missing"]
 

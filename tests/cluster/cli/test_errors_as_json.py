@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from click.testing import Result
 
-from cluster.cli import check
-from cluster.cli.exits import ExitCode
-from cluster.schemas import ErrorAnswer, ErrorView
+from forebay.cluster.cli import check
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.schemas import ErrorAnswer, ErrorView
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.test_what_is_imported import EVERY
 

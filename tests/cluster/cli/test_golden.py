@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from cluster.cli.text.job import job_block, spans, timeline, why_text
-from cluster.cli.text.output import INDENT, MARK, ROWS_STYLED_MAX, SHORTENED_MIN, Listing, show, table
-from cluster.cli.text.squeue import STANDARD, Column, Field, format_line, read_format, sort_jobs
-from cluster.cli.text.tables import buffers_table, jobs_table, members_table, nodes_table, pools_table
-from cluster.cli.text.transfer import draw_transfers, job_transfers_text, receipt_text, transfers_table
-from cluster.schemas.job_fields import JobDetailsView
-from cluster.schemas.jobs import JobView
-from cluster.schemas.transfers import JobTransfersView
-from cluster.system.clock import parse_instant
+from forebay.cluster.cli.text.job import job_block, spans, timeline, why_text
+from forebay.cluster.cli.text.output import INDENT, MARK, ROWS_STYLED_MAX, SHORTENED_MIN, Listing, show, table
+from forebay.cluster.cli.text.squeue import STANDARD, Column, Field, format_line, read_format, sort_jobs
+from forebay.cluster.cli.text.tables import buffers_table, jobs_table, members_table, nodes_table, pools_table
+from forebay.cluster.cli.text.transfer import draw_transfers, job_transfers_text, receipt_text, transfers_table
+from forebay.cluster.schemas.job_fields import JobDetailsView
+from forebay.cluster.schemas.jobs import JobView
+from forebay.cluster.schemas.transfers import JobTransfersView
+from forebay.cluster.system.clock import parse_instant
 from tests.cluster.cli.test_commands import BUFFER, MEMBER, NODE, POOL, WHY
 from tests.cluster.cli.transfer_views import OF_A_JOB, RECEIPT, TRANSFERS
 from tests.cluster.cli.views import HISTORY, JOBS, NO_BUFFER, PENDING, RUNNING, job
@@ -145,8 +145,8 @@ def test_what_fits_is_written_exactly_as_rich_draws_it(
     monkeypatch.delenv("COLUMNS", raising=False)
     SHOWN[name]()
     written = capsys.readouterr().out
-    monkeypatch.setattr("cluster.cli.text.output.Listing.width", 10**6)
-    monkeypatch.setattr("cluster.cli.text.output.Listing._is_simple", lambda _: False)
+    monkeypatch.setattr("forebay.cluster.cli.text.output.Listing.width", 10**6)
+    monkeypatch.setattr("forebay.cluster.cli.text.output.Listing._is_simple", lambda _: False)
     SHOWN[name]()
     assert written == capsys.readouterr().out
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster.cli.exits import ExitCode
-from cluster.schemas.ledger import (
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.schemas.ledger import (
     ChangeView,
     DiffAnswer,
     LeadersAnswer,

@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from cluster.cli.commands.options import JOB_ID
+from forebay.cluster.cli.commands.options import JOB_ID
 
 
 @pytest.mark.parametrize("named", ["12", "12_3", "12_[1-4]", "slurm:42", "slurm:1234_7", "a.b-c:42"])

@@ -4,9 +4,9 @@ import json
 
 import msgspec
 
-from cluster.cli.exits import SERVE_MEANINGS, ExitCode
-from cluster.schemas.ledger import ClockAnswer, FeatureLevelAnswer, MemberLevelView
-from cluster.serve import EXIT_RELEASE_NEEDED
+from forebay.cluster.cli.exits import SERVE_MEANINGS, ExitCode
+from forebay.cluster.schemas.ledger import ClockAnswer, FeatureLevelAnswer, MemberLevelView
+from forebay.cluster.serve import EXIT_RELEASE_NEEDED
 from tests.cluster.cli.double import Double, forebay
 
 PRESENT = FeatureLevelAnswer(

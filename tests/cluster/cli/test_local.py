@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cluster.agent.service import EXIT_CONFIGURATION
-from cluster.agent.service import serve as serve_agent
-from cluster.cli.app import cli
-from cluster.cli.commands.local_cluster import Child, list_children, run
-from cluster.cli.exits import ExitCode
-from cluster.config.config import Config
-from cluster.config.toml import ConfigError
-from cluster.security.tls import describe_certificate
+from forebay.cluster.agent.service import EXIT_CONFIGURATION
+from forebay.cluster.agent.service import serve as serve_agent
+from forebay.cluster.cli.app import cli
+from forebay.cluster.cli.commands.local_cluster import Child, list_children, run
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.toml import ConfigError
+from forebay.cluster.security.tls import describe_certificate
 
 ROOT = Path(__file__).parents[3]
 
@@ -39,7 +39,7 @@ def child(name: str, code: str, kind: str = "replica") -> Child:
 def real(*words: str, directory: Path, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """Run the command line as a process of its own."""
     return subprocess.run(
-        [sys.executable, *options, "-m", "cluster.cli", *words],
+        [sys.executable, *options, "-m", "forebay.cluster.cli", *words],
         cwd=directory,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -120,8 +120,8 @@ def test_init_tells_root_that_root_may_not_submit(
     founded = typed("cluster", "init", str(tmp_path / "first"))
     assert founded.exit_code == 0
     config = Config.load(tmp_path / "first" / "forebay.toml")
-    monkeypatch.setattr("cluster.cli.commands.local.create_site", lambda *_, **__: config)
-    monkeypatch.setattr("cluster.cli.commands.local.os.geteuid", lambda: user_id)
+    monkeypatch.setattr("forebay.cluster.cli.commands.local.create_site", lambda *_, **__: config)
+    monkeypatch.setattr("forebay.cluster.cli.commands.local.os.geteuid", lambda: user_id)
     assert ("root may not submit" in typed("cluster", "init", str(tmp_path / "c"), *words).stderr) == warned
 
 
@@ -129,7 +129,7 @@ def test_init_tells_root_that_root_may_not_submit(
 def test_init_as_root_has_jobs_run_as_their_users_and_never_as_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user_id: int, accounts: str
 ) -> None:
-    monkeypatch.setattr("cluster.cli.commands.local.os.geteuid", lambda: user_id)
+    monkeypatch.setattr("forebay.cluster.cli.commands.local.os.geteuid", lambda: user_id)
     assert typed("cluster", "init", str(tmp_path / "c")).exit_code == 0
     assert {agent.accounts for agent in Config.load(tmp_path / "c" / "forebay.toml").agents} == {accounts}
 
@@ -163,7 +163,7 @@ def test_init_asks_nothing_of_this_machine_where_the_cluster_is_on_others(tmp_pa
 def test_init_for_services_on_other_machines_says_which_script_starts_them_and_needs_no_account_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.cli.commands.local.os.geteuid", lambda: 1000)
+    monkeypatch.setattr("forebay.cluster.cli.commands.local.os.geteuid", lambda: 1000)
     result = typed("cluster", "init", str(tmp_path / "c"), *NAMED, "--replica-account", "nobody-at-all")
     assert result.exit_code == ExitCode.OK, result.stderr
     assert result.stdout.splitlines()[2::2] == ["  sh /etc/forebay/NEXT"] * 2
@@ -307,10 +307,10 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     program = (
         "import asyncio, os, sys\n"
-        "from cluster.cli.commands.local_cluster import Child, run\n"
+        "from forebay.cluster.cli.commands.local_cluster import Child, run\n"
         f"code = 'import os, signal; os.write({write_end}, b\"u\"); signal.pause()'\n"
         "async def forever(): await asyncio.Event().wait()\n"
-        "import cluster.cli.commands.local_cluster as module\n"
+        "import forebay.cluster.cli.commands.local_cluster as module\n"
         "start = asyncio.create_subprocess_exec\n"
         f"asyncio.create_subprocess_exec = lambda *a, **k: start(*a, **k, pass_fds=({write_end},))\n"
         "asyncio.run(run([Child('r1', 'replica', (sys.executable, '-c', code))], [], say=print, announce=forever))\n"
@@ -351,7 +351,7 @@ def test_the_command_line_is_a_program_with_exit_codes_and_no_tracebacks(tmp_pat
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     writer = subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.argv[0] = 'forebay'; from cluster.cli import main; main()", "--help"],
+        [sys.executable, "-m", "forebay.cluster.cli", "--help"],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert writer.stdout is not None
@@ -364,8 +364,8 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
 
 def test_a_module_in_the_present_directory_does_not_stand_in_for_one_of_forebay(tmp_path: Path) -> None:
     """`forebay audit …` starts a process; a file here must not run in it."""
-    (tmp_path / "cluster").mkdir()
-    (tmp_path / "cluster" / "__init__.py").write_text("raise SystemExit('the wrong module ran')")
+    (tmp_path / "forebay").mkdir()
+    (tmp_path / "forebay" / "__init__.py").write_text("raise SystemExit('the wrong module ran')")
     found = real("audit", "verify", "--data", str(tmp_path), directory=tmp_path, options=("-P",))
     assert "wrong module" not in found.stdout + found.stderr
     assert found.returncode == ExitCode.NOT_FOUND

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import click
 import pytest
 
-from cluster.cli.app import cli
+from forebay.cluster.cli.app import cli
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("cluster", "replica", "wal", "snapshots")

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.agent.scripts.record import unpack_script
-from cluster.cli.exits import ExitCode, Failure
-from cluster.cli.submission.request import PreparedSubmit, pack_script, prepare
-from replica.grammar.directives import read_request
-from replica.grammar.lexer import PACKED_MARK, script_bytes_max, split_packed
-from replica.messages import commands as c
-from replica.model.requests import JobRequest
-from replica.values.errors import Refusal, RefusalCode
-from replica.values.limits import (
+from forebay.cluster.agent.scripts.record import unpack_script
+from forebay.cluster.cli.exits import ExitCode, Failure
+from forebay.cluster.cli.submission.request import PreparedSubmit, pack_script, prepare
+from forebay.replica.grammar.directives import read_request
+from forebay.replica.grammar.lexer import PACKED_MARK, script_bytes_max, split_packed
+from forebay.replica.messages import commands as c
+from forebay.replica.model.requests import JobRequest
+from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.limits import (
     BATCH_BYTES_MAX,
     ENVIRONMENT_BYTES_MAX,
     PACKED_HEAD_BYTES_MAX,
@@ -26,7 +26,7 @@ from replica.values.limits import (
     SCRIPT_BYTES_MAX,
     SUBMITTED_SCRIPT_BYTES_MAX,
 )
-from replica.values.units import Instant
+from forebay.replica.values.units import Instant
 from tests.replica.world import World, user
 
 HEAD = "#!/bin/bash\n#SBATCH -c 2\n\n# text\n#DW jobdw capacity=1GiB access_mode=striped type=scratch\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli.exits import ExitCode
-from cluster.schemas.accounts import PartitionsAnswer, PartitionView, UsageAnswer, UsageView
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.schemas.accounts import PartitionsAnswer, PartitionView, UsageAnswer, UsageView
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.views import PENDING
 

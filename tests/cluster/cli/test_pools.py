@@ -5,9 +5,9 @@ import json
 import msgspec
 import pytest
 
-from cluster.cli.exits import ExitCode
-from cluster.schemas.configuration import PoolRemovedAnswer
-from cluster.schemas.jobs import PoolsAnswer, PoolView
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.schemas.configuration import PoolRemovedAnswer
+from forebay.cluster.schemas.jobs import PoolsAnswer, PoolView
 from tests.cluster.cli.double import Double, forebay
 
 GIB = 2**30

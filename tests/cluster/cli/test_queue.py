@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.schemas import JobDetailsView, JobsAnswer, JobView
+from forebay.cluster.schemas import JobDetailsView, JobsAnswer, JobView
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.views import job
 

@@ -8,14 +8,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
-import cluster.serve
-from cluster.audit.commands import COMMANDS
-from cluster.cli.app import cli
-from cluster.cli.audit import offline
-from cluster.cli.commands.submit import submit
-from cluster.cli.exits import MEANINGS, SERVE_MEANINGS, ExitCode
-from cluster.cli.submission.sbatch_options import OPTIONS, UNNAMED_FIELDS, Treatment
-from cluster.cli.tree import GUESSES
+import forebay.cluster.serve
+from forebay.cluster.audit.commands import COMMANDS
+from forebay.cluster.cli.app import cli
+from forebay.cluster.cli.audit import offline
+from forebay.cluster.cli.commands.submit import submit
+from forebay.cluster.cli.exits import MEANINGS, SERVE_MEANINGS, ExitCode
+from forebay.cluster.cli.submission.sbatch_options import OPTIONS, UNNAMED_FIELDS, Treatment
+from forebay.cluster.cli.tree import GUESSES
 from tests.repo import cli_reference
 
 
@@ -130,7 +130,7 @@ def test_every_command_that_is_carried_out_elsewhere_is_known_there() -> None:
 
 
 def test_the_codes_with_which_a_replica_ends_are_those_of_its_process() -> None:
-    codes = {value for name, value in vars(cluster.serve).items() if name.startswith("EXIT_")}
+    codes = {value for name, value in vars(forebay.cluster.serve).items() if name.startswith("EXIT_")}
     assert set(SERVE_MEANINGS) == codes
     for code, meaning in SERVE_MEANINGS.items():
         assert f"| {code} | {meaning} |" in render()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cluster.cli.exits import ExitCode
-from cluster.schemas.job_fields import JobDetailsView
-from cluster.schemas.jobs import BuffersAnswer, BufferView, JobsAnswer, JobView, WhyView
-from cluster.schemas.requests import PersistentClearedAnswer
-from cluster.schemas.transfers import TransfersAnswer
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.schemas.job_fields import JobDetailsView
+from forebay.cluster.schemas.jobs import BuffersAnswer, BufferView, JobsAnswer, JobView, WhyView
+from forebay.cluster.schemas.requests import PersistentClearedAnswer
+from forebay.cluster.schemas.transfers import TransfersAnswer
 from tests.clocks import local_zone
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.transfer_views import OF_A_JOB, TRANSFERS

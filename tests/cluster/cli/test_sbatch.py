@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli.exits import ExitCode, Failure
-from cluster.cli.submission.sbatch import ScriptOptions, check_script, read_options
-from cluster.cli.submission.sbatch_options import LONG, OPTIONS, Option, Treatment, Value, options_for
-from replica.values.limits import SUBMITTED_SCRIPT_BYTES_MAX
+from forebay.cluster.cli.exits import ExitCode, Failure
+from forebay.cluster.cli.submission.sbatch import ScriptOptions, check_script, read_options
+from forebay.cluster.cli.submission.sbatch_options import LONG, OPTIONS, Option, Treatment, Value, options_for
+from forebay.replica.values.limits import SUBMITTED_SCRIPT_BYTES_MAX
 
 
 def options(*lines: str) -> ScriptOptions:

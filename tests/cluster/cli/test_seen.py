@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from cluster.cli.exits import ExitCode
-from cluster.schemas.burst import BurstAnswer, BurstBufferView, BurstPoolView, BurstUseView
-from cluster.schemas.jobs import JobsAnswer
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.schemas.burst import BurstAnswer, BurstBufferView, BurstPoolView, BurstUseView
+from forebay.cluster.schemas.jobs import JobsAnswer
 from tests.clocks import local_zone
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.views import JOBS

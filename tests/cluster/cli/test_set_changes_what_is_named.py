@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.cli.commands.options import CHANGE_TRIES
-from cluster.cli.exits import ExitCode
-from cluster.schemas import accounts as v
+from forebay.cluster.cli.commands.options import CHANGE_TRIES
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.schemas import accounts as v
 from tests.cluster.cli.double import Double, forebay
 
 ACCOUNT = v.AccountView(

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli.commands.options import BULK_BYTES_MAX, split_into_requests
-from cluster.cli.exits import ExitCode
-from cluster.schemas.jobs import BulkAnswer, CommandResult, ErrorView, JobsAnswer
-from cluster.schemas.requests import BULK_COMMANDS_MAX, SubmitCommand
+from forebay.cluster.cli.commands.options import BULK_BYTES_MAX, split_into_requests
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.schemas.jobs import BulkAnswer, CommandResult, ErrorView, JobsAnswer
+from forebay.cluster.schemas.requests import BULK_COMMANDS_MAX, SubmitCommand
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.views import job
 
@@ -144,7 +144,7 @@ def test_scripts_of_which_nobody_knows_what_became_are_each_named_with_an_id_of_
 def test_more_scripts_than_a_request_takes_go_in_several_until_nobody_answers(
     double: Double, scripts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.schemas.BULK_COMMANDS_MAX", 2)
+    monkeypatch.setattr("forebay.cluster.schemas.BULK_COMMANDS_MAX", 2)
     double.refuse("POST", "/v1/commands", 403, "denied", "you may not")
     result = forebay(double.config, "submit", *scripts)
     assert names(double) == [["a.sh", "b.sh"]]

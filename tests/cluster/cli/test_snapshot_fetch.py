@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cluster.cli.commands.backup import receive_snapshot
-from cluster.cli.exits import ExitCode, Failure
+from forebay.cluster.cli.commands.backup import receive_snapshot
+from forebay.cluster.cli.exits import ExitCode, Failure
 
 SNAPSHOT = bytes(range(256)) * 5
 

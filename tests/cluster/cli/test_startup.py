@@ -15,7 +15,7 @@ import typing_extensions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli import startup
+from forebay.cluster.cli import startup
 
 TEXTS = st.text(st.sampled_from("ab \t\n\f\r\x0b\u00a0\u2028"), max_size=12)
 
@@ -56,7 +56,7 @@ def test_a_module_that_was_deferred_is_the_real_one_as_soon_as_something_of_it_i
     attribute = next(one for one in sorted(vars(real)) if not one.startswith("_") and one not in startup.DEFERRED[name])
     said = run(
         "import sys, importlib\n"
-        "import cluster.cli.startup as startup\n"
+        "import forebay.cluster.cli.startup as startup\n"
         f"sys.modules.pop({name!r}, None)\n"
         "startup.defer_imports()\n"
         f"stand_in = importlib.import_module({name!r})\n"

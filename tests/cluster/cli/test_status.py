@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from cluster.cli.exits import ExitCode
-from cluster.schemas import PoolsAnswer
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.schemas import PoolsAnswer
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.test_top import seen
 

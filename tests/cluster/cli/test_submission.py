@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict, replace
 
-from cluster.cli.exits import Failure
-from cluster.cli.submission.readers import parse_dependencies
-from cluster.cli.submission.request import PreparedSubmit, locate, parse_exports, prepare
-from cluster.schemas.job_fields import SubmitRequest
-from cluster.system.clock import parse_instant
-from replica.values.limits import (
+from forebay.cluster.cli.exits import Failure
+from forebay.cluster.cli.submission.readers import parse_dependencies
+from forebay.cluster.cli.submission.request import PreparedSubmit, locate, parse_exports, prepare
+from forebay.cluster.schemas.job_fields import SubmitRequest
+from forebay.cluster.system.clock import parse_instant
+from forebay.replica.values.limits import (
     CPUS_MAX,
     DEPENDENCIES_MAX,
     DIRECTIVE_TEXT_BYTES_MAX,

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli.exits import ExitCode
-from cluster.cli.submission.sbatch_options import OPTIONS, VALUES_WITHOUT_EFFECT, Treatment, Value
-from cluster.cli.submission.waiting import exit_code_of
-from cluster.schemas.job_fields import SubmitRequest
-from cluster.schemas.jobs import ErrorAnswer, ErrorView, JobsAnswer, OtherError
-from replica.model.job_states import ENDED, JobState
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.cli.submission.sbatch_options import OPTIONS, VALUES_WITHOUT_EFFECT, Treatment, Value
+from forebay.cluster.cli.submission.waiting import exit_code_of
+from forebay.cluster.schemas.job_fields import SubmitRequest
+from forebay.cluster.schemas.jobs import ErrorAnswer, ErrorView, JobsAnswer, OtherError
+from forebay.replica.model.job_states import ENDED, JobState
 from tests.cluster.cli.double import Asked, Double, forebay
 from tests.cluster.cli.views import job
 
@@ -318,7 +318,7 @@ def test_a_submit_that_waits_looks_until_all_tasks_are_over_and_ends_with_the_wo
             done = tasks[0], job(job_id=43, state="FAILED", exit_code=2), job(job_id=44, state="CANCELLED")
             double.answer("GET", LIST, JobsAnswer(revision=8, jobs=done))
 
-    monkeypatch.setattr("cluster.cli.submission.waiting.asyncio.sleep", pause)
+    monkeypatch.setattr("forebay.cluster.cli.submission.waiting.asyncio.sleep", pause)
     assert forebay(double.config, "submit", "-W", "--array=0-2", script).exit_code == 2
     assert len(looked) == 3 and looked == sorted(looked)
 

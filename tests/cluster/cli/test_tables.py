@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.cli.text.tables import _offset
+from forebay.cluster.cli.text.tables import _offset
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli.text.times import (
+from forebay.cluster.cli.text.times import (
     format_duration,
     format_elapsed,
     format_span,
@@ -15,8 +15,8 @@ from cluster.cli.text.times import (
     parse_duration,
     parse_past,
 )
-from cluster.system.clock import parse_instant
-from replica.values.limits import TIME_LIMIT_S_MAX
+from forebay.cluster.system.clock import parse_instant
+from forebay.replica.values.limits import TIME_LIMIT_S_MAX
 
 NOW = parse_instant("2026-01-31T12:00:00Z")
 UTC = datetime.UTC

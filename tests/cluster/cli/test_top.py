@@ -13,10 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli.exits import ExitCode
-from cluster.cli.top import NEEDS_MAX, POOLS_MAX, Answers, picture
-from cluster.schemas import MemberView, NeedView, OverviewAnswer, PoolsAnswer, PoolView, TransfersAnswer, TransferView
-from cluster.schemas.overview import TransfersSummary
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.cli.top import NEEDS_MAX, POOLS_MAX, Answers, picture
+from forebay.cluster.schemas import (
+    MemberView,
+    NeedView,
+    OverviewAnswer,
+    PoolsAnswer,
+    PoolView,
+    TransfersAnswer,
+    TransferView,
+)
+from forebay.cluster.schemas.overview import TransfersSummary
 from tests.cluster.cli.double import Double, forebay, on_a_terminal
 
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from cluster.cli.commands import transfer as module
-from cluster.cli.exits import ExitCode
-from cluster.cli.text.transfer import bar, state_words
-from cluster.schemas.transfers import ReceiptsAnswer, TransfersAnswer, TransferState, TransferView
+from forebay.cluster.cli.commands import transfer as module
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.cli.text.transfer import bar, state_words
+from forebay.cluster.schemas.transfers import ReceiptsAnswer, TransfersAnswer, TransferState, TransferView
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.transfer_views import COPYING, OF_A_JOB, RECEIPT, TRANSFERS
 

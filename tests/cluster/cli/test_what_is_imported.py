@@ -10,8 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from cluster.cli.app import cli
-from cluster.cli.tree import TREE, Leaf, paths
+from forebay.cluster.cli.app import cli
+from forebay.cluster.cli.tree import TREE, Leaf, paths
 from tests.cluster.cli.double import Double
 from tests.cluster.cli.views import PENDING
 
@@ -32,16 +32,29 @@ DEFERRED = frozenset(
 
 UNUSED = frozenset(
     """
-    cluster.agent cluster.api cluster.audit cluster.client.channel cluster.client.events cluster.client.exchange
-    cluster.consensus cluster.system.eventloop cluster.schemas.channel_frames cluster.security.pki cluster.server
-    replica.decide replica.fold replica.messages replica.operations replica.scheduler replica.state replica.views
-    snapshots wal
+    forebay.cluster.agent forebay.cluster.api forebay.cluster.audit forebay.cluster.client.channel
+    forebay.cluster.client.events forebay.cluster.client.exchange forebay.cluster.consensus
+    forebay.cluster.schemas.channel_frames forebay.cluster.security.pki forebay.cluster.server
+    forebay.cluster.system.eventloop forebay.replica.decide forebay.replica.fold forebay.replica.messages
+    forebay.replica.operations forebay.replica.scheduler forebay.replica.state forebay.replica.views
+    forebay.snapshots forebay.wal
     """.split()
 )
 """Rooms and modules of Forebay that a plain request has no use for."""
 
 FOR_HELP = (
-    HEAVY | UNUSED | frozenset("cluster.client cluster.cli.commands cluster.cli.text msgspec replica ssl".split())
+    HEAVY
+    | UNUSED
+    | frozenset(
+        (
+            "forebay.cluster.client",
+            "forebay.cluster.cli.commands",
+            "forebay.cluster.cli.text",
+            "forebay.replica",
+            "msgspec",
+            "ssl",
+        )
+    )
 )
 """What the outermost help has no use for, either."""
 
@@ -69,12 +82,12 @@ def imported(words: list[str], **environment: str) -> frozenset[str]:
     """Return the modules that are loaded when the command has ended."""
     program = (
         "import atexit, sys\n"
-        "from cluster.cli.startup import _LazyModule\n"
+        "from forebay.cluster.cli.startup import _LazyModule\n"
         "def loaded():\n"
         "    return sorted(name for name, module in sys.modules.items() if not isinstance(module, _LazyModule))\n"
         "atexit.register(lambda: print(*loaded(), file=sys.stderr))\n"
         f"sys.argv[1:] = {words!r}\n"
-        "from cluster.cli import main\n"
+        "from forebay.cluster.cli import main\n"
         "main()\n"
     )
     command = [sys.executable, "-c", program]
@@ -163,7 +176,7 @@ def test_no_command_imports_a_client_on_a_loop_or_a_renderer_before_it_runs() ->
     """What a command's module imports at its top is paid by its sisters, too."""
     program = (
         "import sys\n"
-        "from cluster.cli.app import cli\n"
+        "from forebay.cluster.cli.app import cli\n"
         "def walk(group, *before):\n"
         "    for name in sorted(group.commands):\n"
         "        command = group.commands[name]\n"

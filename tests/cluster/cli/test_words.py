@@ -13,14 +13,14 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from cluster.cli.app import cli
-from cluster.cli.exits import ExitCode
-from cluster.cli.global_options import GlobalOption
-from cluster.cli.session import DEADLINE_S, name_commands
-from cluster.config.config import Config
-from cluster.config.new_site import API_PORT_OFFSET, Founding, create_site
-from cluster.schemas import JobsAnswer, NodesAnswer
-from cluster.system.clock import SystemClock
+from forebay.cluster.cli.app import cli
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.cli.global_options import GlobalOption
+from forebay.cluster.cli.session import DEADLINE_S, name_commands
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.new_site import API_PORT_OFFSET, Founding, create_site
+from forebay.cluster.schemas import JobsAnswer, NodesAnswer
+from forebay.cluster.system.clock import SystemClock
 from tests.cluster.cli.double import Double, forebay, on_a_terminal
 from tests.cluster.cli.test_commands import NODE
 from tests.cluster.cli.test_errors_as_json import OURS
@@ -71,7 +71,7 @@ def test_every_command_takes_every_global_option_before_between_and_after_its_wo
 
 @pytest.mark.parametrize("words", [("job",), ("queue",), ("run", "replica"), ("audit", "prune"), ("run", "helper")])
 def test_minus_h_is_help_behind_every_command(words: tuple[str, ...]) -> None:
-    run = [sys.executable, "-m", "cluster.cli", *words, "-h"]
+    run = [sys.executable, "-m", "forebay.cluster.cli", *words, "-h"]
     shown = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert shown.startswith(f"Usage: forebay {' '.join(words)} ") and "-h, --help" in shown
 
@@ -84,7 +84,7 @@ def test_a_global_option_has_its_effect_wherever_it_stands(double: Double, place
     typed = ["queue"]
     typed[place:place] = given
     run = subprocess.run(
-        [sys.executable, "-m", "cluster.cli", *typed], env=environment, cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "forebay.cluster.cli", *typed], env=environment, cwd=ROOT, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
     assert msgspec.json.decode(run.stdout, type=JobsAnswer) == JobsAnswer(revision=1, jobs=())
@@ -316,7 +316,7 @@ def test_where_every_replica_refuses_the_connection_no_command_waits_for_its_dea
     file = tmp_path / "file"
     file.write_text("#!/bin/sh\n" if words == ("submit",) else "GetSysState=/bin/true\n")
     # For how long it is tried again, where nobody listens: most of a second, which each command would take here.
-    monkeypatch.setattr("cluster.client.NOBODY_S", 0.05)
+    monkeypatch.setattr("forebay.cluster.client.NOBODY_S", 0.05)
     began = time.monotonic()
     result = forebay(nobody, *typed_for(words, file))
     assert result.exit_code == ExitCode.UNREACHABLE, (result.stdout, result.stderr)

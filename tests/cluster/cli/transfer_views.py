@@ -2,7 +2,7 @@
 
 import msgspec
 
-from cluster.schemas.transfers import (
+from forebay.cluster.schemas.transfers import (
     CheckpointView,
     JobTransfersView,
     LeftOutView,

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from cluster.schemas.jobs import HistoryAnswer, HistoryRow, JobsAnswer, JobView
+from forebay.cluster.schemas.jobs import HistoryAnswer, HistoryRow, JobsAnswer, JobView
 
 PENDING = JobView(
     job_id=42,

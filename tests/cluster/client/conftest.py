@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.client import client as client_module
-from cluster.client.attempt import HttpResponse
-from cluster.client.blocking import BlockingExchange
-from cluster.client.calls import finish
-from cluster.security.tls import TlsFiles
-from cluster.system.address import Address
-from cluster.system.clock import Clock, SystemClock
+from forebay.cluster.client import client as client_module
+from forebay.cluster.client.attempt import HttpResponse
+from forebay.cluster.client.blocking import BlockingExchange
+from forebay.cluster.client.calls import finish
+from forebay.cluster.security.tls import TlsFiles
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.clock import Clock, SystemClock
 from tests.cluster.client.misbehaving import Pki
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from aiohttp import web
 
-from cluster.security.identity import Identity, Role, identify
-from cluster.security.pki import create_authority, issue
-from cluster.security.tls import TlsFiles, server_context
-from cluster.system.address import Address
-from cluster.system.clock import SystemClock
+from forebay.cluster.security.identity import Identity, Role, identify
+from forebay.cluster.security.pki import create_authority, issue
+from forebay.cluster.security.tls import TlsFiles, server_context
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.clock import SystemClock
 from tests.clocks import ManualClock
 
 Behaviour = Callable[["Misbehaving", web.Request, bytes], Awaitable[web.StreamResponse]]

@@ -11,21 +11,21 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from cluster.cli.app import cli
-from cluster.cli.exits import ExitCode
-from cluster.client import access_methods
-from cluster.client.access_methods import GatewayAccess, connect_gateway, own_access_method
-from cluster.client.attempt import AttemptError
-from cluster.client.gateway.service import GatewayError, listen_at
-from cluster.config.access import AccessConfig
-from cluster.config.config import Config
-from cluster.config.new_site import Founding, create_site
-from cluster.config.toml import ConfigError
-from cluster.security.files import TlsError, TlsFiles
-from cluster.security.identity import Role
-from cluster.security.pki import issue, load_authority
-from cluster.system.accounts import PeerAccount
-from cluster.system.clock import SystemClock
+from forebay.cluster.cli.app import cli
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.client import access_methods
+from forebay.cluster.client.access_methods import GatewayAccess, connect_gateway, own_access_method
+from forebay.cluster.client.attempt import AttemptError
+from forebay.cluster.client.gateway.service import GatewayError, listen_at
+from forebay.cluster.config.access import AccessConfig
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.new_site import Founding, create_site
+from forebay.cluster.config.toml import ConfigError
+from forebay.cluster.security.files import TlsError, TlsFiles
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import issue, load_authority
+from forebay.cluster.system.accounts import PeerAccount
+from forebay.cluster.system.clock import SystemClock
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 STRANGER = 4_242

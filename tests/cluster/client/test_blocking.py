@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.client import blocking, http_responses
-from cluster.client.attempt import AttemptError, HttpResponse
-from cluster.client.calls import finish
-from cluster.client.http_responses import HEAD_BYTES_MAX
-from cluster.system.address import Address
+from forebay.cluster.client import blocking, http_responses
+from forebay.cluster.client.attempt import AttemptError, HttpResponse
+from forebay.cluster.client.calls import finish
+from forebay.cluster.client.http_responses import HEAD_BYTES_MAX
+from forebay.cluster.system.address import Address
 from tests.clocks import ManualClock
 
 WHO = Address("127.0.0.1", 1)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from cluster.client import ApiError, Client
-from cluster.client.client import FULL_QUEUE_S, LEAST_S
-from cluster.schemas.jobs import BulkAnswer
-from cluster.schemas.requests import HoldCommand
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.client.client import FULL_QUEUE_S, LEAST_S
+from forebay.cluster.schemas.jobs import BulkAnswer
+from forebay.cluster.schemas.requests import HoldCommand
 from tests.cluster.client.misbehaving import (
     REQUEST_S,
     Behaviour,
@@ -117,7 +117,7 @@ def test_a_full_queue_is_given_the_time_that_replicas_ask_for(pki: Pki, monkeypa
     async def sleep(duration_s: float) -> None:
         waits.append(duration_s)
 
-    monkeypatch.setattr("cluster.client.client.sleep_for", sleep)
+    monkeypatch.setattr("forebay.cluster.client.client.sleep_for", sleep)
     first = results(refused(A, 503), refused(B, 429, "queue_full"), done(C))
     asyncio.run(ask(pki, first, results(NOT_NOW, done(B)), results(done(A))))
     assert waits[0] == FULL_QUEUE_S > waits[1]

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from cluster.client import ApiError, Client
-from cluster.client import blocking as blocking_module
-from cluster.client import exchange as exchange_module
-from cluster.client import http_responses as responses_module
-from cluster.client.calls import REDIRECTS_MAX
-from cluster.schemas import operations as ops
-from cluster.schemas.agents import PollRequest
-from cluster.schemas.job_fields import SubmitRequest
-from cluster.schemas.requests import DrainRequest
-from cluster.security.identity import Identity, Role
-from cluster.security.tls import TlsError, TlsFiles
-from cluster.system.address import Address
-from cluster.system.clock import Clock, SystemClock
-from replica.values.units import Instant
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.client import blocking as blocking_module
+from forebay.cluster.client import exchange as exchange_module
+from forebay.cluster.client import http_responses as responses_module
+from forebay.cluster.client.calls import REDIRECTS_MAX
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.agents import PollRequest
+from forebay.cluster.schemas.job_fields import SubmitRequest
+from forebay.cluster.schemas.requests import DrainRequest
+from forebay.cluster.security.identity import Identity, Role
+from forebay.cluster.security.tls import TlsError, TlsFiles
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.clock import Clock, SystemClock
+from forebay.replica.values.units import Instant
 from tests.clocks import ManualClock
 from tests.cluster.client.misbehaving import (
     REQUEST_S,
@@ -207,7 +207,7 @@ def test_a_replica_that_hangs_is_left_for_the_next_one(pki: Pki, monkeypatch: py
 def test_a_frozen_replica_that_never_shakes_hands_costs_a_handshakes_time_and_not_an_answers(
     pki: Pki, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.client.calls.CONNECT_S", 0.1)
+    monkeypatch.setattr("forebay.cluster.client.calls.CONNECT_S", 0.1)
     monkeypatch.setattr(Client.call, "__kwdefaults__", {**(Client.call.__kwdefaults__ or {}), "attempt_s": 600.0})
 
     async def scenario() -> None:
@@ -355,7 +355,7 @@ def test_a_replica_refuses_a_client_of_another_authority_and_the_error_names_the
         key=foreign_pki.operator.key,
     )
     for module in ("tls", "quick_check"):
-        monkeypatch.setattr(f"cluster.security.{module}.examine", lambda files: None)
+        monkeypatch.setattr(f"forebay.cluster.security.{module}.examine", lambda files: None)
 
     async def scenario() -> None:
         async with (

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.schemas.command_ids import instant_of, new_command_id
-from cluster.system.clock import SystemClock
-from replica.values.units import Instant
+from forebay.cluster.schemas.command_ids import instant_of, new_command_id
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.values.units import Instant
 from tests.clocks import ManualClock
 
 

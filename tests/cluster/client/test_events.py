@@ -10,17 +10,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cluster.client import ApiError, Client
-from cluster.client import sse as sse_module
-from cluster.client.attempt import AttemptError, HttpResponse
-from cluster.client.calls import FIRST_WAIT_S, LONGEST_WAIT_S, Endpoints
-from cluster.client.errors import UNREACHABLE, UNTRUSTED
-from cluster.client.events import GIVE_UP_S, EventStream, StreamPosition
-from cluster.client.exchange import Exchange
-from cluster.client.sse import ServerSentEvent, SseParser, StreamBroken
-from cluster.schemas.ledger import EventView
-from cluster.system.address import Address
-from replica.values.units import Instant
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.client import sse as sse_module
+from forebay.cluster.client.attempt import AttemptError, HttpResponse
+from forebay.cluster.client.calls import FIRST_WAIT_S, LONGEST_WAIT_S, Endpoints
+from forebay.cluster.client.errors import UNREACHABLE, UNTRUSTED
+from forebay.cluster.client.events import GIVE_UP_S, EventStream, StreamPosition
+from forebay.cluster.client.exchange import Exchange
+from forebay.cluster.client.sse import ServerSentEvent, SseParser, StreamBroken
+from forebay.cluster.schemas.ledger import EventView
+from forebay.cluster.system.address import Address
+from forebay.replica.values.units import Instant
 from tests.cluster.client.misbehaving import (
     Behaviour,
     Misbehaving,

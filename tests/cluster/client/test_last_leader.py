@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.client.last_leader import DIRECTORY_VARIABLE, RememberedEndpoints
-from cluster.system import Address
+from forebay.cluster.client.last_leader import DIRECTORY_VARIABLE, RememberedEndpoints
+from forebay.cluster.system import Address
 
 A, B, C = (Address("10.0.0.1", 7000 + number) for number in range(3))
 CLUSTER = "0123456789abcdef"

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.client.attempt import AttemptError, HttpResponse
-from cluster.client.calls import CONNECT_S, NOBODY_S, REDIRECTS_MAX, Caller, ClientCall, Endpoints
-from cluster.client.errors import UNREACHABLE, UNTRUSTED, ApiError
-from cluster.client.exchange import Exchange
-from cluster.system.address import Address
+from forebay.cluster.client.attempt import AttemptError, HttpResponse
+from forebay.cluster.client.calls import CONNECT_S, NOBODY_S, REDIRECTS_MAX, Caller, ClientCall, Endpoints
+from forebay.cluster.client.errors import UNREACHABLE, UNTRUSTED, ApiError
+from forebay.cluster.client.exchange import Exchange
+from forebay.cluster.system.address import Address
 from tests.clocks import ManualClock
 
 REPLICAS = tuple(Address("127.0.0.1", port) for port in (1, 2, 3))

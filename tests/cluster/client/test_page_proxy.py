@@ -10,10 +10,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from cluster.client import Client
-from cluster.client import page_proxy as module
-from cluster.client.page_proxy import PageProxy
-from cluster.config.config import Config
+from forebay.cluster.client import Client
+from forebay.cluster.client import page_proxy as module
+from forebay.cluster.client.page_proxy import PageProxy
+from forebay.cluster.config.config import Config
 from tests.cluster.harness import PATIENCE_S, Harness, story
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.client.calls import (
+from forebay.cluster.client.calls import (
     ENDPOINTS_MAX,
     FIRST_WAIT_S,
     LONGEST_WAIT_S,
@@ -13,7 +13,7 @@ from cluster.client.calls import (
     Endpoints,
     parse_retry_after,
 )
-from cluster.system.address import Address
+from forebay.cluster.system.address import Address
 
 A, B, C = (Address("127.0.0.1", port) for port in (1, 2, 3))
 

@@ -5,11 +5,11 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-import cluster.client.session_ids as module
-from cluster.client.session_ids import REST_S, SessionIds
-from replica.values.command_ids import decode_session_command_id
-from replica.values.limits import SESSION_IDLE_S_MAX
-from replica.values.units import Instant
+import forebay.cluster.client.session_ids as module
+from forebay.cluster.client.session_ids import REST_S, SessionIds
+from forebay.replica.values.command_ids import decode_session_command_id
+from forebay.replica.values.limits import SESSION_IDLE_S_MAX
+from forebay.replica.values.units import Instant
 from tests.clocks import ManualClock
 
 WINDOW = 6

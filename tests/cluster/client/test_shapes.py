@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.schemas import accounts, burst, configuration, jobs, ledger, requests, transfers
-from cluster.schemas.agents import OperationReport, ReportsRequest
-from cluster.schemas.base import View
-from cluster.schemas.job_fields import SubmitRequest
-from cluster.schemas.requests import BulkRequest, CancelCommand, SubmitCommand
-from replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
-from replica.model.job_states import JobState
+from forebay.cluster.schemas import accounts, burst, configuration, jobs, ledger, requests, transfers
+from forebay.cluster.schemas.agents import OperationReport, ReportsRequest
+from forebay.cluster.schemas.base import View
+from forebay.cluster.schemas.job_fields import SubmitRequest
+from forebay.cluster.schemas.requests import BulkRequest, CancelCommand, SubmitCommand
+from forebay.replica.messages.commands import OperationDone, OperationFailed, ScriptEnded, ScriptStarted
+from forebay.replica.model.job_states import JobState
 
 ID = "017f22e279b07cc398c4dc0c0c07398f"
 

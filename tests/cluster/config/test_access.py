@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import access, config
-from cluster.config.access import AccessConfig
-from cluster.config.config import Config
-from cluster.config.discovery import read_access
-from cluster.config.new_site import Founding, create_site
-from cluster.config.toml import ConfigError
-from cluster.system.clock import SystemClock
+from forebay.cluster.config import access, config
+from forebay.cluster.config.access import AccessConfig
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.discovery import read_access
+from forebay.cluster.config.new_site import Founding, create_site
+from forebay.cluster.config.toml import ConfigError
+from forebay.cluster.system.clock import SystemClock
 
 
 @pytest.fixture

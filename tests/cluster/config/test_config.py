@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.config import config as config_module
-from cluster.config.config import Config
-from cluster.config.new_site import PoolSpec, quote
-from cluster.config.toml import ConfigError, Document
-from cluster.security.identity import Role
-from cluster.security.pki import create_authority, issue
-from cluster.system.address import Address
-from cluster.system.clock import SystemClock
-from replica.model.configuration import FOUNDING_FIELDS, Site
-from replica.model.pools import Pool
+from forebay.cluster.config import config as config_module
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.new_site import PoolSpec, quote
+from forebay.cluster.config.toml import ConfigError, Document
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import create_authority, issue
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.model.configuration import FOUNDING_FIELDS, Site
+from forebay.replica.model.pools import Pool
 
 TEXT = """
 [cluster]

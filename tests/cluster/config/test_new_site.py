@@ -7,16 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import new_site as founding_module
-from cluster.config.accounts import SOCKET
-from cluster.config.config import Config
-from cluster.config.new_site import FIRST_START_NAME, FileOwner, Founding, FoundingRefused, PoolSpec, create_site
-from cluster.security.certificates import certificate_of
-from cluster.security.identity import Role
-from cluster.security.pki import issue, load_authority
-from cluster.security.tls import client_context, server_context
-from cluster.system.address import Address
-from cluster.system.clock import SystemClock
+from forebay.cluster.config import new_site as founding_module
+from forebay.cluster.config.accounts import SOCKET
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.new_site import (
+    FIRST_START_NAME,
+    FileOwner,
+    Founding,
+    FoundingRefused,
+    PoolSpec,
+    create_site,
+)
+from forebay.cluster.security.certificates import certificate_of
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import issue, load_authority
+from forebay.cluster.security.tls import client_context, server_context
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.clock import SystemClock
 
 CLOCK = SystemClock()
 

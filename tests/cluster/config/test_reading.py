@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.discovery import CONFIG_NAME, config_places, find_config
-from cluster.config.toml import ConfigError
+from forebay.cluster.config.discovery import CONFIG_NAME, config_places, find_config
+from forebay.cluster.config.toml import ConfigError
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.service import RESTARTED as RESTARTED_OF_AGENTS
-from cluster.client.client import Client
-from cluster.config.config import Config
-from cluster.config.reloading import AGREED, Reloader
-from cluster.config.toml import ConfigError
-from cluster.schemas import operations as ops
-from cluster.serve import APPLIED, RESTARTED
-from cluster.system.processes import descendants
+from forebay.cluster.agent.service import RESTARTED as RESTARTED_OF_AGENTS
+from forebay.cluster.client.client import Client
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.reloading import AGREED, Reloader
+from forebay.cluster.config.toml import ConfigError
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.serve import APPLIED, RESTARTED
+from forebay.cluster.system.processes import descendants
 from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.test_serve import make, ready, request, running, start
 

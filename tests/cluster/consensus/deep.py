@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
-from cluster.consensus import log_compaction, log_replication, progress, raft_log, snapshots
-from cluster.consensus.interface import Timing
-from cluster.consensus.progress import Phase
+from forebay.cluster.consensus import log_compaction, log_replication, progress, raft_log, snapshots
+from forebay.cluster.consensus.interface import Timing
+from forebay.cluster.consensus.progress import Phase
 from tests.cluster.consensus.simulator import Replica, Simulation
 from tests.cluster.consensus.test_simulation import fault
 

@@ -7,12 +7,12 @@ from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-from cluster.consensus.engine import Engine
-from cluster.consensus.frames import AnyMessage, AppendReply, AppendRequest, VoteReply, VoteRequest
-from cluster.consensus.interface import Role, SnapshotRef, SnapshotSink, Timing
+from forebay.cluster.consensus.engine import Engine
+from forebay.cluster.consensus.frames import AnyMessage, AppendReply, AppendRequest, VoteReply, VoteRequest
+from forebay.cluster.consensus.interface import Role, SnapshotRef, SnapshotSink, Timing
+from forebay.wal.journal import Entry
 from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
 from tests.cluster.consensus.simulator import SimClock
-from wal.journal import Entry
 
 TIMING = Timing()
 STAND_S = 1.5 * TIMING.election_min_s

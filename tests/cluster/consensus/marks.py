@@ -7,10 +7,10 @@ never: these look at the mark itself, against the disks and the other replicas.
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from cluster.consensus import progress
-from cluster.consensus.interface import Role
-from cluster.consensus.progress import Phase
-from cluster.consensus.state import RaftState
+from forebay.cluster.consensus import progress
+from forebay.cluster.consensus.interface import Role
+from forebay.cluster.consensus.progress import Phase
+from forebay.cluster.consensus.state import RaftState
 
 
 class Copy(Protocol):

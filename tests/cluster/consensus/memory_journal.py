@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from wal.failures import BrokenInvariant, StorageFailed
-from wal.journal import Entry
+from forebay.wal.failures import BrokenInvariant, StorageFailed
+from forebay.wal.journal import Entry
 
 
 class Disk:

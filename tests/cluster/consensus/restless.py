@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from cluster.consensus import log_replication, raft_log
+from forebay.cluster.consensus import log_replication, raft_log
 from tests.cluster.consensus.simulator import Replica, Simulation, Violation
 
 ACTS = 25

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cluster.consensus.configurations import MemberChange
-from cluster.consensus.engine import Engine
-from cluster.consensus.frames import (
+from forebay.cluster.consensus.configurations import MemberChange
+from forebay.cluster.consensus.engine import Engine
+from forebay.cluster.consensus.frames import (
     PROMISES,
     AnyMessage,
     AppendReply,
@@ -25,13 +25,11 @@ from cluster.consensus.frames import (
     decode_body,
     encode_frame,
 )
-from cluster.consensus.interface import ChangeRefused, NotLeader, RemovedFromCluster, Role, SnapshotRef, Timing
-from cluster.consensus.seals import Seals
-from cluster.consensus.state import RaftState
-from tests.cluster.consensus.marks import broken_marks, votes_missing
-from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
-from wal.codec import NO_OP
-from wal.configuration import (
+from forebay.cluster.consensus.interface import ChangeRefused, NotLeader, RemovedFromCluster, Role, SnapshotRef, Timing
+from forebay.cluster.consensus.seals import Seals
+from forebay.cluster.consensus.state import RaftState
+from forebay.wal.codec import NO_OP
+from forebay.wal.configuration import (
     ChangeKind,
     Configuration,
     ConfigurationAt,
@@ -41,7 +39,9 @@ from wal.configuration import (
     is_configuration,
     unknown,
 )
-from wal.journal import Entry
+from forebay.wal.journal import Entry
+from tests.cluster.consensus.marks import broken_marks, votes_missing
+from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
 
 CLUSTER = "6f1c0000000000000000000000000000"
 TIMING = Timing()

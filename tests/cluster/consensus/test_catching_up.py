@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.consensus.frames import (
+from forebay.cluster.consensus.frames import (
     APPEND_BYTES,
     CHUNK_BYTES,
     CONTINUE,
@@ -20,13 +20,13 @@ from cluster.consensus.frames import (
     SnapshotChunk,
     SnapshotReply,
 )
-from cluster.consensus.interface import SnapshotRef, Timing
-from cluster.consensus.progress import WINDOW_BYTES, WINDOW_REQUESTS, Phase, Progress
-from cluster.consensus.snapshots import CHUNKS_IN_FLIGHT, RETRY_S, SnapshotReceiver, SnapshotSender
-from replica.messages.features import ReleaseNeeded
+from forebay.cluster.consensus.interface import SnapshotRef, Timing
+from forebay.cluster.consensus.progress import WINDOW_BYTES, WINDOW_REQUESTS, Phase, Progress
+from forebay.cluster.consensus.snapshots import CHUNKS_IN_FLIGHT, RETRY_S, SnapshotReceiver, SnapshotSender
+from forebay.replica.messages.features import ReleaseNeeded
+from forebay.wal.failures import StorageFailed
 from tests.cluster.consensus.harness import TIMING, Harness
 from tests.cluster.consensus.simulator import Simulation
-from wal.failures import StorageFailed
 
 
 def test_h16_a_replica_far_away_with_a_divergent_tail_catches_up() -> None:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.config.config import Config
-from cluster.consensus import log_compaction
-from cluster.consensus.interface import Role
-from cluster.server import controller as controller_module
+from forebay.cluster.config.config import Config
+from forebay.cluster.consensus import log_compaction
+from forebay.cluster.consensus.interface import Role
+from forebay.cluster.server import controller as controller_module
 from tests.cluster.consensus.simulator import Replica, Simulation
 from tests.cluster.harness import Harness, story
 from tests.cluster.server.test_controller import small_snapshots, submit_until

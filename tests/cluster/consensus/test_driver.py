@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.consensus import ChangeRefused, Consensus, EntryTooLarge, NotLeader, Role, leadership_transfer
-from cluster.system.clock import SystemClock
+from forebay.cluster.consensus import ChangeRefused, Consensus, EntryTooLarge, NotLeader, Role, leadership_transfer
+from forebay.cluster.system.clock import SystemClock
+from forebay.wal import StorageFailed
 from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, Node, until_leader, with_nodes
-from wal import StorageFailed
 
 
 def test_h23_a_failed_sync_ends_the_replica_and_the_others_go_on(tmp_path: Path) -> None:

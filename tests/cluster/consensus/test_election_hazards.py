@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 
-from cluster.consensus.frames import AppendReply, AppendRequest, Heartbeat, VoteReply, VoteRequest
-from cluster.consensus.interface import NotLeader, Role
+from forebay.cluster.consensus.frames import AppendReply, AppendRequest, Heartbeat, VoteReply, VoteRequest
+from forebay.cluster.consensus.interface import NotLeader, Role
+from forebay.wal.failures import BrokenInvariant
+from forebay.wal.journal import Entry
 from tests.cluster.consensus.harness import STAND_S, TIMING, Harness, StockHarness
 from tests.cluster.consensus.simulator import Simulation
-from wal.failures import BrokenInvariant
-from wal.journal import Entry
 
 
 def test_h14_a_replica_behind_a_black_hole_inflates_no_term_and_deposes_nobody_on_return() -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from pysyncobj import SyncObj, SyncObjConf, replicated
 
-from cluster.consensus.frames import AppendReply, AppendRequest, encode_frame
-from cluster.consensus.interface import NotLeader, Timing
-from cluster.consensus.stock import stock_configuration
+from forebay.cluster.consensus.frames import AppendReply, AppendRequest, encode_frame
+from forebay.cluster.consensus.interface import NotLeader, Timing
+from forebay.cluster.consensus.stock import stock_configuration
+from forebay.wal.failures import BrokenInvariant, StorageFailed
 from tests.cluster.consensus.harness import STAND_S, TIMING, Harness, StockHarness
 from tests.cluster.consensus.simulator import CLUSTER, Simulation
-from wal.failures import BrokenInvariant, StorageFailed
 
 
 def test_h06_a_machine_that_raises_stops_the_replica_and_the_entry_is_not_tried_again() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.consensus.frames import (
+from forebay.cluster.consensus.frames import (
     APPEND_ENTRIES,
     LEDGER_DIGEST_BYTES,
     MAX_ENTRY_BYTES,

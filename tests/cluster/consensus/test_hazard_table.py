@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import cluster.consensus.stock as stock
+import forebay.cluster.consensus.stock as stock
 from tests.repo.tree import ROOT
 from tests.simulation.bugs import PLANTS
 
@@ -143,7 +143,11 @@ def test_every_module_of_consensus_imports_only_what_stands_below_it_in_the_tabl
         tree = ast.parse((DESIGN.parent / f"{module}.py").read_text())
         imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module is not None]
         names = {f"{node.module}.{alias.name}" for node in imports for alias in node.names}
-        used = {name.removeprefix("cluster.consensus.").split(".")[0] for name in names if "cluster.consensus." in name}
+        used = {
+            name.removeprefix("forebay.cluster.consensus.").split(".")[0]
+            for name in names
+            if "forebay.cluster.consensus." in name
+        }
         assert used <= set(order[at + 1 :]), f"{module} imports {sorted(used - set(order[at + 1 :]))}"
 
 

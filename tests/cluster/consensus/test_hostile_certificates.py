@@ -5,16 +5,23 @@ import logging
 
 import pytest
 
-from cluster.consensus.frames import AppendReply, Heartbeat, RemovalNotice, VoteRequest, decode_body, encode_frame
-from cluster.consensus.interface import RemovedFromCluster, Role
-from cluster.consensus.leader_election import TERM_HIGH, TERM_JUMP_MAX, TERM_STEP_MAX
-from cluster.consensus.membership_change import FORSAKEN_TIMEOUTS
-from cluster.consensus.state import first_seq
+from forebay.cluster.consensus.frames import (
+    AppendReply,
+    Heartbeat,
+    RemovalNotice,
+    VoteRequest,
+    decode_body,
+    encode_frame,
+)
+from forebay.cluster.consensus.interface import RemovedFromCluster, Role
+from forebay.cluster.consensus.leader_election import TERM_HIGH, TERM_JUMP_MAX, TERM_STEP_MAX
+from forebay.cluster.consensus.membership_change import FORSAKEN_TIMEOUTS
+from forebay.cluster.consensus.state import first_seq
+from forebay.wal.configuration import unknown
 from tests.cluster.consensus.harness import TIMING, Harness
 from tests.cluster.consensus.memory_journal import Disk
 from tests.cluster.consensus.simulator import CLUSTER, Simulation
 from tests.cluster.consensus.test_membership_hazards import FOUNDERS
-from wal.configuration import unknown
 
 LATEST = 1 << 62
 """The highest term that a frame can say."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from cluster.consensus.frames import AppendReply, AppendRequest, Heartbeat, VoteReply, VoteRequest
-from cluster.consensus.interface import Role, Timing
-from cluster.consensus.leader_election import FIRST_SHARE, election_range_s
+from forebay.cluster.consensus.frames import AppendReply, AppendRequest, Heartbeat, VoteReply, VoteRequest
+from forebay.cluster.consensus.interface import Role, Timing
+from forebay.cluster.consensus.leader_election import FIRST_SHARE, election_range_s
 from tests.cluster.consensus.harness import TIMING, Harness
 from tests.cluster.consensus.simulator import Simulation
 from tests.cluster.consensus.tls_cluster import Node, certify, make_authority, make_members

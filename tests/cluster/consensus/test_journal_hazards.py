@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.consensus.frames import (
+from forebay.cluster.consensus.frames import (
     DONE,
     PROMISES,
     AppendReply,
@@ -20,16 +20,16 @@ from cluster.consensus.frames import (
     VoteReply,
     VoteRequest,
 )
-from cluster.consensus.interface import Role
+from forebay.cluster.consensus.interface import Role
+from forebay.wal import Entry, Journal, no_op_of
+from forebay.wal.codec import NO_OP
+from forebay.wal.failures import BrokenInvariant
+from forebay.wal.ledger import Ledger
+from forebay.wal.records import GENESIS, chain_digest
 from tests.cluster.consensus.harness import STAND_S, Harness, StockHarness
 from tests.cluster.consensus.simulator import Simulation
 from tests.wal.lives import Life, lives, state_of
 from tests.wal.support import entry, fill
-from wal import Entry, Journal, no_op_of
-from wal.codec import NO_OP
-from wal.failures import BrokenInvariant
-from wal.ledger import Ledger
-from wal.records import GENESIS, chain_digest
 
 A, B, C, D = (b"\x01a", b"\x01b", b"\x01c", b"\x01d")
 

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from cluster.consensus.interface import Role
-from cluster.consensus.log_replication import quorum_deadline_s
+from forebay.cluster.consensus.interface import Role
+from forebay.cluster.consensus.log_replication import quorum_deadline_s
+from forebay.wal.configuration import ChangeKind
 from tests.cluster.consensus.simulator import TIMING, Replica, Simulation
 from tests.cluster.consensus.test_membership_hazards import changed
-from wal.configuration import ChangeKind
 
 LATE_S = 1.6 * TIMING.heartbeat_s
 """How late the tick at the deadline is: more than the heartbeat for which it would have been on time."""

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.consensus.frames import AppendReply, AppendRequest, Heartbeat, SnapshotChunk, StateLost
-from cluster.consensus.interface import LostDurableState, Role, SnapshotRef
-from cluster.consensus.progress import Phase
+from forebay.cluster.consensus.frames import AppendReply, AppendRequest, Heartbeat, SnapshotChunk, StateLost
+from forebay.cluster.consensus.interface import LostDurableState, Role, SnapshotRef
+from forebay.cluster.consensus.progress import Phase
 from tests.cluster.consensus.harness import TIMING, Harness
 from tests.cluster.consensus.memory_journal import Disk
 from tests.cluster.consensus.simulator import Replica, Simulation

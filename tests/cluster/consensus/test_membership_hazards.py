@@ -6,9 +6,9 @@ import pytest
 from pysyncobj import SyncObj, SyncObjConf
 from pysyncobj.node import Node
 
-from cluster.consensus.configurations import MemberChange
-from cluster.consensus.engine import Engine
-from cluster.consensus.frames import (
+from forebay.cluster.consensus.configurations import MemberChange
+from forebay.cluster.consensus.engine import Engine
+from forebay.cluster.consensus.frames import (
     AppendReply,
     AppendRequest,
     Heartbeat,
@@ -19,14 +19,11 @@ from cluster.consensus.frames import (
     VoteReply,
     VoteRequest,
 )
-from cluster.consensus.interface import ChangeRefused, HistoryElsewhere, NotLeader, RemovedFromCluster, Role
-from cluster.consensus.leadership_transfer import TARGET_LAG_ENTRIES
-from cluster.consensus.membership_change import PROMOTION_LAG_ENTRIES
-from cluster.consensus.state import first_seq
-from tests.cluster.consensus.harness import STAND_S, TIMING, Harness, StockHarness
-from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
-from tests.cluster.consensus.simulator import SimClock, Simulation, carries
-from wal.configuration import (
+from forebay.cluster.consensus.interface import ChangeRefused, HistoryElsewhere, NotLeader, RemovedFromCluster, Role
+from forebay.cluster.consensus.leadership_transfer import TARGET_LAG_ENTRIES
+from forebay.cluster.consensus.membership_change import PROMOTION_LAG_ENTRIES
+from forebay.cluster.consensus.state import first_seq
+from forebay.wal.configuration import (
     ChangeKind,
     Configuration,
     ConfigurationAt,
@@ -37,7 +34,10 @@ from wal.configuration import (
     is_configuration,
     unknown,
 )
-from wal.failures import BrokenInvariant
+from forebay.wal.failures import BrokenInvariant
+from tests.cluster.consensus.harness import STAND_S, TIMING, Harness, StockHarness
+from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
+from tests.cluster.consensus.simulator import SimClock, Simulation, carries
 
 FOUNDERS = initial(tuple(map(Member, ("r1", "r2", "r3"))))
 

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from cluster.consensus.interface import ChangeRefused, NotLeader, RemovedFromCluster, Role
+from forebay.cluster.consensus.interface import ChangeRefused, NotLeader, RemovedFromCluster, Role
+from forebay.wal.configuration import ChangeKind
 from tests.cluster.consensus.simulator import Replica, Simulation
-from wal.configuration import ChangeKind
 
 SEEDS = 80
 GROUPS = 8

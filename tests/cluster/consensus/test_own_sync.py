@@ -2,9 +2,9 @@
 
 import pytest
 
-from cluster.consensus.frames import AppendReply, AppendRequest, VoteReply, VoteRequest
-from cluster.consensus.interface import Role
-from cluster.consensus.raft_log import SYNC_POSTPONED_BYTES, SYNC_POSTPONED_S
+from forebay.cluster.consensus.frames import AppendReply, AppendRequest, VoteReply, VoteRequest
+from forebay.cluster.consensus.interface import Role
+from forebay.cluster.consensus.raft_log import SYNC_POSTPONED_BYTES, SYNC_POSTPONED_S
 from tests.cluster.consensus.harness import TIMING, Harness
 
 SMALL = b"\x01small"

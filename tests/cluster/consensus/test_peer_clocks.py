@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.consensus.frames import ClockReply
-from cluster.consensus.peer_clocks import OFF_US, STALE_S, ClockBounds, PeerClocks
-from replica.values import Instant
+from forebay.cluster.consensus.frames import ClockReply
+from forebay.cluster.consensus.peer_clocks import OFF_US, STALE_S, ClockBounds, PeerClocks
+from forebay.replica.values import Instant
 
 TRUTH_US = 1_800_000_000_000_000
 

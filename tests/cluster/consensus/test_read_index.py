@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from cluster.consensus import log_replication
-from cluster.consensus.frames import Heartbeat, ReadReply, ReadRequest
-from cluster.consensus.interface import Role
-from cluster.consensus.state import RaftState
+from forebay.cluster.consensus import log_replication
+from forebay.cluster.consensus.frames import Heartbeat, ReadReply, ReadRequest
+from forebay.cluster.consensus.interface import Role
+from forebay.cluster.consensus.state import RaftState
 from tests.cluster.consensus.harness import Harness
 from tests.cluster.consensus.simulator import Replica, Simulation, Violation
 from tests.cluster.consensus.test_simulation import fault

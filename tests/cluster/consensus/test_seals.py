@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.consensus import raft_log
-from cluster.consensus.configurations import recovery_configuration
-from cluster.consensus.seals import KeyReplaced, Seal, SealBroken, SealChecks, Seals, check_tail
+from forebay.cluster.consensus import raft_log
+from forebay.cluster.consensus.configurations import recovery_configuration
+from forebay.cluster.consensus.seals import KeyReplaced, Seal, SealBroken, SealChecks, Seals, check_tail
+from forebay.wal.codec import no_op_of
+from forebay.wal.configuration import ChangeKind, Configuration, Member, encode_configuration, initial
+from forebay.wal.journal import Entry
 from tests.cluster.consensus.simulator import CLUSTER, Simulation, key_of
-from wal.codec import no_op_of
-from wal.configuration import ChangeKind, Configuration, Member, encode_configuration, initial
-from wal.journal import Entry
 
 KEYED = initial(tuple(Member(one, key=Seals(CLUSTER, one, key_of(one)).key) for one in ("r1", "r2", "r3")), version=1)
 FORGED = b"\x01a command that nobody issued"

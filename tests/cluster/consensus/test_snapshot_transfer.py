@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.consensus.frames import (
+from forebay.cluster.consensus.frames import (
     CHUNK_BYTES,
     AppendReply,
     AppendRequest,
@@ -18,16 +18,16 @@ from cluster.consensus.frames import (
     VoteReply,
     VoteRequest,
 )
-from cluster.consensus.interface import Role, SnapshotRef
-from cluster.consensus.snapshots import SnapshotReceiver, SnapshotSender
-from snapshots import Image, SnapshotName, SnapshotStore, write_snapshot
-from snapshots.receive import receiving_name
+from forebay.cluster.consensus.interface import Role, SnapshotRef
+from forebay.cluster.consensus.snapshots import SnapshotReceiver, SnapshotSender
+from forebay.snapshots import Image, SnapshotName, SnapshotStore, write_snapshot
+from forebay.snapshots.receive import receiving_name
+from forebay.wal.configuration import ConfigurationAt
+from forebay.wal.failures import BrokenInvariant
 from tests.cluster.consensus.harness import TIMING, Harness
 from tests.cluster.consensus.simulator import Replica, Simulation
 from tests.cluster.consensus.test_catching_up import FakeSink
 from tests.snapshots.states import many_jobs
-from wal.configuration import ConfigurationAt
-from wal.failures import BrokenInvariant
 
 LONG_S = 20 * TIMING.election_max_s
 """How long the slow verification takes: many elections would fit."""

@@ -12,12 +12,12 @@ from pysyncobj import SyncObj
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-from cluster.consensus import stock
-from cluster.consensus.interface import Role
-from cluster.consensus.stock import JournalAdapter, StockNode
+from forebay.cluster.consensus import stock
+from forebay.cluster.consensus.interface import Role
+from forebay.cluster.consensus.stock import JournalAdapter, StockNode
+from forebay.wal.failures import BrokenInvariant
 from tests.cluster.consensus.harness import Harness, StockHarness
 from tests.cluster.consensus.memory_journal import Disk
-from wal.failures import BrokenInvariant
 
 CONSENSUS = Path(stock.__file__).parent
 
@@ -82,7 +82,7 @@ def test_one_module_knows_the_stock_engine() -> None:
 
 
 def test_only_the_adapter_is_a_stock_engine() -> None:
-    modules = [importlib.import_module(f"cluster.consensus.{path.stem}") for path in CONSENSUS.glob("*.py")]
+    modules = [importlib.import_module(f"forebay.cluster.consensus.{path.stem}") for path in CONSENSUS.glob("*.py")]
     classes = {thing for module in modules for thing in vars(module).values() if inspect.isclass(thing)}
     ours = {one for one in classes if one.__module__.startswith("cluster.")}
     assert {one for one in ours if issubclass(one, SyncObj)} == {StockNode}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.consensus import NotLeader
+from forebay.cluster.consensus import NotLeader
 from tests.cluster.consensus.tls_cluster import (
     PATIENCE_S,
     Node,

@@ -11,20 +11,34 @@ from unittest.mock import patch
 
 import pytest
 
-from cluster.consensus import PeerTls
-from cluster.consensus.frames import MAX_FRAME_BYTES, AnyMessage, AppendReply, AppendRequest, Heartbeat, encode_frame
-from cluster.consensus.transport import HANDSHAKE_S, HANDSHAKES_MAX, QUEUED_BYTES_MAX, ConnectionFailures, TlsLinks, why
-from cluster.security.certificates import certificate_of
-from cluster.security.credentials import Credentials
-from cluster.security.identity import IdentityError, Role
-from cluster.security.peers import Peers
-from cluster.security.pki import issue
-from cluster.system.clock import SystemClock
-from cluster.system.log_rate_limiter import KEYS_MAX, PERIOD_S
-from replica.model.accounts import Revocation
+from forebay.cluster.consensus import PeerTls
+from forebay.cluster.consensus.frames import (
+    MAX_FRAME_BYTES,
+    AnyMessage,
+    AppendReply,
+    AppendRequest,
+    Heartbeat,
+    encode_frame,
+)
+from forebay.cluster.consensus.transport import (
+    HANDSHAKE_S,
+    HANDSHAKES_MAX,
+    QUEUED_BYTES_MAX,
+    ConnectionFailures,
+    TlsLinks,
+    why,
+)
+from forebay.cluster.security.certificates import certificate_of
+from forebay.cluster.security.credentials import Credentials
+from forebay.cluster.security.identity import IdentityError, Role
+from forebay.cluster.security.peers import Peers
+from forebay.cluster.security.pki import issue
+from forebay.cluster.system.clock import SystemClock
+from forebay.cluster.system.log_rate_limiter import KEYS_MAX, PERIOD_S
+from forebay.replica.model.accounts import Revocation
+from forebay.wal import FIRST_INCARNATION, Incarnation, lineage_of
 from tests.clocks import ManualClock
 from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, certify, make_authority, make_members
-from wal import FIRST_INCARNATION, Incarnation, lineage_of
 
 BEAT = Heartbeat(1, 1, 0, True)
 
@@ -258,7 +272,7 @@ def test_who_acknowledged_lets_the_one_that_was_notified_run_first(tmp_path: Pat
         happened: list[str] = []
         dialler = other._diallers["r1"]
         with (
-            patch("cluster.consensus.transport.os.sched_yield", lambda: happened.append("yielded")),
+            patch("forebay.cluster.consensus.transport.os.sched_yield", lambda: happened.append("yielded")),
             patch.object(dialler, "flush", lambda: happened.append("sent")),
         ):
             for message in (BEAT, AppendReply(1, 7, 7), BEAT):
@@ -576,7 +590,7 @@ def test_h05_a_replica_whose_certificate_the_others_refuse_learns_it_from_its_ow
         foreign_directory = tmp_path / "foreign"
         foreign = certify(make_authority(foreign_directory), foreign_directory, "r2")
         mixed = PeerTls(authority=site.tls / "ca.pem", certificate=foreign.certificate, key=foreign.key)
-        with patch("cluster.security.tls.examine"):  # it would be refused before it dials
+        with patch("forebay.cluster.security.tls.examine"):  # it would be refused before it dials
             links = site.make("r2", Ear(), files=mixed)
         await links.start()
         async with asyncio.timeout(PATIENCE_S):
@@ -623,7 +637,7 @@ def test_a_reason_is_never_empty(error: BaseException) -> None:
 def test_each_replica_has_one_connection_to_us_and_no_more_replicas_have_one_than_a_cluster_can_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.consensus.transport.INBOUND_MAX", 2)
+    monkeypatch.setattr("forebay.cluster.consensus.transport.INBOUND_MAX", 2)
 
     async def work(site: Site) -> None:
         files = {name: certify(site.authority, site.tls, name) for name in ("r2", "r3", "r4")}

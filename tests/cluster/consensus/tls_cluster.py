@@ -8,13 +8,13 @@ from typing import NoReturn
 
 import msgspec
 
-from cluster.consensus import Consensus, NotLeader, PeerTls, Role, SnapshotRef, SnapshotSink, Timing
-from cluster.security.credentials import Credentials
-from cluster.security.identity import Role as Holder
-from cluster.security.pki import Authority, create_authority, issue
-from cluster.system.clock import SystemClock
+from forebay.cluster.consensus import Consensus, NotLeader, PeerTls, Role, SnapshotRef, SnapshotSink, Timing
+from forebay.cluster.security.credentials import Credentials
+from forebay.cluster.security.identity import Role as Holder
+from forebay.cluster.security.pki import Authority, create_authority, issue
+from forebay.cluster.system.clock import SystemClock
+from forebay.wal import Entry, Environment, Journal
 from tests.ports import free_ports
-from wal import Entry, Environment, Journal
 
 CLUSTER = "6f1c0000000000000000000000000000"
 FAST = Timing(election_min_s=0.15, election_max_s=0.3, heartbeat_s=0.04)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from cluster.system import fields_of
+from forebay.cluster.system import fields_of
 
 HOLDS: Final = (
     "import fcntl, os, sys, threading\n"

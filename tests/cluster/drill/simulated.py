@@ -13,30 +13,30 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from cluster.api.members import _drill_fields
-from cluster.cli.drills.coordinator import Coordinator, Goals
-from cluster.cli.drills.machines import Machines
-from cluster.cli.drills.preconditions import Plan, Site
-from cluster.cli.drills.prober import Report
-from cluster.cli.drills.scenarios import SCENARIOS
-from cluster.client import ApiError, Client
-from cluster.config import Config
-from cluster.drill import HelperAnswer, HelperRefused
-from cluster.drill.channel import ANSWER_S
-from cluster.drill.faults import Cut, Fault, Fill, Kill, Stop, TargetProcess, Throttle, of_target
-from cluster.drill.helper import Helper
-from cluster.drill.messages import JSON
-from cluster.drill.performer import FaultAssignment, Lease
-from cluster.drill.record import Busy, UndoRecord
-from cluster.schemas import NodesAnswer, TransferAnswer
-from cluster.schemas import operations as ops
-from cluster.schemas.drills import DrillAnswer, DrillProbeAnswer, DrillsAnswer
-from cluster.schemas.ledger import StoryAnswer
-from cluster.security import Credentials, Identity, Role
-from cluster.system import Address
-from replica.messages import commands as c
-from replica.model import DrillVerdict
-from replica.values import Instant, Refusal
+from forebay.cluster.api.members import _drill_fields
+from forebay.cluster.cli.drills.coordinator import Coordinator, Goals
+from forebay.cluster.cli.drills.machines import Machines
+from forebay.cluster.cli.drills.preconditions import Plan, Site
+from forebay.cluster.cli.drills.prober import Report
+from forebay.cluster.cli.drills.scenarios import SCENARIOS
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.config import Config
+from forebay.cluster.drill import HelperAnswer, HelperRefused
+from forebay.cluster.drill.channel import ANSWER_S
+from forebay.cluster.drill.faults import Cut, Fault, Fill, Kill, Stop, TargetProcess, Throttle, of_target
+from forebay.cluster.drill.helper import Helper
+from forebay.cluster.drill.messages import JSON
+from forebay.cluster.drill.performer import FaultAssignment, Lease
+from forebay.cluster.drill.record import Busy, UndoRecord
+from forebay.cluster.schemas import NodesAnswer, TransferAnswer
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.drills import DrillAnswer, DrillProbeAnswer, DrillsAnswer
+from forebay.cluster.schemas.ledger import StoryAnswer
+from forebay.cluster.security import Credentials, Identity, Role
+from forebay.cluster.system import Address
+from forebay.replica.messages import commands as c
+from forebay.replica.model import DrillVerdict
+from forebay.replica.values import Instant, Refusal
 from tests.cluster.cli.drills.test_preconditions import STATUS, WELL
 from tests.replica.world import World
 from tests.simulation.loop import Died, SimClock, Timeline, VirtualLoop

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cluster.config import Config, DrillConfig, HelperConfig
-from cluster.drill import HelperChannel, HelperRefused, LookRequest, faults
-from cluster.drill import allowed as module
-from cluster.drill.allowed import fault_of
-from cluster.drill.faults import Cut, Fill, disk_fault, nft_fault
-from cluster.drill.messages import JSON, HelperAnswer
-from cluster.drill.performer import Lease, Lines, wait_for_end
-from cluster.system import Address, SystemClock
+from forebay.cluster.config import Config, DrillConfig, HelperConfig
+from forebay.cluster.drill import HelperChannel, HelperRefused, LookRequest, faults
+from forebay.cluster.drill import allowed as module
+from forebay.cluster.drill.allowed import fault_of
+from forebay.cluster.drill.faults import Cut, Fill, disk_fault, nft_fault
+from forebay.cluster.drill.messages import JSON, HelperAnswer
+from forebay.cluster.drill.performer import Lease, Lines, wait_for_end
+from forebay.cluster.system import Address, SystemClock
 from tests.cluster.harness import make_cluster, story
 
 

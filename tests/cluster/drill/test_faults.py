@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.drill import faults as module
-from cluster.drill.faults import (
+from forebay.cluster.drill import faults as module
+from forebay.cluster.drill.faults import (
     Cut,
     Fault,
     Fill,
@@ -30,9 +30,9 @@ from cluster.drill.faults import (
     of_target,
     undo_fault,
 )
-from cluster.drill.messages import HelperRefused
-from cluster.drill.record import Busy, UndoRecord
-from cluster.system import start_time
+from forebay.cluster.drill.messages import HelperRefused
+from forebay.cluster.drill.record import Busy, UndoRecord
+from forebay.cluster.system import start_time
 from tests.cluster.drill.held import holding, state_of
 
 NEVER = 0

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cluster.client import ApiError
-from cluster.config import Config, ConfigError, DrillConfig, HelperConfig
-from cluster.drill import (
+from forebay.cluster.client import ApiError
+from forebay.cluster.config import Config, ConfigError, DrillConfig, HelperConfig
+from forebay.cluster.drill import (
     BeginRequest,
     EndRequest,
     HelperAnswer,
@@ -24,12 +24,12 @@ from cluster.drill import (
     LookRequest,
     RenewRequest,
 )
-from cluster.drill import helper as module
-from cluster.drill.helper import Helper
-from cluster.drill.record import UndoRecord
-from cluster.schemas.drills import DrillAnswer
-from cluster.security import Credentials, TlsFiles, server_context
-from cluster.system import Address, SystemClock
+from forebay.cluster.drill import helper as module
+from forebay.cluster.drill.helper import Helper
+from forebay.cluster.drill.record import UndoRecord
+from forebay.cluster.schemas.drills import DrillAnswer
+from forebay.cluster.security import Credentials, TlsFiles, server_context
+from forebay.cluster.system import Address, SystemClock
 from tests.cluster.drill.held import holding, state_of
 from tests.cluster.harness import story
 from tests.ports import free_port
@@ -282,7 +282,7 @@ def test_what_the_machine_does_not_allow_is_refused_before_anything_is_touched(
     ask, changes, sentence = HERE[why]
     if why == "a disk that others need":
         monkeypatch.setattr(
-            "cluster.drill.allowed.disk_fault",
+            "forebay.cluster.drill.allowed.disk_fault",
             lambda directory: "it is on the root filesystem, which other programs need",
         )
         sentence = "it is on the root filesystem"
@@ -353,7 +353,7 @@ async def test_a_helper_that_is_missing_or_somebody_else_is_named(machine: Confi
 
 @story
 async def test_what_an_earlier_helper_left_is_undone_before_the_next_one_listens(machine: Config, r1: int) -> None:
-    from cluster.drill.faults import Stop, ThisMachine, of_target
+    from forebay.cluster.drill.faults import Stop, ThisMachine, of_target
 
     real = ThisMachine()
     record = UndoRecord(machine.drill.directory / "h1")

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cluster.cli.drills import coordinator, final_checks, probes
-from cluster.cli.drills.coordinator import LEASE_MORE_S
-from cluster.cli.drills.scenarios import SCENARIOS
-from cluster.config import Config, DrillConfig, HelperConfig
-from cluster.drill import LEASE_S
-from cluster.drill import helper as helping
-from cluster.drill.record import UndoRecord
-from cluster.system import Address
+from forebay.cluster.cli.drills import coordinator, final_checks, probes
+from forebay.cluster.cli.drills.coordinator import LEASE_MORE_S
+from forebay.cluster.cli.drills.scenarios import SCENARIOS
+from forebay.cluster.config import Config, DrillConfig, HelperConfig
+from forebay.cluster.drill import LEASE_S
+from forebay.cluster.drill import helper as helping
+from forebay.cluster.drill.record import UndoRecord
+from forebay.cluster.system import Address
 from tests.cluster.drill.simulated import PROBE_S, RESTART_S, VICTIMS, Simulated
 
 pytestmark = [

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cluster.config import DrillConfig
-from cluster.drill import HelperRefused
-from cluster.drill import throttling as module
-from cluster.drill.allowed import fault_of
-from cluster.drill.faults import IO_MAX, TargetProcess, ThisMachine, Throttle, of_target
-from cluster.drill.record import UndoRecord
-from cluster.drill.throttling import NONE, WRITES_PER_S, throttle_of
+from forebay.cluster.config import DrillConfig
+from forebay.cluster.drill import HelperRefused
+from forebay.cluster.drill import throttling as module
+from forebay.cluster.drill.allowed import fault_of
+from forebay.cluster.drill.faults import IO_MAX, TargetProcess, ThisMachine, Throttle, of_target
+from forebay.cluster.drill.record import UndoRecord
+from forebay.cluster.drill.throttling import NONE, WRITES_PER_S, throttle_of
 from tests.cluster.drill.held import holding
 from tests.cluster.drill.test_allowed import three as three
 
@@ -124,7 +124,9 @@ def test_a_target_that_does_not_run_is_refused_before_anything_is_done(
     config = replace(three, storage=replace(three.storage, directory=tmp_path), drill=DrillConfig(allow=("disk",)))
     with pytest.raises(HelperRefused, match="r1 is not running"):
         fault_of(config, config.helpers[0], "slow-disk", "r1", 7)
-    monkeypatch.setattr("cluster.drill.allowed.throttle_of", lambda process, home: Throttle(str(home), "b", "a"))
+    monkeypatch.setattr(
+        "forebay.cluster.drill.allowed.throttle_of", lambda process, home: Throttle(str(home), "b", "a")
+    )
     with holding(tmp_path / "r1" / "wal"):
         found = fault_of(config, config.helpers[0], "slow-disk", "r1", 7)
     assert found == Throttle(str(tmp_path / "r1" / "wal"), "b", "a")

@@ -12,10 +12,10 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from cluster.providers import Local, Provider, Subject, provider_for
-from cluster.system.clock import SystemClock
-from cluster.system.processes import all_pids, become_subreaper, environment_variables
-from replica.model.provider import Provision
+from forebay.cluster.providers import Local, Provider, Subject, provider_for
+from forebay.cluster.system.clock import SystemClock
+from forebay.cluster.system.processes import all_pids, become_subreaper, environment_variables
+from forebay.replica.model.provider import Provision
 
 HERE = Path(__file__).parent
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.providers.job_table import FIELDS, INFINITE16, NICE_OFFSET, NO_VAL, NO_VAL16, JobField
+from forebay.cluster.providers.job_table import FIELDS, INFINITE16, NICE_OFFSET, NO_VAL, NO_VAL16, JobField
 
 NAMES = {NO_VAL: "NO_VAL", NO_VAL16: "NO_VAL16", INFINITE16: "INFINITE16", NICE_OFFSET: "NICE_OFFSET"}
 

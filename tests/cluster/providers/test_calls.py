@@ -15,18 +15,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.providers import OperationError, PoolReport
-from cluster.providers.calls import ProviderCalls, TooManyCalls, changes, foreign_bytes
-from cluster.providers.limits import CALLS_IDLE_MAX, CALLS_MAX, CALLS_WAITING_MAX
-from cluster.providers.private_directory import PREFIX, private_directory
-from cluster.providers.worker import LENGTH_BYTES, CallAnswer, CallRequest
-from cluster.system.processes import all_pids, descendants, environment_variables
-from replica.messages.commands import CONTROLLER, ChangePool
-from replica.model.configuration import Site
-from replica.model.pools import Pool, PoolUnit
-from replica.model.provider import Provision
-from replica.state.state import EMPTY, State
-from replica.values.errors import Refusal
+from forebay.cluster.providers import OperationError, PoolReport
+from forebay.cluster.providers.calls import ProviderCalls, TooManyCalls, changes, foreign_bytes
+from forebay.cluster.providers.limits import CALLS_IDLE_MAX, CALLS_MAX, CALLS_WAITING_MAX
+from forebay.cluster.providers.private_directory import PREFIX, private_directory
+from forebay.cluster.providers.worker import LENGTH_BYTES, CallAnswer, CallRequest
+from forebay.cluster.system.processes import all_pids, descendants, environment_variables
+from forebay.replica.messages.commands import CONTROLLER, ChangePool
+from forebay.replica.model.configuration import Site
+from forebay.replica.model.pools import Pool, PoolUnit
+from forebay.replica.model.provider import Provision
+from forebay.replica.state.state import EMPTY, State
+from forebay.replica.values.errors import Refusal
 from tests.cluster.agent.conftest import ROOT
 from tests.cluster.harness import story, until
 from tests.cluster.providers.conftest import Programs
@@ -122,7 +122,7 @@ class Worker:
 
     def __init__(self, temporary: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cluster.providers.worker", str(os.getpid())],
+            [sys.executable, "-P", "-m", "forebay.cluster.providers.worker", str(os.getpid())],
             env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -276,7 +276,7 @@ def test_the_first_pool_of_datawarp_is_the_default_unless_the_site_names_one() -
 
 
 def test_a_replica_does_not_even_load_what_forks() -> None:
-    code = "import cluster.serve, sys; print('cluster.providers.guard' in sys.modules)"
+    code = "import forebay.cluster.serve, sys; print('forebay.cluster.providers.guard' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.providers import Local, OperationError
-from cluster.providers.files import replace_symbols, whole_script
-from cluster.providers.trusted_programs import ProgramRefused, check_command, read_trusted
-from replica.model.buffers import Access
-from replica.model.requests import CreatePersistent, DestroyPersistent
+from forebay.cluster.providers import Local, OperationError
+from forebay.cluster.providers.files import replace_symbols, whole_script
+from forebay.cluster.providers.trusted_programs import ProgramRefused, check_command, read_trusted
+from forebay.replica.model.buffers import Access
+from forebay.replica.model.requests import CreatePersistent, DestroyPersistent
 from tests.cluster.providers.conftest import Programs
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.providers import guard
-from cluster.system.clock import SystemClock
-from cluster.system.processes import start_time
+from forebay.cluster.providers import guard
+from forebay.cluster.system.clock import SystemClock
+from forebay.cluster.system.processes import start_time
 
 
 @pytest.fixture

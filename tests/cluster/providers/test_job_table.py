@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.providers import Local, OperationError
-from cluster.providers.job_table import FIELDS, FIRST, JobContext, job_table, job_text, value_of
-from cluster.providers.slurm_constants import CONSTANTS, error_codes
-from replica.model.job_states import ENDED, JobState
-from replica.model.orders import JobStatus
-from replica.model.requests import JobOptions
-from replica.values.units import Instant
+from forebay.cluster.providers import Local, OperationError
+from forebay.cluster.providers.job_table import FIELDS, FIRST, JobContext, job_table, job_text, value_of
+from forebay.cluster.providers.slurm_constants import CONSTANTS, error_codes
+from forebay.replica.model.job_states import ENDED, JobState
+from forebay.replica.model.orders import JobStatus
+from forebay.replica.model.requests import JobOptions
+from forebay.replica.values.units import Instant
 from tests.cluster.providers.conftest import HERE, Programs
 from tests.cluster.providers.test_lua import JOB, perform
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.providers import OperationError, Provider, Subject
-from cluster.providers.limits import OUTPUT_BYTES_MAX
-from cluster.system.clock import SystemClock
+from forebay.cluster.providers import OperationError, Provider, Subject
+from forebay.cluster.providers.limits import OUTPUT_BYTES_MAX
+from forebay.cluster.system.clock import SystemClock
 from tests.cluster.providers.conftest import Programs, pairs
 
 JOB = ("process", "setup", "data_in", "paths", "pre_run", "post_run", "data_out", "teardown")

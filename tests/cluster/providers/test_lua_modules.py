@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.providers import OperationError
-from cluster.providers.interface import LUA_VERSIONS
-from cluster.providers.limits import LUA_MEMORY_BYTES_MAX
-from cluster.providers.lua_modules import default_cpath, default_path, search_path
+from forebay.cluster.providers import OperationError
+from forebay.cluster.providers.interface import LUA_VERSIONS
+from forebay.cluster.providers.limits import LUA_MEMORY_BYTES_MAX
+from forebay.cluster.providers.lua_modules import default_cpath, default_path, search_path
 from tests.cluster.providers.conftest import HERE, Programs
 from tests.cluster.providers.test_lua import JOB, perform
 
@@ -270,7 +270,7 @@ def test_a_module_that_is_there_for_another_release_is_named_with_the_key_to_set
 ) -> None:
     (tmp_path / "5.3").mkdir()
     (tmp_path / "5.3" / "only.lua").write_text("return 5\n")
-    monkeypatch.setattr("cluster.providers.lua_modules.LUA_DIRECTORIES", (str(tmp_path),))
+    monkeypatch.setattr("forebay.cluster.providers.lua_modules.LUA_DIRECTORIES", (str(tmp_path),))
     error = require(programs, "only")
     assert "module 'only' not found" in error
     assert 'the module exists for Lua 5.3: set lua_version = "5.3" in [provider] of forebay.toml' in error

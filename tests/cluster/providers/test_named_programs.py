@@ -14,13 +14,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.config.new_site import Founding, create_site
-from cluster.providers import Local, OperationError, Provider, Subject, provider_for
-from cluster.system.clock import SystemClock
-from replica.grammar.settings import KEYS, SettingKey, ValueKind
-from replica.model.provider import Provision
-from replica.model.requests import CreatePersistent, DestroyPersistent
+from forebay.cluster.agent.transfer.errors import TransferFailed
+from forebay.cluster.config.new_site import Founding, create_site
+from forebay.cluster.providers import Local, OperationError, Provider, Subject, provider_for
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.grammar.settings import KEYS, SettingKey, ValueKind
+from forebay.replica.model.provider import Provision
+from forebay.replica.model.requests import CreatePersistent, DestroyPersistent
 from tests.cluster.agent.transfer.harness import SMALL, Harness
 
 NAMING = [key for key in KEYS if key.kind in (ValueKind.PROGRAM, ValueKind.TEMPLATE)]

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.schemas import days_left
-from cluster.system.clock import format_instant
-from replica.values.units import Instant
+from forebay.cluster.schemas import days_left
+from forebay.cluster.system.clock import format_instant
+from forebay.replica.values.units import Instant
 
 DAY_US = 86_400_000_000
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.schemas.page import BAR_WIDTH_MIN, ChartBar, ChartFrame, Layer, areas, bar_strip
-from cluster.schemas.page.svg import HEIGHT, STRIP, TICKS
+from forebay.cluster.schemas.page import BAR_WIDTH_MIN, ChartBar, ChartFrame, Layer, areas, bar_strip
+from forebay.cluster.schemas.page.svg import HEIGHT, STRIP, TICKS
 
 FRAME = ChartFrame(0, 1_000_000)
 times = st.integers(-100_000, 1_100_000)

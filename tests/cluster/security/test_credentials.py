@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.security.credentials import REFRESH_S, Credentials
-from cluster.security.identity import Role
-from cluster.security.pki import (
+from forebay.cluster.security.credentials import REFRESH_S, Credentials
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import (
     Authority,
     PkiError,
     create_authority,
@@ -18,9 +18,9 @@ from cluster.security.pki import (
     renew_authority,
     retire_authorities,
 )
-from cluster.security.tls import TlsError, TlsFiles, client_context, server_context
-from cluster.system.clock import SystemClock
-from replica.values.units import Instant
+from forebay.cluster.security.tls import TlsError, TlsFiles, client_context, server_context
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.values.units import Instant
 from tests.clocks import ManualClock
 from tests.cluster.security.test_pki import shake_hands
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cluster.security.identity import Identity, IdentityError, Role, identify, is_name
+from forebay.cluster.security.identity import Identity, IdentityError, Role, identify, is_name
 
 
 def certificate(*pairs: tuple[str, str]) -> dict[str, Any]:

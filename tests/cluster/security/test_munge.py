@@ -5,8 +5,8 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.security import purpose_of
-from cluster.security.munge import PURPOSE
+from forebay.cluster.security import purpose_of
+from forebay.cluster.security.munge import PURPOSE
 
 texts = st.text(alphabet="ab", max_size=3)
 requests = st.tuples(texts, texts, texts, texts, texts)

@@ -5,12 +5,12 @@ import ssl
 
 import pytest
 
-from cluster.config.config import Config
-from cluster.security.certificates import certificate_of
-from cluster.security.tls import client_context
-from cluster.system.address import Address
-from cluster.system.clock import SystemClock
-from replica.values.units import Instant
+from forebay.cluster.config.config import Config
+from forebay.cluster.security.certificates import certificate_of
+from forebay.cluster.security.tls import client_context
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.values.units import Instant
 from tests.cluster.channel.test_channel import channel_of
 from tests.cluster.harness import Harness, story
 

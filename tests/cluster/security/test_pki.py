@@ -13,10 +13,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from cluster.security.certificates import certificate_of
-from cluster.security.identity import HELPER_HOST, Identity, Role, identify
-from cluster.security.pki import Authority, PkiError, create_authority, issue, load_authority
-from cluster.security.tls import (
+from forebay.cluster.security.certificates import certificate_of
+from forebay.cluster.security.identity import HELPER_HOST, Identity, Role, identify
+from forebay.cluster.security.pki import Authority, PkiError, create_authority, issue, load_authority
+from forebay.cluster.security.tls import (
     TlsError,
     TlsFiles,
     check_key_file,
@@ -27,8 +27,8 @@ from cluster.security.tls import (
     server_context,
     until_valid,
 )
-from cluster.system.clock import SystemClock
-from replica.values.units import Instant
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.values.units import Instant
 from tests.clocks import ManualClock
 
 NOW = SystemClock().now()
@@ -103,7 +103,7 @@ def test_a_client_reads_and_writes_nothing_once_the_certificate_of_the_server_ha
     server_end.write(b"before after")
     assert client_end.read(6) == b"before"
     clock = ManualClock(certificate_of(tls, "r1").valid_until)
-    monkeypatch.setattr("cluster.security.tls._CLOCK", clock)
+    monkeypatch.setattr("forebay.cluster.security.tls._CLOCK", clock)
     assert client_end.read(1) == b" "
     clock.advance(1)
     for act in (lambda: client_end.read(5), lambda: client_end.write(b"x")):
@@ -353,7 +353,7 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_a_password(files: T
 def test_who_waits_for_a_certificate_goes_on_once_the_clock_is_set(
     files: TlsFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.security.tls.VALIDITY_LOOK_S", 0.001)
+    monkeypatch.setattr("forebay.cluster.security.tls.VALIDITY_LOOK_S", 0.001)
 
     class Slow(ManualClock):
         looks = 0
@@ -380,5 +380,5 @@ def test_the_key_that_is_loaded_is_the_one_that_was_judged(
         path.symlink_to(other)
         return descriptor
 
-    monkeypatch.setattr("cluster.security.tls.open_key_file", swapped)
+    monkeypatch.setattr("forebay.cluster.security.tls.open_key_file", swapped)
     assert open_server_context(files.certificate, files.key).minimum_version is ssl.TLSVersion.TLSv1_3

@@ -11,13 +11,13 @@ from cryptography import x509
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.security import quick_check
-from cluster.security.certificates import certificate_of
-from cluster.security.identity import Role
-from cluster.security.pki import CERTIFICATE_LIFETIME_DAYS, PkiError, create_authority, issue, load_authority
-from cluster.security.tls import NotValidNow, TlsError, TlsFiles, check_validity, examine
-from cluster.system.clock import SystemClock
-from replica.values.units import Instant
+from forebay.cluster.security import quick_check
+from forebay.cluster.security.certificates import certificate_of
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import CERTIFICATE_LIFETIME_DAYS, PkiError, create_authority, issue, load_authority
+from forebay.cluster.security.tls import NotValidNow, TlsError, TlsFiles, check_validity, examine
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.values.units import Instant
 
 NOW = SystemClock().now()
 DAY_US = 86_400 * 1_000_000

@@ -5,13 +5,13 @@ import ssl
 
 import pytest
 
-from cluster.config.config import Config
-from cluster.security.certificates import certificate_of
-from cluster.security.identity import Role
-from cluster.security.pki import issue, load_authority
-from cluster.security.tls import client_context
-from cluster.system.address import Address
-from cluster.system.clock import SystemClock
+from forebay.cluster.config.config import Config
+from forebay.cluster.security.certificates import certificate_of
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import issue, load_authority
+from forebay.cluster.security.tls import client_context
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.clock import SystemClock
 from tests.cluster.channel.test_channel import channel_of
 from tests.cluster.harness import Harness, story
 from tests.cluster.security.test_peers import read_to_end

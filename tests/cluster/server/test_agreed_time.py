@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.consensus import ClockBounds
-from cluster.server.agreed_time import SLEW, AgreedTime
-from replica.values import NEVER, Instant
+from forebay.cluster.consensus import ClockBounds
+from forebay.cluster.server.agreed_time import SLEW, AgreedTime
+from forebay.replica.values import NEVER, Instant
 
 START = 1_800_000_000_000_000
 HOUR_US = 3_600_000_000

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from cluster.server import applied_log as applied_log_module
-from cluster.server.applied_log import AppliedEntry, AppliedLog, Transition
-from cluster.system.eventloop.slices import Slices
-from replica.state import EMPTY
-from replica.values.units import Revision
+from forebay.cluster.server import applied_log as applied_log_module
+from forebay.cluster.server.applied_log import AppliedEntry, AppliedLog, Transition
+from forebay.cluster.system.eventloop.slices import Slices
+from forebay.replica.state import EMPTY
+from forebay.replica.values.units import Revision
+from forebay.wal import Environment, Journal
+from forebay.wal.codec import NO_OP
+from forebay.wal.journal import Entry
+from forebay.wal.ledger import Ledger
 from tests.cluster.harness import story
 from tests.wal.support import open_env
-from wal import Environment, Journal
-from wal.codec import NO_OP
-from wal.journal import Entry
-from wal.ledger import Ledger
 
 
 def applied_to(applied_log: AppliedLog, journal: Journal, last: int) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from cluster.client import Client
-from cluster.config.config import Config
-from cluster.schemas import operations as ops
-from cluster.server.recovery import restore_snapshot
-from cluster.server.storage import StorageRefused, open_storage
-from cluster.system.clock import SystemClock
+from forebay.cluster.client import Client
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.server.recovery import restore_snapshot
+from forebay.cluster.server.storage import StorageRefused, open_storage
+from forebay.cluster.system.clock import SystemClock
 from tests.cluster.harness import story
 from tests.cluster.test_serve import ROOT, make, ready, request, running
 
@@ -25,7 +25,10 @@ async def forebay(config: Config, *words: str, code: int = 0) -> Any:
     """Run the command line; return its JSON, or what it said where it failed."""
     found = await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-m", "cluster.cli", "--config", str(config.file), *words, *([] if code else ["--json"])],
+        [
+            *(sys.executable, "-m", "forebay.cluster.cli", "--config", str(config.file), *words),
+            *([] if code else ["--json"]),
+        ],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert found.returncode == code, found.stdout + found.stderr

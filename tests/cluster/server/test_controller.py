@@ -10,19 +10,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.config.config import Config
-from cluster.consensus import SnapshotSink
-from cluster.server.storage import StorageRefused, open_storage
-from replica.messages.commands import CONTROLLER
-from replica.messages.entries import Batch, Entry
-from replica.messages.events import JobReleased, NodeResumed
-from replica.state.digest import state_digest
-from replica.values.errors import LedgerViolation
-from replica.values.units import Revision
-from snapshots import Image, SnapshotFailed, load_snapshot
+from forebay.cluster.config.config import Config
+from forebay.cluster.consensus import SnapshotSink
+from forebay.cluster.server.storage import StorageRefused, open_storage
+from forebay.replica.messages.commands import CONTROLLER
+from forebay.replica.messages.entries import Batch, Entry
+from forebay.replica.messages.events import JobReleased, NodeResumed
+from forebay.replica.state.digest import state_digest
+from forebay.replica.values.errors import LedgerViolation
+from forebay.replica.values.units import Revision
+from forebay.snapshots import Image, SnapshotFailed, load_snapshot
+from forebay.wal import BrokenInvariant
+from forebay.wal.codec import CodecError, encode_batch
 from tests.cluster.harness import PATIENCE_S, Harness, placed, story, until
-from wal import BrokenInvariant
-from wal.codec import CodecError, encode_batch
 
 
 def small_snapshots(config: Config, every: int) -> Config:
@@ -66,7 +66,7 @@ async def test_a_restart_rebuilds_the_same_state_from_the_ledger_alone(config: C
 async def test_snapshots_are_written_in_the_background_compact_the_journal_and_shorten_the_restart(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.server.controller.COMPACTION_MARGIN_ENTRIES", 2)
+    monkeypatch.setattr("forebay.cluster.server.controller.COMPACTION_MARGIN_ENTRIES", 2)
     async with Harness(small_snapshots(config, 5)) as harness:
         await submit_until(harness, lambda: bool(harness.engine.compacted))
         assert harness.storage.journal.base_index > 0
@@ -406,7 +406,7 @@ async def test_an_idle_replica_stops_when_its_files_are_replaced(
     config: Config, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """What it would promise from then on, nobody would find after a restart."""
-    monkeypatch.setattr("cluster.server.duties.POLL_PERIOD_S", 0.05)
+    monkeypatch.setattr("forebay.cluster.server.duties.POLL_PERIOD_S", 0.05)
     async with Harness(config) as harness:
         await submit_many(harness, 1)
         await asyncio.sleep(0.2)
@@ -417,7 +417,7 @@ async def test_an_idle_replica_stops_when_its_files_are_replaced(
         copy.replace(file)
         await until(lambda: bool(harness.failures))
         assert f"{file} is not the one that this replica has open" in str(harness.failures[0])
-        monkeypatch.setattr("cluster.server.duties.POLL_PERIOD_S", 60.0)
+        monkeypatch.setattr("forebay.cluster.server.duties.POLL_PERIOD_S", 60.0)
         # The next look is scheduled already, and comes before this has slept.
         await asyncio.sleep(0.2)
         harness.failures.clear()

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from cluster.config.config import Config
-from cluster.consensus import ChangeRefused, Role
-from cluster.schemas import StatusView
-from cluster.server.disk_watch import ASKED_EVERY_S, BETTER, QUICKER, DiskWatch, Room, room_of
-from cluster.server.pending import USERS
-from cluster.system import SLOW_SYNC_S
-from replica.values import Instant
+from forebay.cluster.config.config import Config
+from forebay.cluster.consensus import ChangeRefused, Role
+from forebay.cluster.schemas import StatusView
+from forebay.cluster.server.disk_watch import ASKED_EVERY_S, BETTER, QUICKER, DiskWatch, Room, room_of
+from forebay.cluster.server.pending import USERS
+from forebay.cluster.system import SLOW_SYNC_S
+from forebay.replica.values import Instant
 from tests.clocks import ManualClock
 from tests.cluster.harness import Harness, story
 
@@ -183,7 +183,7 @@ async def test_a_cluster_whose_disks_are_full_refuses_what_users_ask_for_and_tak
 ) -> None:
     async with Harness(config) as harness:
         found = room(USERS.fill_max + 0.02)
-        monkeypatch.setattr("cluster.server.controller.room_of", lambda directory, used_bytes: found)
+        monkeypatch.setattr("forebay.cluster.server.controller.room_of", lambda directory, used_bytes: found)
         harness.controller.disk_watch.poll()
         for _ in range(10):
             await asyncio.sleep(0)

@@ -10,24 +10,24 @@ import immutables
 import msgspec
 import pytest
 
-from cluster.audit.replay import replay
-from cluster.client import Client
-from cluster.schemas import operations as ops
-from cluster.schemas.requests import PoolRequest
-from cluster.serve import Replica
-from cluster.server import divergence
-from cluster.server.divergence import Checkpoints, Digests, StateDiverged, Verdict, judge
-from cluster.system.clock import SystemClock
-from replica.messages import CONTROLLER, Batch, Entry, StateDigested
-from replica.state import digest
-from replica.state.digest import CHECKPOINT_S, is_checkpoint, state_digest
-from replica.state.state import State
-from replica.values.units import Instant, Revision, seconds
+from forebay.cluster.audit.replay import replay
+from forebay.cluster.client import Client
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.requests import PoolRequest
+from forebay.cluster.serve import Replica
+from forebay.cluster.server import divergence
+from forebay.cluster.server.divergence import Checkpoints, Digests, StateDiverged, Verdict, judge
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.messages import CONTROLLER, Batch, Entry, StateDigested
+from forebay.replica.state import digest
+from forebay.replica.state.digest import CHECKPOINT_S, is_checkpoint, state_digest
+from forebay.replica.state.state import State
+from forebay.replica.values.units import Instant, Revision, seconds
+from forebay.wal import Environment
+from forebay.wal import Ledger as StoredLedger
 from tests.cluster.harness import PATIENCE_S
 from tests.cluster.test_serve import make
 from tests.cluster.transitions import transition_of
-from wal import Environment
-from wal import Ledger as StoredLedger
 
 
 @pytest.mark.parametrize("members", [1, 3, 5])

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from click.testing import Result
 
-from cluster import serve
-from cluster.cli.exits import ExitCode
-from cluster.config.config import Config
-from cluster.server.feature_levels import never_ask
-from cluster.server.storage import open_storage
-from cluster.system.clock import SystemClock
-from replica.messages import features
-from replica.messages.features import ReleaseNeeded
-from snapshots import Image, load_snapshot, write_snapshot
+from forebay.cluster import serve
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.config.config import Config
+from forebay.cluster.server.feature_levels import never_ask
+from forebay.cluster.server.storage import open_storage
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.messages import features
+from forebay.replica.messages.features import ReleaseNeeded
+from forebay.snapshots import Image, load_snapshot, write_snapshot
 from tests.auditing import audit
 from tests.cluster.harness import Harness, story
 from tests.cluster.server.test_controller import installed, submit_many

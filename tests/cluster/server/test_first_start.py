@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.client.errors import ApiError
-from cluster.schemas import operations as ops
+from forebay.cluster.client.errors import ApiError
+from forebay.cluster.schemas import operations as ops
 from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.server.test_membership import Site, members, site_of_three
 from tests.cluster.test_serve import request

@@ -19,23 +19,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.config.config import Config
-from cluster.config.new_site import Founding, create_site
-from cluster.server.storage import StorageRefused, member_note, note_forgotten, open_storage
-from cluster.system.clock import SystemClock
-from replica.decide.decide import decide
-from replica.fold.apply import apply_batch
-from replica.messages.commands import CONTROLLER, FoundCluster, Request
-from replica.messages.entries import Batch
-from replica.messages.entries import Entry as Settled
-from replica.state.digest import state_digest
-from replica.state.state import EMPTY
-from replica.values.units import Instant, Revision
-from snapshots import Image, SnapshotFailed, SnapshotName, write_snapshot
-from snapshots.receive import receiving_name
-from wal import BrokenInvariant, LedgerBroken, RecoveryRefused, StorageFailed
-from wal.codec import encode_batch
-from wal.journal import Entry
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.new_site import Founding, create_site
+from forebay.cluster.server.storage import StorageRefused, member_note, note_forgotten, open_storage
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.decide.decide import decide
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.messages.commands import CONTROLLER, FoundCluster, Request
+from forebay.replica.messages.entries import Batch
+from forebay.replica.messages.entries import Entry as Settled
+from forebay.replica.state.digest import state_digest
+from forebay.replica.state.state import EMPTY
+from forebay.replica.values.units import Instant, Revision
+from forebay.snapshots import Image, SnapshotFailed, SnapshotName, write_snapshot
+from forebay.snapshots.receive import receiving_name
+from forebay.wal import BrokenInvariant, LedgerBroken, RecoveryRefused, StorageFailed
+from forebay.wal.codec import encode_batch
+from forebay.wal.journal import Entry
 
 SAMPLES = 60
 """Offsets tried in each file, besides its first bytes."""

@@ -12,16 +12,16 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from cluster.client import ApiError
-from cluster.config.config import Config
-from cluster.schemas.ledger import HandedAnswer, HandedView
-from cluster.server.history_fetch import JOURNAL_FILL_MAX, PRUNED, Backfill
-from cluster.server.storage import Storage, open_storage
+from forebay.cluster.client import ApiError
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas.ledger import HandedAnswer, HandedView
+from forebay.cluster.server.history_fetch import JOURNAL_FILL_MAX, PRUNED, Backfill
+from forebay.cluster.server.storage import Storage, open_storage
+from forebay.wal import BrokenInvariant, authorise
+from forebay.wal import ledger as ledgers
+from forebay.wal.ledger import HistoryEntry
+from forebay.wal.records import Gap, PrunedRange
 from tests.cluster.harness import Harness, placed, story, until
-from wal import BrokenInvariant, authorise
-from wal import ledger as ledgers
-from wal.ledger import HistoryEntry
-from wal.records import Gap, PrunedRange
 
 BEFORE, MISSED, AFTER = 3, 40, 2
 """Jobs that the replica knew of, that came while it was away, and that came after the snapshot."""

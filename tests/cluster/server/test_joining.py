@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.config import Config
-from cluster.config.new_site import Founding, create_site
-from cluster.security.identity import Role
-from cluster.security.pki import issue, load_authority
-from cluster.serve import EXIT_STORAGE_REFUSED, EXIT_USAGE, Refused, main, run
-from cluster.server import joining
-from cluster.server.storage import first_start_mark, identity_of, member_note, open_storage
-from cluster.system.clock import SystemClock
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.new_site import Founding, create_site
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import issue, load_authority
+from forebay.cluster.serve import EXIT_STORAGE_REFUSED, EXIT_USAGE, Refused, main, run
+from forebay.cluster.server import joining
+from forebay.cluster.server.storage import first_start_mark, identity_of, member_note, open_storage
+from forebay.cluster.system.clock import SystemClock
 
 JOINING = '\n[[replica]]\nname = "r4"\npeer = "127.0.0.1:7404"\napi = "127.0.0.1:7414"\njoins = true\n'
 

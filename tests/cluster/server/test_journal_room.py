@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster.config.config import MAP_SIZE_BYTES_MIN, Config
-from cluster.config.limits import LimitsConfig
-from cluster.server.pending import AGENTS, CANCELS, OPERATORS, OWN, USERS, JournalFull, level_of
-from replica.messages import commands as c
+from forebay.cluster.config.config import MAP_SIZE_BYTES_MIN, Config
+from forebay.cluster.config.limits import LimitsConfig
+from forebay.cluster.server.pending import AGENTS, CANCELS, OPERATORS, OWN, USERS, JournalFull, level_of
+from forebay.replica.messages import commands as c
 from tests.cluster.harness import Harness, story
 from tests.cluster.server.test_proposer import command_id, submit
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from cluster.consensus import ChangeRefused, MemberChange
-from cluster.consensus.configurations import next_configuration
-from cluster.server.membership import Membership
+from forebay.cluster.consensus import ChangeRefused, MemberChange
+from forebay.cluster.consensus.configurations import next_configuration
+from forebay.cluster.server.membership import Membership
+from forebay.wal.configuration import ChangeKind, Configuration, Member, initial
 from tests.cluster.test_serve import make
-from wal.configuration import ChangeKind, Configuration, Member, initial
 
 COMMAND = bytes(range(16))
 

@@ -11,28 +11,28 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.client import Client
-from cluster.client.errors import ApiError
-from cluster.config.config import Config
-from cluster.config.new_site import API_PORT_OFFSET
-from cluster.schemas import operations as ops
-from cluster.schemas.jobs import MembersAnswer
-from cluster.schemas.requests import AddMemberRequest, TransferRequest, UpdateMemberRequest
-from cluster.security.identity import Role
-from cluster.security.pki import issue, load_authority
-from cluster.serve import founding_of
-from cluster.server import joining
-from cluster.server.storage import StorageRefused, first_start_mark, identity_of, member_note, open_storage
-from cluster.system.address import Address
-from cluster.system.clock import SystemClock
-from replica.state.state import EMPTY
-from snapshots import Image, write_snapshot
+from forebay.cluster.client import Client
+from forebay.cluster.client.errors import ApiError
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.new_site import API_PORT_OFFSET
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.jobs import MembersAnswer
+from forebay.cluster.schemas.requests import AddMemberRequest, TransferRequest, UpdateMemberRequest
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import issue, load_authority
+from forebay.cluster.serve import founding_of
+from forebay.cluster.server import joining
+from forebay.cluster.server.storage import StorageRefused, first_start_mark, identity_of, member_note, open_storage
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.state.state import EMPTY
+from forebay.snapshots import Image, write_snapshot
+from forebay.wal import Entry
+from forebay.wal.configuration import Configuration, ConfigurationAt, Member, encode_configuration
 from tests.cluster.consensus.harness import Harness
 from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.test_serve import ROOT, make, ready, request
 from tests.ports import free_ports
-from wal import Entry
-from wal.configuration import Configuration, ConfigurationAt, Member, encode_configuration
 
 ADDED = '\n[[replica]]\nname = "r4"\npeer = "{peer}"\napi = "{api}"\njoins = true\n'
 
@@ -49,7 +49,7 @@ class Site:
 
     async def start(self, name: str, *words: str) -> None:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "cluster.serve", "--config", str(self.config.file), "--name", name, *words,
+            sys.executable, "-m", "forebay.cluster.serve", "--config", str(self.config.file), "--name", name, *words,
             cwd=ROOT, stderr=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         self.processes[name], self.said[name] = process, []

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from cluster.server.operation_restart import OperationRestart
-from cluster.server.pending import Answer, QueueFull, Settlement
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.messages import commands as c
-from replica.values.limits import RESTARTED_MAX
+from forebay.cluster.server.operation_restart import OperationRestart
+from forebay.cluster.server.pending import Answer, QueueFull, Settlement
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.messages import commands as c
+from forebay.replica.values.limits import RESTARTED_MAX
 from tests.replica.world import World
 
 
@@ -77,7 +77,7 @@ def test_it_is_done_once_in_a_term_and_again_in_the_next() -> None:
 
 
 def test_many_jobs_go_in_portions_and_a_full_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.server.operation_restart.RETRY_S", 0.0)
+    monkeypatch.setattr("forebay.cluster.server.operation_restart.RETRY_S", 0.0)
     led = Led("slurm")
     jobs = [led.world.submit("capacity=1") for _ in range(RESTARTED_MAX + 1)]
     held = [job for job in jobs if led.world.state.buffers[job].state.word == "staging-in"]

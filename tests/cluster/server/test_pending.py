@@ -2,9 +2,9 @@
 
 import pytest
 
-from cluster.server.pending import weight_bytes
-from replica.messages.commands import CONTROLLER, CancelJob, Command, Request, SubmitJob, UpdateJob
-from replica.model.requests import BufferRequest, JobRequest
+from forebay.cluster.server.pending import weight_bytes
+from forebay.replica.messages.commands import CONTROLLER, CancelJob, Command, Request, SubmitJob, UpdateJob
+from forebay.replica.model.requests import BufferRequest, JobRequest
 
 TEXT = "#BB_LUA " + "x" * 50_000
 DIRECTIVES = BufferRequest("", 0, (), "scratch", (), (), TEXT)

@@ -4,22 +4,22 @@ import asyncio
 
 import pytest
 
-from cluster.config.config import Config
-from cluster.server import planner as planning
-from cluster.server.planner import Planner
-from replica.decide.decide import decide
-from replica.fold.apply import SpeculativeState
-from replica.grammar.directives import parse_request
-from replica.messages import commands as c
-from replica.messages.entries import Acceptance, Entry
-from replica.messages.events import Event
-from replica.model.job_states import JobState
-from replica.model.jobs import Hold
-from replica.model.requests import JobRequest
-from replica.model.stages import Stage
-from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.scheduling_cycle import run_cycle
-from replica.values.units import Instant
+from forebay.cluster.config.config import Config
+from forebay.cluster.server import planner as planning
+from forebay.cluster.server.planner import Planner
+from forebay.replica.decide.decide import decide
+from forebay.replica.fold.apply import SpeculativeState
+from forebay.replica.grammar.directives import parse_request
+from forebay.replica.messages import commands as c
+from forebay.replica.messages.entries import Acceptance, Entry
+from forebay.replica.messages.events import Event
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.requests import JobRequest
+from forebay.replica.model.stages import Stage
+from forebay.replica.scheduler.index import SchedulingIndex
+from forebay.replica.scheduler.scheduling_cycle import run_cycle
+from forebay.replica.values.units import Instant
 from tests.clocks import ManualClock
 from tests.cluster.harness import PLAIN, SCRIPT, Harness, story, until
 from tests.cluster.server.test_proposer import ALICE, OPERATOR, START, batches, command_id, submit

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from cluster.config.config import Config
-from cluster.consensus import ClockBounds
-from cluster.server.pass_timer import PassTimer
-from cluster.server.pending import (
+from forebay.cluster.config.config import Config
+from forebay.cluster.consensus import ClockBounds
+from forebay.cluster.server.pass_timer import PassTimer
+from forebay.cluster.server.pending import (
     STEPS_PER_TURN,
     Answer,
     CannotDecide,
@@ -20,26 +20,26 @@ from cluster.server.pending import (
     QueueFull,
     Settlement,
 )
-from cluster.server.proposer import BATCHES_IN_FLIGHT_MAX, QUEUE_COMMANDS_MAX
-from cluster.system.clock import SystemClock
-from replica.fold.apply import apply_batch
-from replica.grammar.directives import parse_request
-from replica.messages import commands as c
-from replica.messages.entries import Batch, Entry
-from replica.messages.events import Event
-from replica.model.configuration import Site
-from replica.model.job_states import JobState
-from replica.model.jobs import Hold
-from replica.model.requests import JobRequest
-from replica.state.digest import state_digest
-from replica.state.state import State
-from replica.values.errors import RefusalCode
-from replica.values.limits import ARRAY_SIZE_MAX, COMMANDS_PER_BATCH_MAX
-from replica.values.units import Instant, seconds
+from forebay.cluster.server.proposer import BATCHES_IN_FLIGHT_MAX, QUEUE_COMMANDS_MAX
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.grammar.directives import parse_request
+from forebay.replica.messages import commands as c
+from forebay.replica.messages.entries import Batch, Entry
+from forebay.replica.messages.events import Event
+from forebay.replica.model.configuration import Site
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.requests import JobRequest
+from forebay.replica.state.digest import state_digest
+from forebay.replica.state.state import State
+from forebay.replica.values.errors import RefusalCode
+from forebay.replica.values.limits import ARRAY_SIZE_MAX, COMMANDS_PER_BATCH_MAX
+from forebay.replica.values.units import Instant, seconds
+from forebay.wal.codec import CodecError, decode_batch, encode_batch
+from forebay.wal.journal import Entry as LogEntry
 from tests.clocks import ManualClock
 from tests.cluster.harness import PATIENCE_S, PLAIN, SCRIPT, Harness, story, until
-from wal.codec import CodecError, decode_batch, encode_batch
-from wal.journal import Entry as LogEntry
 
 OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")
 ALICE = c.Actor(c.ActorRole.USER, "alice")
@@ -73,7 +73,7 @@ def batches(harness: Harness) -> list[Batch]:
     """Every batch in the journal after the founding one, committed or not."""
     found = []
     for index in range(harness.engine.journal.applied_index + 1, harness.engine.journal.last_index + 1):
-        from wal.codec import decode_batch
+        from forebay.wal.codec import decode_batch
 
         found.append(decode_batch(harness.engine.journal.entry(index).data))
     return found
@@ -380,7 +380,7 @@ async def test_what_is_asked_while_an_array_is_decided_is_decided_after_it(confi
 async def test_an_array_that_cannot_be_decided_is_answered_and_harms_no_other(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import replica.fold.jobs as module
+    import forebay.replica.fold.jobs as module
 
     real = module._new_job
 
@@ -687,7 +687,7 @@ async def test_a_command_that_cannot_be_decided_is_answered_and_the_replica_carr
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A poison command must not stop one leader after the other (hazard H6 by another door)."""
-    import cluster.server.proposer as module
+    import forebay.cluster.server.proposer as module
 
     real = module.decide
 
@@ -710,7 +710,7 @@ async def test_a_command_that_cannot_be_decided_is_answered_and_the_replica_carr
 async def test_a_command_that_cannot_be_written_down_is_answered_and_harms_no_other(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import cluster.server.proposer as module
+    import forebay.cluster.server.proposer as module
 
     def encode(entry: Entry) -> bytes:
         if b"cannot" in real(entry):
@@ -733,7 +733,7 @@ async def test_a_command_that_cannot_be_written_down_is_answered_and_harms_no_ot
 async def test_a_fault_in_the_proposer_itself_stops_the_replica(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import cluster.server.proposer as module
+    import forebay.cluster.server.proposer as module
 
     def encode(*parts: object) -> bytes:
         raise MemoryError("no room")
@@ -801,14 +801,14 @@ async def test_a_look_that_was_due_from_before_does_not_slow_down_passes_that_fo
 async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_the_disk(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from replica.messages.events import NodeResumed
+    from forebay.replica.messages.events import NodeResumed
 
     async with Harness(config) as harness:
         node = c.Actor(c.ActorRole.AGENT, "n1")
         id_ = bytes.fromhex(harness.new_id())
         await harness.controller.submit(c.Request(id_, node, c.RegisterNode("n1", 2, "instance", "disk")))
-        monkeypatch.setattr("cluster.server.pass_timer.PASSES_IN_A_ROW_MAX", 5)
-        monkeypatch.setattr("cluster.server.planner.run_cycle", lambda index, at: (NodeResumed("n1"),))
+        monkeypatch.setattr("forebay.cluster.server.pass_timer.PASSES_IN_A_ROW_MAX", 5)
+        monkeypatch.setattr("forebay.cluster.server.planner.run_cycle", lambda index, at: (NodeResumed("n1"),))
         before = harness.engine.last_index
         harness.controller.proposer.schedule()
         await until(lambda: harness.controller.proposer.pass_timer.sleeping)
@@ -821,8 +821,8 @@ async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_t
 async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has_rested(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from replica.scheduler.index import SchedulingIndex
-    from replica.scheduler.scheduling_cycle import run_cycle as real
+    from forebay.replica.scheduler.index import SchedulingIndex
+    from forebay.replica.scheduler.scheduling_cycle import run_cycle as real
 
     passes = 0
 
@@ -836,8 +836,8 @@ async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has
             clock.advance(0.05)
             return real(index, at)
 
-        monkeypatch.setattr("cluster.server.pass_timer.PASS_CHEAP_S", 0.0002)
-        monkeypatch.setattr("cluster.server.planner.run_cycle", run_cycle)
+        monkeypatch.setattr("forebay.cluster.server.pass_timer.PASS_CHEAP_S", 0.0002)
+        monkeypatch.setattr("forebay.cluster.server.planner.run_cycle", run_cycle)
         for number in range(1, 4):
             answer = submit(harness)
             await until(lambda: harness.engine.uncommitted > 0)

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from cluster.security.proofs import parse_note
-from cluster.serve import Replica
-from cluster.server import PruneNote, answer_to_note, history_fetch, leave_note, pruning
-from cluster.server.tlog import publish
-from cluster.system.clock import SystemClock
+from forebay.cluster.security.proofs import parse_note
+from forebay.cluster.serve import Replica
+from forebay.cluster.server import PruneNote, answer_to_note, history_fetch, leave_note, pruning
+from forebay.cluster.server.tlog import publish
+from forebay.cluster.system.clock import SystemClock
+from forebay.wal import Archive, PrunedSegment
 from tests.cluster.audit.ledgers import real
 from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.server.tlog.test_cluster import Three, pools_set, signed_by_all, three
 from tests.cluster.test_serve import make
-from wal import Archive, PrunedSegment
 
 BELOW = 257
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from cluster.cli.exits import ExitCode
-from cluster.client.errors import ApiError
-from cluster.schemas import operations as ops
-from cluster.schemas.requests import AddMemberRequest
+from forebay.cluster.cli.exits import ExitCode
+from forebay.cluster.client.errors import ApiError
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.requests import AddMemberRequest
 from tests.cluster.cli.double import on_a_terminal
 from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.server.test_first_start import said
@@ -27,7 +27,7 @@ from tests.cluster.test_serve import ROOT, request
 def forebay(site: Site, *words: str, code: int = 0) -> Any:
     """Run an offline command as an operator of the machine does; return its JSON, or what it said where it failed."""
     found = subprocess.run(
-        [sys.executable, "-m", "cluster.cli", "--config", str(site.config.file), *words],
+        [sys.executable, "-m", "forebay.cluster.cli", "--config", str(site.config.file), *words],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -7,25 +7,25 @@ from typing import NoReturn
 
 import pytest
 
-from cluster.client import Client
-from cluster.consensus import Role
-from cluster.consensus.frames import VoteReply, VoteRequest
-from cluster.schemas import operations as ops
-from cluster.schemas.requests import PoolRequest
-from cluster.serve import Replica
-from cluster.server import divergence
-from cluster.server.divergence import StateDiverged
-from cluster.server.storage import StorageRefused, open_storage
-from cluster.system.clock import SystemClock
-from replica.messages.commands import Actor, ActorRole
-from replica.state import digest
+from forebay.cluster.client import Client
+from forebay.cluster.consensus import Role
+from forebay.cluster.consensus.frames import VoteReply, VoteRequest
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.requests import PoolRequest
+from forebay.cluster.serve import Replica
+from forebay.cluster.server import divergence
+from forebay.cluster.server.divergence import StateDiverged
+from forebay.cluster.server.storage import StorageRefused, open_storage
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.messages.commands import Actor, ActorRole
+from forebay.replica.state import digest
+from forebay.wal import Condition, Environment, Journal
+from forebay.wal.ledger import Ledger
 from tests.cluster.consensus.harness import STAND_S, Harness
 from tests.cluster.consensus.memory_journal import Disk, MemoryJournal
 from tests.cluster.harness import PATIENCE_S
 from tests.cluster.test_serve import make
 from tests.faults.rewritten import blamed, rewrite
-from wal import Condition, Environment, Journal
-from wal.ledger import Ledger
 
 SOMEBODY_ELSE = Actor(ActorRole.OPERATOR, "mallory")
 

@@ -12,22 +12,22 @@ from typing import Any, NoReturn
 
 import pytest
 
-from cluster.client import Client
-from cluster.config.config import Config
-from cluster.schemas import operations as ops
-from cluster.schemas.requests import PoolRequest
-from cluster.serve import Replica
-from cluster.server import history_fetch
-from cluster.server.history_fetch import SCRUB_AGAIN_S, SCRUB_ROUND_S, Scrub, ScrubResults
-from cluster.server.storage import Storage, open_storage
-from cluster.system.clock import SystemClock
+from forebay.cluster.client import Client
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.requests import PoolRequest
+from forebay.cluster.serve import Replica
+from forebay.cluster.server import history_fetch
+from forebay.cluster.server.history_fetch import SCRUB_AGAIN_S, SCRUB_ROUND_S, Scrub, ScrubResults
+from forebay.cluster.server.storage import Storage, open_storage
+from forebay.cluster.system.clock import SystemClock
+from forebay.wal import LedgerBroken, records, revision_after
+from forebay.wal import ledger as ledgers
+from forebay.wal.records import ChainRow, Entry
 from tests.cluster.harness import PATIENCE_S, Harness, placed, story
 from tests.cluster.server.test_history_fetch import Away
 from tests.cluster.test_serve import make
 from tests.wal.support import flip_value_in_file
-from wal import LedgerBroken, records, revision_after
-from wal import ledger as ledgers
-from wal.records import ChainRow, Entry
 
 JOBS = 20
 CRC_BYTES = 4

@@ -7,9 +7,9 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from cluster.config.config import Config
-from cluster.config.new_site import Founding, create_site
-from cluster.server.storage import (
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.new_site import Founding, create_site
+from forebay.cluster.server.storage import (
     FORGOTTEN_NAME,
     StorageRefused,
     allow_first_start,
@@ -18,12 +18,12 @@ from cluster.server.storage import (
     open_storage,
     starting,
 )
-from cluster.system.clock import SystemClock
-from snapshots import Image, write_snapshot
-from wal import RecoveryRefused
-from wal.failures import LOG_FILE, Condition
-from wal.journal import Entry
-from wal.sectors import BLOCK_BYTES
+from forebay.cluster.system.clock import SystemClock
+from forebay.snapshots import Image, write_snapshot
+from forebay.wal import RecoveryRefused
+from forebay.wal.failures import LOG_FILE, Condition
+from forebay.wal.journal import Entry
+from forebay.wal.sectors import BLOCK_BYTES
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import immutables
 import msgspec
 import pytest
 
-from cluster.config.config import Config
-from cluster.config.new_site import Founding, create_site
-from cluster.server.storage import (
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.new_site import Founding, create_site
+from forebay.cluster.server.storage import (
     FORGOTTEN_NAME,
     SUPERSEDED_NAME,
     StorageRefused,
@@ -26,27 +26,27 @@ from cluster.server.storage import (
     note_superseded,
     open_storage,
 )
-from cluster.system.clock import SystemClock
-from replica.decide.decide import decide
-from replica.fold.apply import apply_batch
-from replica.messages.commands import CONTROLLER, FoundCluster, Request
-from replica.messages.entries import Acceptance, Batch
-from replica.messages.entries import Entry as Settled
-from replica.messages.events import StateDigested
-from replica.state.digest import state_digest
-from replica.state.state import EMPTY, State
-from replica.values.units import Instant, Revision
-from snapshots import Image, SnapshotFailed, SnapshotName, load_snapshot, write_snapshot
-from snapshots.finalize import TEMPORARY_SUFFIX
-from snapshots.receive import receiving_name
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.decide.decide import decide
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.messages.commands import CONTROLLER, FoundCluster, Request
+from forebay.replica.messages.entries import Acceptance, Batch
+from forebay.replica.messages.entries import Entry as Settled
+from forebay.replica.messages.events import StateDigested
+from forebay.replica.state.digest import state_digest
+from forebay.replica.state.state import EMPTY, State
+from forebay.replica.values.units import Instant, Revision
+from forebay.snapshots import Image, SnapshotFailed, SnapshotName, load_snapshot, write_snapshot
+from forebay.snapshots.finalize import TEMPORARY_SUFFIX
+from forebay.snapshots.receive import receiving_name
+from forebay.wal import Entry, RecoveryRefused, records
+from forebay.wal.codec import encode_batch
+from forebay.wal.directory import LOCK_FILE
+from forebay.wal.failures import DATA_FILE, LOG_FILE, READERS_FILE, Condition, Reaction
 from tests.repo.tree import ROOT
 from tests.wal.support import NO_OP, flip_value_in_file
 from tests.wal.test_recovery import DAMAGE as DAMAGE_OF_JOURNAL
 from tests.wal.test_recovery import ELSEWHERE
-from wal import Entry, RecoveryRefused, records
-from wal.codec import encode_batch
-from wal.directory import LOCK_FILE
-from wal.failures import DATA_FILE, LOG_FILE, READERS_FILE, Condition, Reaction
 
 Damage = Callable[[Config], None]
 
@@ -406,8 +406,8 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 import msgspec
-from cluster.config.config import Config
-from cluster.server.storage import open_storage
+from forebay.cluster.config.config import Config
+from forebay.cluster.server.storage import open_storage
 from wal import StorageFailed
 config = Config.load(Path(sys.argv[1]))
 config = msgspec.structs.replace(config, storage=msgspec.structs.replace(config.storage, directory=Path(sys.argv[2])))

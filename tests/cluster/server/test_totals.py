@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.server.totals.jobs import BOUNDS_S, Durations, JobTotals
-from replica.fold.apply import apply_batch
-from replica.messages import commands as c
-from replica.messages.entries import Batch, Entry
-from replica.model.job_states import JobState
-from replica.state.state import EMPTY, State
-from replica.values.limits import POOLS_MAX
-from replica.values.units import Instant
+from forebay.cluster.server.totals.jobs import BOUNDS_S, Durations, JobTotals
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.messages import commands as c
+from forebay.replica.messages.entries import Batch, Entry
+from forebay.replica.model.job_states import JobState
+from forebay.replica.state.state import EMPTY, State
+from forebay.replica.values.limits import POOLS_MAX
+from forebay.replica.values.units import Instant
 from tests.cluster.transitions import transition_of
 from tests.replica.world import START, World
 

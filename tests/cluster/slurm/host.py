@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from cluster.client import Client
-from cluster.slurm import script_text
-from cluster.slurm.bridge import Bridge
-from cluster.slurm.files import SlurmFiles
-from cluster.slurm.slurmctld import SlurmView
-from cluster.system import SystemClock
+from forebay.cluster.client import Client
+from forebay.cluster.slurm import script_text
+from forebay.cluster.slurm.bridge import Bridge
+from forebay.cluster.slurm.files import SlurmFiles
+from forebay.cluster.slurm.slurmctld import SlurmView
+from forebay.cluster.system import SystemClock
 from tests.cluster.harness import until
 from tests.cluster.slurm.leader import GRAIN, LeaderDouble
 from tests.cluster.slurm.releases import RELEASES, Release, Value

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cluster.client import ApiError
-from cluster.schemas import JobTransfersView, TransferView, WhyView
-from cluster.schemas import external_jobs as g
-from cluster.schemas import operations as ops
-from cluster.slurm import programs
-from replica.grammar import DirectiveRejected, read_external_job_request
+from forebay.cluster.client import ApiError
+from forebay.cluster.schemas import JobTransfersView, TransferView, WhyView
+from forebay.cluster.schemas import external_jobs as g
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.slurm import programs
+from forebay.replica.grammar import DirectiveRejected, read_external_job_request
 
 GRAIN = 2**20
 PYTHON = "#!/usr/bin/python3"

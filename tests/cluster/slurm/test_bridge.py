@@ -13,17 +13,17 @@ from typing import Any, cast
 
 import pytest
 
-from cluster.agent.files.paths import VARIABLES as INSIDE
-from cluster.client import Client
-from cluster.schemas import TransferView
-from cluster.schemas.external_jobs import ExternalJobView
-from cluster.slurm import calls as calls_module
-from cluster.slurm import fifos
-from cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, keep_token, report_served
-from cluster.slurm.fifos import SLOTS
-from cluster.slurm.files import VARIABLES, DirectoryRefused, SlurmFiles, uptime_s
-from cluster.slurm.slurmctld import SlurmView
-from cluster.system import SystemClock
+from forebay.cluster.agent.files.paths import VARIABLES as INSIDE
+from forebay.cluster.client import Client
+from forebay.cluster.schemas import TransferView
+from forebay.cluster.schemas.external_jobs import ExternalJobView
+from forebay.cluster.slurm import calls as calls_module
+from forebay.cluster.slurm import fifos
+from forebay.cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, keep_token, report_served
+from forebay.cluster.slurm.fifos import SLOTS
+from forebay.cluster.slurm.files import VARIABLES, DirectoryRefused, SlurmFiles, uptime_s
+from forebay.cluster.slurm.slurmctld import SlurmView
+from forebay.cluster.system import SystemClock
 from tests.cluster.harness import story, until
 from tests.cluster.slurm.host import SCRIPT, UID, Host
 from tests.cluster.slurm.leader import GRAIN, put_programs

@@ -12,13 +12,13 @@ from pathlib import Path
 import click
 import pytest
 
-from cluster.cli.commands.services import bridge as run_bridge
-from cluster.cli.commands.slurm import install
-from cluster.security.identity import Role
-from cluster.security.pki import create_authority, issue, load_authority
-from cluster.slurm.__main__ import EXIT_CONFIGURATION
-from cluster.system.clock import SystemClock
-from replica.values import Instant
+from forebay.cluster.cli.commands.services import bridge as run_bridge
+from forebay.cluster.cli.commands.slurm import install
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import create_authority, issue, load_authority
+from forebay.cluster.slurm.__main__ import EXIT_CONFIGURATION
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.values import Instant
 from tests.cluster.cli.double import Double, forebay, serving
 
 YEARS_AGO = Instant(SystemClock().now() - 30 * 366 * 86_400 * 1_000_000)
@@ -43,7 +43,7 @@ def bridge(config: Path, directory: Path, name: str = "tall") -> tuple[int, str]
     (directory / "state").mkdir(exist_ok=True)
     words = ["--name", name, "--state", str(directory / "state"), "--run", str(directory / "run")]
     done = subprocess.run(
-        [sys.executable, "-m", "cluster.cli", "--config", str(config), "run", "bridge", *words],
+        [sys.executable, "-m", "forebay.cluster.cli", "--config", str(config), "run", "bridge", *words],
         capture_output=True, text=True, check=False, timeout=ENDS_S,
     )  # fmt: skip
     return done.returncode, done.stderr
@@ -113,7 +113,9 @@ def test_a_bridge_counts_as_started_though_nobody_answers(
         manager.settimeout(ENDS_S)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         words = ["--name", "tall", "--state", str(tmp_path / "state"), "--run", str(tmp_path / "run")]
-        with subprocess.Popen([sys.executable, "-m", "cluster.slurm", "--config", str(away), *words]) as process:
+        with subprocess.Popen(
+            [sys.executable, "-m", "forebay.cluster.slurm", "--config", str(away), *words]
+        ) as process:
             assert manager.recv(100) == b"READY=1"
             assert not (tmp_path / "run" / "pools.json").exists()
             process.terminate()

@@ -16,11 +16,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.config.new_site import Founding, create_site
-from cluster.slurm import SITE_SCRIPT, checks
-from cluster.slurm import install as installing
-from cluster.slurm.checks import NoSlurm, SlurmSettings, read_slurm_conf
-from cluster.slurm.install import (
+from forebay.cluster.config.new_site import Founding, create_site
+from forebay.cluster.slurm import SITE_SCRIPT, checks
+from forebay.cluster.slurm import install as installing
+from forebay.cluster.slurm.checks import NoSlurm, SlurmSettings, read_slurm_conf
+from forebay.cluster.slurm.install import (
     FRAGMENT,
     MANIFEST,
     SCRIPT,
@@ -31,8 +31,8 @@ from cluster.slurm.install import (
     install,
     obstacles,
 )
-from cluster.slurm.slurmctld import parsed_type
-from cluster.system.clock import SystemClock
+from forebay.cluster.slurm.slurmctld import parsed_type
+from forebay.cluster.system.clock import SystemClock
 from tests.fuzzing.external_jobs import interpreters
 
 ACCOUNT = pwd.getpwuid(os.geteuid()).pw_name
@@ -470,8 +470,8 @@ def count(event, arguments):
         if left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
 import msgspec
-from cluster.slurm.checks import read_slurm_conf
-from cluster.slurm.install import Layout, install, remove
+from forebay.cluster.slurm.checks import read_slurm_conf
+from forebay.cluster.slurm.install import Layout, install, remove
 layout = msgspec.json.decode(sys.argv[2], type=Layout, dec_hook=lambda kind, value: Path(value))
 slurm = read_slurm_conf(layout.conf)
 sys.addaudithook(count)

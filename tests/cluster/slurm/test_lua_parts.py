@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.slurm import PARTS, script_text, submission_check
-from cluster.slurm.files import SlurmFiles, uptime_s
+from forebay.cluster.slurm import PARTS, script_text, submission_check
+from forebay.cluster.slurm.files import SlurmFiles, uptime_s
 from tests.cluster.slurm.leader import LeaderDouble
 from tests.fuzzing.external_jobs import INTERPRETERS, interpreters
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.slurm.files import PERSISTENT_ID
+from forebay.cluster.slurm.files import PERSISTENT_ID
 from tests.cluster.harness import story
 from tests.cluster.slurm.host import UID, Host
 from tests.cluster.slurm.leader import GRAIN, put_programs

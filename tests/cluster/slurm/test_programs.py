@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.slurm import RUN, programs
-from cluster.slurm.fifos import SLOTS
-from cluster.slurm.files import BELIEVED_S, uptime_s
-from replica.values import parse_size
+from forebay.cluster.slurm import RUN, programs
+from forebay.cluster.slurm.fifos import SLOTS
+from forebay.cluster.slurm.files import BELIEVED_S, uptime_s
+from forebay.replica.values import parse_size
 from tests.cluster.harness import story, until
 from tests.cluster.slurm.host import UID, Host
 from tests.cluster.slurm.leader import GRAIN, PYTHON, put_programs

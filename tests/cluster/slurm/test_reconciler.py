@@ -9,13 +9,13 @@ from typing import cast
 
 import pytest
 
-from cluster.client import Client
-from cluster.slurm import slurmctld
-from cluster.slurm.metrics import BridgeMetrics
-from cluster.slurm.reconciler import FORGOTTEN, LEFT, Reconciler, stuck_status
-from cluster.slurm.slurmctld import STAGING_OUT, SlurmView, SqueueRow, parsed_buffers, parsed_jobs, parsed_pools
-from cluster.system import SystemClock
-from replica.operations import ExternalJobPhase
+from forebay.cluster.client import Client
+from forebay.cluster.slurm import slurmctld
+from forebay.cluster.slurm.metrics import BridgeMetrics
+from forebay.cluster.slurm.reconciler import FORGOTTEN, LEFT, Reconciler, stuck_status
+from forebay.cluster.slurm.slurmctld import STAGING_OUT, SlurmView, SqueueRow, parsed_buffers, parsed_jobs, parsed_pools
+from forebay.cluster.system import SystemClock
+from forebay.replica.operations import ExternalJobPhase
 from tests.cluster.harness import story
 from tests.cluster.slurm.leader import LeaderDouble
 

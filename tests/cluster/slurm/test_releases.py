@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.slurm.files import SlurmFiles, uptime_s
+from forebay.cluster.slurm.files import SlurmFiles, uptime_s
 from tests.cluster.harness import story, until
 from tests.cluster.slurm.host import Host
 from tests.cluster.slurm.releases import RELEASES, Value

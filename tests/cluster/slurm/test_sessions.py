@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from cluster.schemas.external_jobs import ExternalJobView
-from cluster.slurm import calls
-from cluster.slurm import files as module
-from cluster.slurm.bridge import Bridge
-from cluster.slurm.files import LEAVING_S, LEFT_S, BufferSession, SlurmFiles, session_of
-from replica.operations import ExternalJobPhase
+from forebay.cluster.schemas.external_jobs import ExternalJobView
+from forebay.cluster.slurm import calls
+from forebay.cluster.slurm import files as module
+from forebay.cluster.slurm.bridge import Bridge
+from forebay.cluster.slurm.files import LEAVING_S, LEFT_S, BufferSession, SlurmFiles, session_of
+from forebay.replica.operations import ExternalJobPhase
 from tests.cluster.harness import story, until
 from tests.cluster.slurm.host import UID, Host
 from tests.cluster.slurm.leader import GRAIN, put_programs

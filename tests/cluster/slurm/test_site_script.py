@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.slurm import SITE_SCRIPT
+from forebay.cluster.slurm import SITE_SCRIPT
 from tests.cluster.harness import story
 from tests.cluster.slurm.host import Host
 from tests.cluster.slurm.leader import GRAIN

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.slurm import calls, stage_ins
+from forebay.cluster.slurm import calls, stage_ins
 from tests.cluster.harness import story, until
 from tests.cluster.slurm.host import Host
 from tests.cluster.slurm.releases import RELEASES

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from cluster.system import PeerAccount, peer_account
+from forebay.cluster.system import PeerAccount, peer_account
 
 LARGE = (65_534, 2**31 - 1, 2**31, 2**32 - 2)
 """Accounts on both sides of the largest signed number."""

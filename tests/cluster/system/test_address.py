@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.system.address import Address, AddressError, _ipv6, _is_ipv4
+from forebay.cluster.system.address import Address, AddressError, _ipv6, _is_ipv4
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.system.clock import SystemClock, format_instant, parse_instant
-from replica.values.units import NEVER, Instant
+from forebay.cluster.system.clock import SystemClock, format_instant, parse_instant
+from forebay.replica.values.units import NEVER, Instant
 from tests.clocks import ManualClock
 
 LAST_INSTANT = 253_402_300_799_999_999

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.system.descriptors import sync_directory
+from forebay.cluster.system.descriptors import sync_directory
 
 
 def test_a_directory_is_synced_itself_and_closed_whether_that_succeeds_or_not(

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.system import garbage_collection
-from cluster.system.garbage_collection import FULL_SHARE, YOUNG_OBJECTS, Collector, collect_for_a_reader
-from replica.values.units import Instant
+from forebay.cluster.system import garbage_collection
+from forebay.cluster.system.garbage_collection import FULL_SHARE, YOUNG_OBJECTS, Collector, collect_for_a_reader
+from forebay.replica.values.units import Instant
 from tests.clocks import ManualClock
 from tests.cluster.harness import story
 
@@ -106,7 +106,7 @@ async def test_full_collections_go_on_periodically(monkeypatch: pytest.MonkeyPat
     collector.stop()
 
 
-FOLDING = ("cluster.audit", "cluster.audit.worker", "cluster.api.past_reads")
+FOLDING = ("forebay.cluster.audit", "forebay.cluster.audit.worker", "forebay.cluster.api.past_reads")
 """Programs that fold a ledger beside a replica."""
 
 
@@ -129,7 +129,7 @@ def test_every_program_that_folds_a_ledger_beside_a_replica_does() -> None:
 
 RUN_EACH = """
 import os, runpy, socket, sys
-from cluster.system import garbage_collection
+from forebay.cluster.system import garbage_collection
 
 def begun():
     raise InterruptedError

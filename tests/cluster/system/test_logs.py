@@ -19,11 +19,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.system import about, as_logged, is_logged, logs
+from forebay.cluster.system import about, as_logged, is_logged, logs
 
 HOSTILE = {
     "nothing": "",
-    "a line": "x\n2026-01-01 00:00:00,000 CRITICAL cluster.serve: forged",
+    "a line": "x\n2026-01-01 00:00:00,000 CRITICAL forebay.cluster.serve: forged",
     "lines of all kinds": "\r\nforged\rforged\vforged\fforged\x1cforged\x85forged\u2028forged\u2029forged",
     "an object": 'x"}\n{"time": "2026-01-01T00:00:00.000000Z", "level": "CRITICAL", "logger": "x", "message": "y"}',
     "fields": "x\nPRIORITY=0\nFOREBAY_JOB=7\n\nMESSAGE=forged\n",
@@ -41,7 +41,7 @@ HOSTILE = {
 
 def record(text: str, **fields: Any) -> logging.LogRecord:
     """Return a record of a text, as if it had been logged."""
-    attributes = {"name": "cluster.serve", "levelno": logging.INFO, "levelname": "INFO", "msg": text, **fields}
+    attributes = {"name": "forebay.cluster.serve", "levelno": logging.INFO, "levelname": "INFO", "msg": text, **fields}
     return logging.makeLogRecord(attributes)
 
 
@@ -213,7 +213,8 @@ def test_what_a_record_is_about_is_in_fields_of_its_own_in_utc_to_the_microsecon
     fields = about(job=42, revision=7, term=3, node="n1")
     told = record("job %s: %s", args=(42, "größer"), created=1767225600.000123, **fields)
     assert json.loads(logs.JsonFormatter({"node": "n9", "replica": "r1"}).format(told)) == {
-        "time": "2026-01-01T00:00:00.000123Z", "level": "INFO", "logger": "cluster.serve", "message": "job 42: größer",
+        "time": "2026-01-01T00:00:00.000123Z", "level": "INFO", "logger": "forebay.cluster.serve",
+        "message": "job 42: größer",
         "job": 42, "revision": 7, "node": "n1", "replica": "r1", "term": 3,
     }  # fmt: skip
     with _journal() as (listening, path):
@@ -222,7 +223,7 @@ def test_what_a_record_is_about_is_in_fields_of_its_own_in_utc_to_the_microsecon
         handler.close()
         assert _received(listening) == [{
             "MESSAGE": "job 42: größer", "PRIORITY": "6", "SYSLOG_IDENTIFIER": "forebay-agent",
-            "LOGGER": "cluster.serve", "FOREBAY_JOB": "42", "FOREBAY_REVISION": "7", "FOREBAY_NODE": "n1",
+            "LOGGER": "forebay.cluster.serve", "FOREBAY_JOB": "42", "FOREBAY_REVISION": "7", "FOREBAY_NODE": "n1",
             "FOREBAY_REPLICA": "r1", "FOREBAY_TERM": "3",
         }]  # fmt: skip
 
@@ -262,19 +263,19 @@ def test_without_a_journal_a_record_is_a_line_on_standard_error(
     handler = logs.JournalHandler("forebay-test", {}, str(tmp_path / "none"))
     handler.handle(record("said"))
     handler.close()
-    assert capsys.readouterr().err.endswith(" INFO cluster.serve: said\n")
+    assert capsys.readouterr().err.endswith(" INFO forebay.cluster.serve: said\n")
 
 
 BEGINS = """
 import json, logging, os, subprocess, sys
 found = os.fstat(2)
 os.environ["JOURNAL_STREAM"] = f"{found.st_dev}:{found.st_ino + int(sys.argv[1])}"
-from cluster.system import begin_logging, say_at_last
+from forebay.cluster.system import begin_logging, say_at_last
 begin_logging("forebay-controller", replica="r1")
 print(json.dumps({name: os.environ[name] for name in os.environ if name.startswith("FOREBAY_LOG_")}))
 say_at_last("forebay: it ends")
 if len(sys.argv) > 2:
-    subprocess.run([sys.executable, "-c", "from cluster.providers import log_for; log_for(7);"
+    subprocess.run([sys.executable, "-c", "from forebay.cluster.providers import log_for; log_for(7);"
                     "import logging; logging.getLogger('x').info('%d%%', 5)"], check=True)
 """
 

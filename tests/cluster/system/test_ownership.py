@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.security.identity import Role
-from cluster.security.pki import create_authority, issue
-from cluster.system import SystemClock, keep_ownership, replace_private
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import create_authority, issue
+from forebay.cluster.system import SystemClock, keep_ownership, replace_private
 
 NOBODY = 65534
 ONLY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli.files import write_whole
-from cluster.config.new_site import Founding, create_site
-from cluster.system import SystemClock, make_private_directory, name_beside, new_private_file, replace_private
+from forebay.cluster.cli.files import write_whole
+from forebay.cluster.config.new_site import Founding, create_site
+from forebay.cluster.system import SystemClock, make_private_directory, name_beside, new_private_file, replace_private
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct, autouse=True)

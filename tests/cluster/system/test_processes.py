@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.system import cgroup_of, processes
+from forebay.cluster.system import cgroup_of, processes
 
 
 def mount(root: str = "/", directory: str = "/sys/fs/cgroup", kind: str = "cgroup2") -> str:

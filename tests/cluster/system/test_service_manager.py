@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.system import service_manager
-from cluster.system.eventloop.watchdog import Watchdog
-from cluster.system.service_manager import ALIVE, APPLICATION, READY, start_command, tell_manager, watchdog_s
+from forebay.cluster.system import service_manager
+from forebay.cluster.system.eventloop.watchdog import Watchdog
+from forebay.cluster.system.service_manager import ALIVE, APPLICATION, READY, start_command, tell_manager, watchdog_s
 from tests.cluster.harness import story
 
 

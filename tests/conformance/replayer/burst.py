@@ -4,12 +4,12 @@ command's text, and of squeue what can be counted.
 
 import msgspec
 
-from cluster.api.burst import burst_view
-from cluster.schemas.burst import burst_text as text_of
-from replica.model.job_states import ENDED, JobState
-from replica.state.state import State
-from replica.views.burst import burst_of
-from replica.views.jobs import reason_of
+from forebay.cluster.api.burst import burst_view
+from forebay.cluster.schemas.burst import burst_text as text_of
+from forebay.replica.model.job_states import ENDED, JobState
+from forebay.replica.state.state import State
+from forebay.replica.views.burst import burst_of
+from forebay.replica.views.jobs import reason_of
 from tests.conformance.replayer.words import Parsed
 
 _COUNTED = frozenset({"%r", "%t", "%t %r", "%r %t"})

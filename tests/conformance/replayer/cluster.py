@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from cluster.client import Client
-from cluster.config.config import Config
+from forebay.cluster.client import Client
+from forebay.cluster.config.config import Config
 from tests.account import OWN
 from tests.conformance.replayer.mirror import Mirror
 from tests.ports import free_ports

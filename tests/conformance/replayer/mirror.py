@@ -7,19 +7,19 @@ event gives the state, reason and buffer state that a listing at that very momen
 from pathlib import Path
 from typing import NamedTuple
 
-from replica.fold.apply import apply_entry
-from replica.fold.fold import fold_into
-from replica.messages.entries import Batch
-from replica.model.jobs import Hold
-from replica.state.builder import StateBuilder
-from replica.state.state import EMPTY, State
-from replica.values.units import Revision
-from replica.views.jobs import buffer_word, reason_of
+from forebay.replica.fold.apply import apply_entry
+from forebay.replica.fold.fold import fold_into
+from forebay.replica.messages.entries import Batch
+from forebay.replica.model.jobs import Hold
+from forebay.replica.state.builder import StateBuilder
+from forebay.replica.state.state import EMPTY, State
+from forebay.replica.values.units import Revision
+from forebay.replica.views.jobs import buffer_word, reason_of
+from forebay.wal.codec import EntryKind, decode_batch, kind_of
+from forebay.wal.environment import Environment
+from forebay.wal.failures import RecoveryRefused
+from forebay.wal.ledger import Ledger
 from tests.conformance.replayer.compare import Shown
-from wal.codec import EntryKind, decode_batch, kind_of
-from wal.environment import Environment
-from wal.failures import RecoveryRefused
-from wal.ledger import Ledger
 
 READ_ENTRIES = 256
 """Entries read at once, count."""

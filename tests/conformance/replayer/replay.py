@@ -5,8 +5,8 @@ import contextlib
 import time
 from typing import Final
 
-from cluster.client import ApiError
-from cluster.schemas import operations as ops
+from forebay.cluster.client import ApiError
+from forebay.cluster.schemas import operations as ops
 from tests.conformance.replayer.acting import perform
 from tests.conformance.replayer.compare import Seen, Shown, Step, agrees, merge
 from tests.conformance.replayer.differences import Kind

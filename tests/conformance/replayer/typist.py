@@ -10,7 +10,7 @@ import select
 import signal
 import sys
 
-from cluster.cli import app
+from forebay.cluster.cli import app
 
 
 def _perform(request: dict[str, object]) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.client import ApiError
+from forebay.cluster.client import ApiError
 from tests.faults import faults, kernel
 from tests.faults.attacks import clocks, connections, jobs, journal, sites, users
 from tests.faults.local_cluster import RunFailed

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import Final
 
-from cluster.client import Client
-from cluster.schemas import operations as ops
-from cluster.system.clock import SystemClock, format_instant, parse_instant
-from replica.values import MICROSECONDS_PER_SECOND, Instant, seconds
+from forebay.cluster.client import Client
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system.clock import SystemClock, format_instant, parse_instant
+from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant, seconds
 from tests.faults import faults
 from tests.faults.attacks.sites import PATIENCE_S, RunFailed, works
 from tests.faults.bare import BareCluster, held_job

@@ -8,12 +8,12 @@ import socket
 import ssl
 from typing import Final
 
-from cluster.schemas import operations as ops
-from cluster.security.identity import Role
-from cluster.security.pki import CERTIFICATE_LIFETIME_DAYS, Authority, issue, load_authority
-from cluster.security.tls import client_context
-from cluster.system.clock import SystemClock
-from replica.values import Instant, seconds
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import CERTIFICATE_LIFETIME_DAYS, Authority, issue, load_authority
+from forebay.cluster.security.tls import client_context
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.values import Instant, seconds
 from tests.faults.attacks.sites import PATIENCE_S, Reader, RunFailed, Writer, connected, ended, history, logged, works
 from tests.faults.bare import BareCluster
 from tests.faults.local_cluster import REPLICAS, USER

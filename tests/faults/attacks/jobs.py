@@ -10,11 +10,11 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from cluster.agent.limits import BUFFER_DEPTH_MAX
-from cluster.client import ApiError, Client
-from cluster.schemas import operations as ops
-from cluster.schemas.requests import ClearRequest, DrainRequest
-from replica.grammar.settings import KEYS, ValueKind
+from forebay.cluster.agent.limits import BUFFER_DEPTH_MAX
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.requests import ClearRequest, DrainRequest
+from forebay.replica.grammar.settings import KEYS, ValueKind
 from tests.faults import verify
 from tests.faults.attacks.sites import (
     IS_ROOT,

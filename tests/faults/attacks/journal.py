@@ -6,10 +6,10 @@ import itertools
 
 from msgspec.structs import replace
 
-from cluster.client import ApiError, Client
-from cluster.schemas import operations as ops
-from cluster.schemas.accounts import AccountRequest
-from cluster.schemas.requests import UpdateCommand
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.accounts import AccountRequest
+from forebay.cluster.schemas.requests import UpdateCommand
 from tests.faults.attacks.sites import RunFailed
 from tests.faults.bare import BareCluster, held_job
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from cluster.client import ApiError, Client
-from cluster.schemas import operations as ops
-from cluster.schemas.job_fields import SubmitRequest
-from cluster.schemas.jobs import JobView
-from cluster.schemas.requests import BulkCommand, UpdateCommand
-from cluster.security.tls import client_context
-from cluster.system.address import Address
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.job_fields import SubmitRequest
+from forebay.cluster.schemas.jobs import JobView
+from forebay.cluster.schemas.requests import BulkCommand, UpdateCommand
+from forebay.cluster.security.tls import client_context
+from forebay.cluster.system.address import Address
 from tests.account import KNOWN
 from tests.faults import verify
 from tests.faults.bare import BareCluster, held_job

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from cluster.client import ApiError
-from cluster.schemas import operations as ops
-from cluster.schemas.agents import RegisterRequest
-from cluster.schemas.base import Command
-from cluster.schemas.command_ids import new_command_id
-from cluster.schemas.requests import HoldCommand
-from cluster.security.identity import Role
-from cluster.security.pki import issue, load_authority
-from cluster.system.clock import SystemClock
-from replica.values import Instant, seconds
+from forebay.cluster.client import ApiError
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.agents import RegisterRequest
+from forebay.cluster.schemas.base import Command
+from forebay.cluster.schemas.command_ids import new_command_id
+from forebay.cluster.schemas.requests import HoldCommand
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import issue, load_authority
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.values import Instant, seconds
 from tests.clocks import ManualClock
 from tests.faults.attacks.sites import RunFailed, until, works
 from tests.faults.bare import BareCluster, held_job

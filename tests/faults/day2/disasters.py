@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from cluster.schemas import operations as ops
-from cluster.system import SystemClock, parse_instant
-from replica.values import MICROSECONDS_PER_SECOND
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import SystemClock, parse_instant
+from forebay.replica.values import MICROSECONDS_PER_SECOND
 from tests.faults import verify
 from tests.faults.day2.day import Day, check
 from tests.faults.day2.site import Site, until

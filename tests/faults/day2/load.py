@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cluster.client import ApiError, Client
-from cluster.schemas import operations as ops
-from cluster.schemas.job_fields import SubmitRequest
-from cluster.schemas.jobs import JobView
-from cluster.schemas.requests import CancelRequest
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.job_fields import SubmitRequest
+from forebay.cluster.schemas.jobs import JobView
+from forebay.cluster.schemas.requests import CancelRequest
 from tests.faults import verify
 from tests.faults.day2.site import PATIENCE_S, Site, until
 from tests.faults.hosts import JOBS

@@ -6,9 +6,9 @@ import re
 import shlex
 from typing import Final
 
-from cluster.client import ApiError
-from cluster.schemas import operations as ops
-from cluster.system import Address
+from forebay.cluster.client import ApiError
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import Address
 from tests.faults.day2.day import Day, check
 from tests.faults.day2.site import FOURTH, Site, until
 from tests.faults.local_cluster import AGENTS, REPLICAS

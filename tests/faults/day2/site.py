@@ -21,13 +21,13 @@ from typing import Any, Final
 
 import click
 
-from cluster.cli.app import cli
-from cluster.client import ApiError, Client
-from cluster.config.config import Config
-from cluster.schemas import operations as ops
-from cluster.schemas.jobs import MembersAnswer
-from cluster.server.storage import allow_first_start
-from cluster.system import SystemClock
+from forebay.cluster.cli.app import cli
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.jobs import MembersAnswer
+from forebay.cluster.server.storage import allow_first_start
+from forebay.cluster.system import SystemClock
 from tests.account import OWN
 from tests.faults import faults, kernel
 from tests.faults.hosts import COPY_RATE, NODE_DOWN_S, POOLS, Hosts
@@ -162,7 +162,7 @@ class Site(Hosts):
         [packages] = environment.glob("lib/python*/site-packages")
         (packages / "release.pth").write_text(f"{tree}\n{sysconfig.get_path('purelib')}\n")
         command = environment / "bin" / FOREBAY.name
-        command.write_text(f"#!{environment / 'bin' / 'python'}\nfrom cluster.cli.app import main\n\nmain()\n")
+        command.write_text(f"#!{environment / 'bin' / 'python'}\nfrom forebay.cluster.cli.app import main\n\nmain()\n")
         command.chmod(0o755)
 
     def program(self, name: str) -> Path:

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Final
 
-from cluster.client import ApiError, Client
-from cluster.schemas import operations as ops
-from cluster.schemas.requests import CancelRequest, UpdateCommand
-from cluster.server.tlog import CHECKPOINT_NAME, LOG_DIRECTORY
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.requests import CancelRequest, UpdateCommand
+from forebay.cluster.server.tlog import CHECKPOINT_NAME, LOG_DIRECTORY
 from tests.faults.day2.day import Day, check
 from tests.faults.day2.load import request_of
 from tests.faults.day2.site import Site, until

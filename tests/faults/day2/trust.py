@@ -7,9 +7,9 @@ import shutil
 import ssl
 from typing import Final
 
-from cluster.client import ApiError, Client
-from cluster.schemas import operations as ops
-from cluster.security import TlsFiles
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.security import TlsFiles
 from tests.faults.day2.day import Day, check
 from tests.faults.day2.site import Site, until
 from tests.faults.local_cluster import AGENTS, REPLICAS, USER

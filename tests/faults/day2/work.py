@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 
-from cluster.schemas import JobView, NodeView, SubmitRequest
-from cluster.schemas import operations as ops
+from forebay.cluster.schemas import JobView, NodeView, SubmitRequest
+from forebay.cluster.schemas import operations as ops
 from tests.faults import verify
 from tests.faults.day2.day import Day, check
 from tests.faults.day2.site import until

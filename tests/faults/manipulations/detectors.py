@@ -14,14 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, NoReturn
 
-from cluster.api.ledger import handed_view
-from cluster.consensus import HistoryElsewhere, KeyReplaced, Seals, Timing
-from cluster.consensus.engine import Engine
-from cluster.consensus.frames import Heartbeat
-from cluster.consensus.leader_election import is_heeded_by_new
-from cluster.consensus.log_replication import append_what_is_missing
-from cluster.schemas.ledger import HandedView
-from cluster.security.proofs import (
+from forebay.cluster.api.ledger import handed_view
+from forebay.cluster.consensus import HistoryElsewhere, KeyReplaced, Seals, Timing
+from forebay.cluster.consensus.engine import Engine
+from forebay.cluster.consensus.frames import Heartbeat
+from forebay.cluster.consensus.leader_election import is_heeded_by_new
+from forebay.cluster.consensus.log_replication import append_what_is_missing
+from forebay.cluster.schemas.ledger import HandedView
+from forebay.cluster.security.proofs import (
     ProofError,
     Tile,
     VerifierKey,
@@ -32,11 +32,11 @@ from cluster.security.proofs import (
     verify_consistency,
     verify_note,
 )
-from cluster.serve import founding_of
-from cluster.server.divergence import Checkpoints, Digests
-from cluster.server.history_fetch import SCRUB_AGAIN_S, Backfill, Scrub, ScrubResults
-from cluster.server.storage import Storage, StorageRefused, open_storage
-from cluster.server.tlog import (
+from forebay.cluster.serve import founding_of
+from forebay.cluster.server.divergence import Checkpoints, Digests
+from forebay.cluster.server.history_fetch import SCRUB_AGAIN_S, Backfill, Scrub, ScrubResults
+from forebay.cluster.server.storage import Storage, StorageRefused, open_storage
+from forebay.cluster.server.tlog import (
     LOG_DIRECTORY,
     NOBODY,
     SIGNING_DIRECTORY,
@@ -49,16 +49,24 @@ from cluster.server.tlog import (
     origin_of,
     private_key,
 )
-from cluster.system.clock import SystemClock
-from replica.state.digest import state_digest
-from snapshots import SnapshotFailed
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.state.digest import state_digest
+from forebay.snapshots import SnapshotFailed
+from forebay.wal import (
+    BrokenInvariant,
+    LedgerBroken,
+    RecoveryRefused,
+    StorageFailed,
+    fill,
+    replace_damaged,
+    revision_after,
+)
+from forebay.wal.codec import NO_OP
+from forebay.wal.configuration import decode_configuration, is_configuration
+from forebay.wal.journal import Entry
+from forebay.wal.ledger import export_history
 from tests.auditing import audit
 from tests.faults.manipulations.site import NAMES, Case
-from wal import BrokenInvariant, LedgerBroken, RecoveryRefused, StorageFailed, fill, replace_damaged, revision_after
-from wal.codec import NO_OP
-from wal.configuration import decode_configuration, is_configuration
-from wal.journal import Entry
-from wal.ledger import export_history
 
 BACKFILL_STEPS: Final = 4
 """Steps after which a gap of this ledger is filled, count."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import textwrap
 from typing import Final, NamedTuple
 
-from cluster.api.history_service.tree import CHECK_PAUSE_S
-from cluster.server.divergence import COMPARE_PERIOD_S
-from cluster.server.history_fetch import POLL_PERIOD_S, SCRUB_ENTRIES, SCRUB_PAUSE_S
-from cluster.server.tlog.derive import STEP_ENTRIES
-from cluster.server.tlog.publish import PERIOD_S
-from replica.state.digest import CHECKPOINT_S
+from forebay.cluster.api.history_service.tree import CHECK_PAUSE_S
+from forebay.cluster.server.divergence import COMPARE_PERIOD_S
+from forebay.cluster.server.history_fetch import POLL_PERIOD_S, SCRUB_ENTRIES, SCRUB_PAUSE_S
+from forebay.cluster.server.tlog.derive import STEP_ENTRIES
+from forebay.cluster.server.tlog.publish import PERIOD_S
+from forebay.replica.state.digest import CHECKPOINT_S
 from tests.faults.manipulations.detectors import Finder, Then
 from tests.faults.manipulations.site import LAST, NAMES
 from tests.faults.manipulations.table import KINDS, ROWS, Manipulation

@@ -16,18 +16,18 @@ from typing import Any, Final
 import lmdb
 from msgspec.structs import replace
 
-from replica.messages.entries import Batch
-from replica.messages.entries import Entry as Settled
-from replica.state.state import EMPTY, State
-from snapshots.finalize import SnapshotName, write_snapshot
-from snapshots.image import Image
-from snapshots.restore import load_snapshot
+from forebay.replica.messages.entries import Batch
+from forebay.replica.messages.entries import Entry as Settled
+from forebay.replica.state.state import EMPTY, State
+from forebay.snapshots.finalize import SnapshotName, write_snapshot
+from forebay.snapshots.image import Image
+from forebay.snapshots.restore import load_snapshot
+from forebay.wal import records
+from forebay.wal.codec import EntryKind, decode_batch, encode_batch, kind_of, revision_after
+from forebay.wal.failures import DATA_FILE, LOG_FILE
+from forebay.wal.records import ChainRow, Entry, Gap, HardState, Marks
+from forebay.wal.sectors import BLOCK_BYTES
 from tests.faults.manipulations.site import MAP_SIZE_BYTES, folded
-from wal import records
-from wal.codec import EntryKind, decode_batch, encode_batch, kind_of, revision_after
-from wal.failures import DATA_FILE, LOG_FILE
-from wal.records import ChainRow, Entry, Gap, HardState, Marks
-from wal.sectors import BLOCK_BYTES
 
 FLIPPED: Final = 0x10
 CRC_BYTES: Final = 4

@@ -11,20 +11,20 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, NamedTuple, NoReturn
 
-from cluster.api.history_service import tree
-from cluster.client import ApiError, Client
-from cluster.consensus import HistoryElsewhere, KeyReplaced, LostDurableState
-from cluster.schemas import operations as ops
-from cluster.schemas.requests import PoolRequest
-from cluster.serve import Refused, Replica
-from cluster.server import divergence, history_fetch
-from cluster.server.divergence import StateDiverged
-from cluster.server.tlog import LedgerAltered, publish
-from cluster.system.clock import SystemClock
+from forebay.cluster.api.history_service import tree
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.consensus import HistoryElsewhere, KeyReplaced, LostDurableState
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.requests import PoolRequest
+from forebay.cluster.serve import Refused, Replica
+from forebay.cluster.server import divergence, history_fetch
+from forebay.cluster.server.divergence import StateDiverged
+from forebay.cluster.server.tlog import LedgerAltered, publish
+from forebay.cluster.system.clock import SystemClock
+from forebay.wal import BrokenInvariant
 from tests.cluster.harness import PATIENCE_S
 from tests.faults.manipulations.detectors import Finder, Then
 from tests.faults.manipulations.site import NAMES, VICTIM, Case
-from wal import BrokenInvariant
 
 POLL_S: Final = 0.02
 CHANGE_S: Final = 0.3

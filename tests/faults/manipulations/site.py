@@ -19,13 +19,13 @@ from typing import Final, NamedTuple
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cluster.api.history_service.follower import Follower
-from cluster.config.config import Config
-from cluster.config.new_site import Founding, PoolSpec, create_site
-from cluster.consensus import Seals
-from cluster.security.proofs import Checkpoint, Signature, VerifierKey, write_note
-from cluster.server.storage import first_start_mark
-from cluster.server.tlog import (
+from forebay.cluster.api.history_service.follower import Follower
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.new_site import Founding, PoolSpec, create_site
+from forebay.cluster.consensus import Seals
+from forebay.cluster.security.proofs import Checkpoint, Signature, VerifierKey, write_note
+from forebay.cluster.server.storage import first_start_mark
+from forebay.cluster.server.tlog import (
     CHECKPOINT_NAME,
     LOG_DIRECTORY,
     SIGNING_DIRECTORY,
@@ -34,26 +34,26 @@ from cluster.server.tlog import (
     origin_of,
     private_key,
 )
-from cluster.system.clock import SystemClock
-from replica.fold.apply import apply_batch
-from replica.messages.commands import CONTROLLER, CancelJob
-from replica.messages.entries import Batch
-from replica.messages.entries import Entry as Settled
-from replica.messages.events import StateDigested
-from replica.model.jobs import Hold
-from replica.state.digest import state_digest
-from replica.state.state import EMPTY, State
-from snapshots.finalize import write_snapshot
-from snapshots.image import Image
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.fold.apply import apply_batch
+from forebay.replica.messages.commands import CONTROLLER, CancelJob
+from forebay.replica.messages.entries import Batch
+from forebay.replica.messages.entries import Entry as Settled
+from forebay.replica.messages.events import StateDigested
+from forebay.replica.model.jobs import Hold
+from forebay.replica.state.digest import state_digest
+from forebay.replica.state.state import EMPTY, State
+from forebay.snapshots.finalize import write_snapshot
+from forebay.snapshots.image import Image
+from forebay.wal import records
+from forebay.wal.codec import NO_OP, EntryKind, decode_batch, encode_batch, kind_of
+from forebay.wal.configuration import ConfigurationAt, Member, decode_configuration, encode_configuration, initial
+from forebay.wal.environment import Environment
+from forebay.wal.job_index import JobIndex
+from forebay.wal.journal import Entry, Journal
+from forebay.wal.ledger import Ledger
 from tests.ports import free_ports
 from tests.replica.world import World, user
-from wal import records
-from wal.codec import NO_OP, EntryKind, decode_batch, encode_batch, kind_of
-from wal.configuration import ConfigurationAt, Member, decode_configuration, encode_configuration, initial
-from wal.environment import Environment
-from wal.job_index import JobIndex
-from wal.journal import Entry, Journal
-from wal.ledger import Ledger
 
 VICTIM: Final = "r2"
 """The replica whose directory is altered, where it is one."""

@@ -11,20 +11,28 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from cluster.config import FIRST_START_NAME
-from cluster.consensus import Seals
-from cluster.server.storage import FORGOTTEN_NAME, MEMBER_NAME
-from cluster.server.tlog import LOG_DIRECTORY, SIGNING_DIRECTORY, Signer, origin_of
-from replica.messages import events as e
-from replica.messages.commands import Actor, ActorRole
-from replica.messages.entries import Batch
-from replica.messages.entries import Entry as Settled
-from replica.model.accounts import License
-from replica.model.job_states import JobState
-from replica.state.digest import recorded_digests, state_digest
-from replica.state.single_replies import SingleReplies
-from replica.state.state import EMPTY, State
-from replica.values.units import Instant, Revision
+from forebay.cluster.config import FIRST_START_NAME
+from forebay.cluster.consensus import Seals
+from forebay.cluster.server.storage import FORGOTTEN_NAME, MEMBER_NAME
+from forebay.cluster.server.tlog import LOG_DIRECTORY, SIGNING_DIRECTORY, Signer, origin_of
+from forebay.replica.messages import events as e
+from forebay.replica.messages.commands import Actor, ActorRole
+from forebay.replica.messages.entries import Batch
+from forebay.replica.messages.entries import Entry as Settled
+from forebay.replica.model.accounts import License
+from forebay.replica.model.job_states import JobState
+from forebay.replica.state.digest import recorded_digests, state_digest
+from forebay.replica.state.single_replies import SingleReplies
+from forebay.replica.state.state import EMPTY, State
+from forebay.replica.values.units import Instant, Revision
+from forebay.wal import records
+from forebay.wal.codec import NO_OP, EntryKind, decode_batch, encode_batch, kind_of, no_op_of
+from forebay.wal.configuration import decode_configuration, encode_configuration
+from forebay.wal.environment import Environment
+from forebay.wal.failures import LOG_FILE
+from forebay.wal.journal import Entry, Journal
+from forebay.wal.records import Gap
+from forebay.wal.sectors import BLOCK_BYTES, first_block
 from tests.faults.manipulations import forge
 from tests.faults.manipulations.site import (
     HONEST,
@@ -38,14 +46,6 @@ from tests.faults.manipulations.site import (
     key_of,
     tree_of,
 )
-from wal import records
-from wal.codec import NO_OP, EntryKind, decode_batch, encode_batch, kind_of, no_op_of
-from wal.configuration import decode_configuration, encode_configuration
-from wal.environment import Environment
-from wal.failures import LOG_FILE
-from wal.journal import Entry, Journal
-from wal.records import Gap
-from wal.sectors import BLOCK_BYTES, first_block
 
 OLD, NEW = 300, 700
 """Entries before and behind what consensus has compacted: a start looks at the latter alone."""

@@ -14,8 +14,8 @@ from typing import Final
 import pytest
 import uvloop
 
-from cluster.server.recovery.new_incarnation import RecoveryNotPossible, plan_recovery
-from cluster.system.clock import SystemClock
+from forebay.cluster.server.recovery.new_incarnation import RecoveryNotPossible, plan_recovery
+from forebay.cluster.system.clock import SystemClock
 from tests.faults.manipulations.detectors import Finder, Then, look
 from tests.faults.manipulations.expected import EXPECTED, FINDERS
 from tests.faults.manipulations.live import live, live_under_a_leader, short_periods

@@ -11,14 +11,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import msgspec
 
-from cluster.agent.operation import AgentSettings
-from cluster.agent.runtime.state_directory import StateDirectory
-from cluster.agent.service import Agent
-from cluster.schemas.agents import PollRequest, RegisterRequest, ReportsRequest
-from cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
-from cluster.system.clock import SystemClock
-from replica.messages.commands import OperationDone, OperationFailed
-from replica.model.orders import Order
+from forebay.cluster.agent.operation import AgentSettings
+from forebay.cluster.agent.runtime.state_directory import StateDirectory
+from forebay.cluster.agent.service import Agent
+from forebay.cluster.schemas.agents import PollRequest, RegisterRequest, ReportsRequest
+from forebay.cluster.schemas.jobs import PollAnswer, RegisterAnswer, ReportResult, ReportsAnswer
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.messages.commands import OperationDone, OperationFailed
+from forebay.replica.model.orders import Order
 
 LOOK_S = 0.01
 """Seconds between two looks of a poll that waits."""

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.system.processes import descendants
-from replica.model.orders import Order
+from forebay.cluster.system.processes import descendants
+from forebay.replica.model.orders import Order
 from tests.faults.tracing import Action, Plan, Tracer, build
 from tests.faults.transfers.agent import Desk
 from tests.faults.transfers.endings import HELPED_FILES, WATCHED, plant_many

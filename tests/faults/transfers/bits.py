@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from replica.messages.commands import OperationDone, OperationFailed
-from replica.model.transfers import TransferRules
+from forebay.replica.messages.commands import OperationDone, OperationFailed
+from forebay.replica.model.transfers import TransferRules
 from tests.faults.tracing import Action, Calls, Plan, Tracer, build
 from tests.faults.transfers.harness import STAGES, Broken, Harness, Inconclusive, Story, judge, poll, said
 from tests.faults.transfers.kills import wait_until_gone

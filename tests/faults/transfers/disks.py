@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.agent.processes.environment import Mode
-from replica.messages.commands import OperationDone, OperationFailed
-from replica.model.buffers import Transfer, TransferKind
+from forebay.cluster.agent.processes.environment import Mode
+from forebay.replica.messages.commands import OperationDone, OperationFailed
+from forebay.replica.model.buffers import Transfer, TransferKind
 from tests.faults.disks import PACKAGES, Disk
 from tests.faults.kernel import Unable, require_tools, tool
 from tests.faults.transfers.harness import Broken, Harness, Inconclusive, Story, judge, poll, said

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cluster.agent.limits import WORKER_GRACE_S
-from cluster.agent.operation import WorkerOperation
-from cluster.agent.worker.task import Outcome
-from cluster.system.processes import descendants, send
-from replica.messages.commands import OperationDone, OperationFailed
-from replica.model.orders import SpecialTransfers
-from replica.model.transfers import TransferRules
+from forebay.cluster.agent.limits import WORKER_GRACE_S
+from forebay.cluster.agent.operation import WorkerOperation
+from forebay.cluster.agent.worker.task import Outcome
+from forebay.cluster.system.processes import descendants, send
+from forebay.replica.messages.commands import OperationDone, OperationFailed
+from forebay.replica.model.orders import SpecialTransfers
+from forebay.replica.model.transfers import TransferRules
 from tests.faults.tracing import EVERY, Action, Calls, Plan, Tracer, build
 from tests.faults.transfers.harness import JOB, STAGES, Broken, Harness, Inconclusive, Story, judge, poll, said
 from tests.faults.transfers.kills import plant, plant_old, wait_until_gone

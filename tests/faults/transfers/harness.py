@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cluster.agent.operation import AgentSettings, WorkerOperation
-from cluster.agent.processes.environment import Mode
-from cluster.agent.runtime.state_directory import StateDirectory
-from cluster.agent.transfer.progress import Counters
-from cluster.agent.worker.task import Outcome
-from replica.messages.commands import OperationDone, OperationFailed
-from replica.model.buffers import Transfer, TransferKind
-from replica.model.orders import Order
-from replica.model.transfers import TransferRules
+from forebay.cluster.agent.operation import AgentSettings, WorkerOperation
+from forebay.cluster.agent.processes.environment import Mode
+from forebay.cluster.agent.runtime.state_directory import StateDirectory
+from forebay.cluster.agent.transfer.progress import Counters
+from forebay.cluster.agent.worker.task import Outcome
+from forebay.replica.messages.commands import OperationDone, OperationFailed
+from forebay.replica.model.buffers import Transfer, TransferKind
+from forebay.replica.model.orders import Order
+from forebay.replica.model.transfers import TransferRules
 from tests.faults.tracing import Tracer
 
 REFERENCE = Path(__file__).with_name("reference.py")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from replica.messages.commands import OperationDone
+from forebay.replica.messages.commands import OperationDone
 from tests.faults.disks import Disk
 from tests.faults.tracing import CHANGING, EVERY, Action, Calls, Plan, Tracer, build
 from tests.faults.transfers.harness import STAGES, Broken, Harness, Story, judge, judge_top, poll, said

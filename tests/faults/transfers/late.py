@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from replica.messages.commands import OperationDone
+from forebay.replica.messages.commands import OperationDone
 from tests.faults.tracing import CHANGING, Action, Plan, Tracer, build
 from tests.faults.transfers.harness import Broken, Harness, Story, judge, poll, said
 from tests.faults.transfers.kills import CALLS_MAX, plant, plant_old, wait_until_gone

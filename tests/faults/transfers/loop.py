@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import msgspec
 
-from cluster.agent.worker import worker
-from cluster.agent.worker.task import Outcome, WorkerTask
-from cluster.system.descriptors import write_all
-from replica.messages.commands import OperationDone, OperationFailed
+from forebay.cluster.agent.worker import worker
+from forebay.cluster.agent.worker.task import Outcome, WorkerTask
+from forebay.cluster.system.descriptors import write_all
+from forebay.replica.messages.commands import OperationDone, OperationFailed
 from tests.faults.tracing import Tracer
 from tests.faults.transfers.harness import Inconclusive, forget
 from tests.faults.transfers.reference import perform as perform_unprotected

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from replica.messages.commands import OperationDone
-from replica.model.buffers import Transfer, TransferKind
-from replica.model.orders import SpecialTransfers
-from replica.model.transfers import TransferChoice
+from forebay.replica.messages.commands import OperationDone
+from forebay.replica.model.buffers import Transfer, TransferKind
+from forebay.replica.model.orders import SpecialTransfers
+from forebay.replica.model.transfers import TransferChoice
 from tests.faults.disks import Disk
 from tests.faults.tracing import CHANGING, Action, Calls, Plan, Tracer, build
 from tests.faults.transfers.harness import Broken, Harness, Seen, poll, said

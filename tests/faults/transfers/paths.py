@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from replica.messages.commands import OperationDone, OperationFailed
-from replica.model.buffers import Transfer, TransferKind
+from forebay.replica.messages.commands import OperationDone, OperationFailed
+from forebay.replica.model.buffers import Transfer, TransferKind
 from tests.faults.transfers.harness import STAGES, Broken, Harness, said
 from tests.faults.transfers.loop import SECRET, contents, secret_in
 from tests.faults.transfers.refusals import check_words

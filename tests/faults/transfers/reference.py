@@ -8,9 +8,9 @@ import sys
 
 import msgspec
 
-from cluster.agent.worker.task import WorkerTask
-from replica.messages.commands import OperationDone, OperationFailed
-from replica.model.buffers import TransferKind
+from forebay.cluster.agent.worker.task import WorkerTask
+from forebay.replica.messages.commands import OperationDone, OperationFailed
+from forebay.replica.model.buffers import TransferKind
 
 VARIABLES = {"$DW_JOB_STRIPED": "striped", "$FOREBAY_JOB_DIR": ""}
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from replica.messages.commands import OperationDone, OperationFailed
+from forebay.replica.messages.commands import OperationDone, OperationFailed
 from tests.faults.tracing import Action, Calls, Plan, Tracer, build
 from tests.faults.transfers.harness import STAGES, Broken, Harness, judge, said
 from tests.faults.transfers.kills import CALLS_MAX, prepare, wait_until_gone

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.agent.transfer.options import CHUNK_BYTES, STREAMS
-from replica.messages.commands import OperationDone
+from forebay.cluster.agent.transfer.options import CHUNK_BYTES, STREAMS
+from forebay.replica.messages.commands import OperationDone
 from tests.faults.tracing import Action, Calls, Plan, Tracer, build
 from tests.faults.transfers.harness import STAGES, Broken, Harness, said
 from tests.faults.transfers.kills import wait_until_gone

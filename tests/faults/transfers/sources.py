@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cluster.agent.operation import WorkerOperation
-from cluster.agent.worker.task import Outcome
-from replica.messages.commands import OperationDone, OperationFailed
-from replica.model.buffers import Transfer, TransferKind
-from replica.model.transfers import TransferRules
+from forebay.cluster.agent.operation import WorkerOperation
+from forebay.cluster.agent.worker.task import Outcome
+from forebay.replica.messages.commands import OperationDone, OperationFailed
+from forebay.replica.model.buffers import Transfer, TransferKind
+from forebay.replica.model.transfers import TransferRules
 from tests.faults.fuse import DyingServer, Request
 from tests.faults.tracing import Action, Plan, Tracer, build
 from tests.faults.transfers.endings import ENDED_S, SLACK_S, STALL_S

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.system.processes import descendants
-from replica.messages.commands import OperationDone, OperationFailed
+from forebay.cluster.system.processes import descendants
+from forebay.replica.messages.commands import OperationDone, OperationFailed
 from tests.faults.transfers.harness import STAGES, Broken, Harness, Story, judge, poll, said
 from tests.faults.transfers.refusals import check_words
 

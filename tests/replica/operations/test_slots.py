@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from replica.messages import commands as c
-from replica.model.job_states import JobState
-from replica.model.stages import Stage
-from replica.operations.outcomes import active_stage
-from replica.views.orders import orders_for
+from forebay.replica.messages import commands as c
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.stages import Stage
+from forebay.replica.operations.outcomes import active_stage
+from forebay.replica.views.orders import orders_for
 from tests.replica.reference.reference_scheduler import next_due
 from tests.replica.world import World, user
 

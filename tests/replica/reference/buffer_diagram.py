@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replica.model.buffers import HOLDING, TRANSITIONS, BufferInput, BufferState
+from forebay.replica.model.buffers import HOLDING, TRANSITIONS, BufferInput, BufferState
 
 
 def _identifier(state: BufferState) -> str:

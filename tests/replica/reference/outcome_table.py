@@ -13,21 +13,21 @@ from collections.abc import Mapping
 import immutables
 import msgspec
 
-from replica.decide.decide import decide
-from replica.fold.fold import fold
-from replica.messages import commands as c
-from replica.messages.features import FEATURE_LEVEL_KNOWN
-from replica.model.buffers import Buffer, BufferState
-from replica.model.job_states import ENDED, JobState
-from replica.model.jobs import Hold, Job
-from replica.model.nodes import Node
-from replica.model.pools import Pool
-from replica.model.requests import BufferRequest, JobChange, JobRequest
-from replica.model.stages import Stage, stage_of
-from replica.state.derived import derive
-from replica.state.state import State
-from replica.values.errors import Refusal
-from replica.values.units import Instant
+from forebay.replica.decide.decide import decide
+from forebay.replica.fold.fold import fold
+from forebay.replica.messages import commands as c
+from forebay.replica.messages.features import FEATURE_LEVEL_KNOWN
+from forebay.replica.model.buffers import Buffer, BufferState
+from forebay.replica.model.job_states import ENDED, JobState
+from forebay.replica.model.jobs import Hold, Job
+from forebay.replica.model.nodes import Node
+from forebay.replica.model.pools import Pool
+from forebay.replica.model.requests import BufferRequest, JobChange, JobRequest
+from forebay.replica.model.stages import Stage, stage_of
+from forebay.replica.state.derived import derive
+from forebay.replica.state.state import State
+from forebay.replica.values.errors import Refusal
+from forebay.replica.values.units import Instant
 
 _AT = Instant(1_000_000_000_000_000)
 _OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")

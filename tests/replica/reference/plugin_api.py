@@ -6,13 +6,13 @@ and the ones that are events here; docs/reference/plugin-api.md names the counte
 
 from __future__ import annotations
 
-from replica.grammar.directives import read_request
-from replica.model.buffers import PERSISTENT_STATES, BufferState
-from replica.model.jobs import Job
-from replica.model.pools import PoolUnit, pool_unit
-from replica.state.state import State
-from replica.values.units import NEVER, round_up
-from replica.views.burst import MEGABYTE, megabytes, pool_named, tres_size
+from forebay.replica.grammar.directives import read_request
+from forebay.replica.model.buffers import PERSISTENT_STATES, BufferState
+from forebay.replica.model.jobs import Job
+from forebay.replica.model.pools import PoolUnit, pool_unit
+from forebay.replica.state.state import State
+from forebay.replica.values.units import NEVER, round_up
+from forebay.replica.views.burst import MEGABYTE, megabytes, pool_named, tres_size
 
 UNDER_WAY = 0
 COMPLETE = 1

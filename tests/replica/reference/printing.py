@@ -5,12 +5,12 @@ For the provider native: the lines of others are passed on as they were written,
 
 from __future__ import annotations
 
-from replica.grammar.bb import format_bytes, format_quantity
-from replica.grammar.values import STOP
-from replica.model.buffers import Access, Transfer
-from replica.model.requests import BufferRequest, CreatePersistent
-from replica.model.transfers import choice_prefix
-from replica.values.units import Quantity
+from forebay.replica.grammar.bb import format_bytes, format_quantity
+from forebay.replica.grammar.values import STOP
+from forebay.replica.model.buffers import Access, Transfer
+from forebay.replica.model.requests import BufferRequest, CreatePersistent
+from forebay.replica.model.transfers import choice_prefix
+from forebay.replica.values.units import Quantity
 
 
 def format_request(request: BufferRequest) -> tuple[str, str]:

@@ -15,21 +15,21 @@ from heapq import nsmallest
 
 import msgspec
 
-from replica.messages import events as e
-from replica.model.arrays import ArrayUse, has_array_limits, waits_for_array
-from replica.model.buffers import Buffer, BufferState
-from replica.model.job_states import JobState
-from replica.model.jobs import Job
-from replica.model.partitions import NodeSetWaiters, is_node_in
-from replica.model.pools import free_bytes
-from replica.model.requests import BufferRequest
-from replica.model.stages import QUEUED_STAGES, Stage, awaited_slot, occupied_slot, queue_position
-from replica.model.usage import SchedulingClass, scheduling_class_of, takes_cpus
-from replica.operations.external_jobs import give_up_events, is_lingering
-from replica.operations.slots import OperationSlots, assign_slots, grant_slots
-from replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
-from replica.scheduler import estimates
-from replica.scheduler.admission import (
+from forebay.replica.messages import events as e
+from forebay.replica.model.arrays import ArrayUse, has_array_limits, waits_for_array
+from forebay.replica.model.buffers import Buffer, BufferState
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Job
+from forebay.replica.model.partitions import NodeSetWaiters, is_node_in
+from forebay.replica.model.pools import free_bytes
+from forebay.replica.model.requests import BufferRequest
+from forebay.replica.model.stages import QUEUED_STAGES, Stage, awaited_slot, occupied_slot, queue_position
+from forebay.replica.model.usage import SchedulingClass, scheduling_class_of, takes_cpus
+from forebay.replica.operations.external_jobs import give_up_events, is_lingering
+from forebay.replica.operations.slots import OperationSlots, assign_slots, grant_slots
+from forebay.replica.operations.timers import due_at, due_events, reservation_instants, reservations_due
+from forebay.replica.scheduler import estimates
+from forebay.replica.scheduler.admission import (
     KEEPS_CPUS,
     PlaceDecision,
     QueuePosition,
@@ -47,7 +47,7 @@ from replica.scheduler.admission import (
     space_verdict,
     usable_bytes,
 )
-from replica.scheduler.backfill import (
+from forebay.replica.scheduler.backfill import (
     DRAINING,
     UNKNOWN_END,
     ReservationHead,
@@ -56,8 +56,8 @@ from replica.scheduler.backfill import (
     release_at,
     run_until,
 )
-from replica.scheduler.estimates import JobsAhead
-from replica.scheduler.external_jobs import (
+from forebay.replica.scheduler.estimates import JobsAhead
+from forebay.replica.scheduler.external_jobs import (
     choose_lingering,
     count_overtaking,
     counts_for,
@@ -67,7 +67,7 @@ from replica.scheduler.external_jobs import (
     space_event,
     waiting_verdict,
 )
-from replica.scheduler.gates import (
+from forebay.replica.scheduler.gates import (
     REPLAN_S,
     buffer_gate,
     current_verdict,
@@ -78,13 +78,13 @@ from replica.scheduler.gates import (
     reservation_of,
     waits_for_space,
 )
-from replica.scheduler.persistent import persistent_request, serve_persistent
-from replica.scheduler.preemption import choose_preempted, preemption_candidate, preemption_events
-from replica.scheduler.quotas import QuotaCheck
-from replica.state.state import State
-from replica.values.limits import EVENTS_PER_CYCLE_MAX
-from replica.values.units import NEVER, Instant, seconds
-from replica.values.verdicts import Reason, Verdict
+from forebay.replica.scheduler.persistent import persistent_request, serve_persistent
+from forebay.replica.scheduler.preemption import choose_preempted, preemption_candidate, preemption_events
+from forebay.replica.scheduler.quotas import QuotaCheck
+from forebay.replica.state.state import State
+from forebay.replica.values.limits import EVENTS_PER_CYCLE_MAX
+from forebay.replica.values.units import NEVER, Instant, seconds
+from forebay.replica.values.verdicts import Reason, Verdict
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from replica.model import ArrayUse
-from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.node_index import NodeList
-from replica.values import SortedKeys
+from forebay.replica.model import ArrayUse
+from forebay.replica.scheduler.index import SchedulingIndex
+from forebay.replica.scheduler.node_index import NodeList
+from forebay.replica.values import SortedKeys
 
 SMALL_INDEXES = (
     "queues",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.values.limits import EVENTS_PER_CYCLE_MAX
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.values.limits import EVENTS_PER_CYCLE_MAX
 from tests.replica.reference import reference_scheduler
 from tests.replica.reference.reference_scheduler import next_due, plan
 from tests.replica.world import World
@@ -87,7 +87,7 @@ def test_the_first_job_that_lacks_cpus_shows_resources_and_the_next_priority() -
 
 
 def test_a_held_job_neither_stages_nor_reserves() -> None:
-    from replica.model.jobs import Hold
+    from forebay.replica.model.jobs import Hold
 
     world = World({"fast": 100})
     held = world.submit("capacity=100", hold=Hold.USER)
@@ -146,7 +146,7 @@ def test_space_is_given_only_where_a_node_is_up() -> None:
 
 
 def test_more_cpus_than_any_node_has_are_refused_at_submit() -> None:
-    from replica.values.errors import Refusal, RefusalCode
+    from forebay.replica.values.errors import Refusal, RefusalCode
 
     world = World(cpus=2)
     refusal = world.try_submit(cpus=3)

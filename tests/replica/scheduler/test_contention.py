@@ -7,18 +7,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model.accounts import Account, AccountUser, Limit, LimitKind, Qos
-from replica.model.job_states import JobState
-from replica.model.jobs import Hold
-from replica.model.pools import Pool
-from replica.model.requests import JobOptions, JobRequest
-from replica.model.usage import scheduling_class_of
-from replica.scheduler import admission, scheduling_cycle
-from replica.scheduler.quotas import QuotaCheck
-from replica.values.units import SIZE_BYTES_MAX
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model.accounts import Account, AccountUser, Limit, LimitKind, Qos
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.pools import Pool
+from forebay.replica.model.requests import JobOptions, JobRequest
+from forebay.replica.model.usage import scheduling_class_of
+from forebay.replica.scheduler import admission, scheduling_cycle
+from forebay.replica.scheduler.quotas import QuotaCheck
+from forebay.replica.values.units import SIZE_BYTES_MAX
 from tests.replica.reference.reference_scheduler import run_cycle as reference_events
 from tests.replica.scheduler.test_estimates import of as estimated
 from tests.replica.scheduler.test_index import IndexedWorld

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from replica.messages import commands as c
-from replica.model.jobs import Hold
-from replica.model.pools import DRAIN_TIME_S, MEASURED_MAX, OperationStatistics
-from replica.model.requests import Dependency, DependencyKind
-from replica.scheduler import backfill
-from replica.scheduler.estimates import Estimate, estimate, jobs_ahead_in
-from replica.scheduler.index import SchedulingIndex
-from replica.values.units import NEVER, seconds
+from forebay.replica.messages import commands as c
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.pools import DRAIN_TIME_S, MEASURED_MAX, OperationStatistics
+from forebay.replica.model.requests import Dependency, DependencyKind
+from forebay.replica.scheduler import backfill
+from forebay.replica.scheduler.estimates import Estimate, estimate, jobs_ahead_in
+from forebay.replica.scheduler.index import SchedulingIndex
+from forebay.replica.values.units import NEVER, seconds
 from tests.replica.test_accounting import changed, given
 from tests.replica.test_reservations import reserve
 from tests.replica.world import World

@@ -6,12 +6,12 @@ from random import Random
 
 import pytest
 
-from replica.fold.fold import fold
-from replica.model.job_states import JobState
-from replica.scheduler import estimates
-from replica.scheduler.estimates import estimate, jobs_ahead_in
-from replica.scheduler.index import SchedulingIndex
-from replica.values.units import NEVER, Instant, seconds
+from forebay.replica.fold.fold import fold
+from forebay.replica.model.job_states import JobState
+from forebay.replica.scheduler import estimates
+from forebay.replica.scheduler.estimates import estimate, jobs_ahead_in
+from forebay.replica.scheduler.index import SchedulingIndex
+from forebay.replica.values.units import NEVER, Instant, seconds
 from tests.replica.reference.reference_scheduler import ahead_by_walk
 from tests.replica.reference.reference_scheduler import run_cycle as reference_events
 from tests.replica.scheduler.test_index import START, crowd, happening, submitted

@@ -11,17 +11,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from replica.fold.fold import fold
-from replica.grammar.burst_buffer_conf import ConfSetting
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.messages.entries import Entry
-from replica.model.buffers import BufferState
-from replica.model.configuration import Site
-from replica.model.job_states import JobState
-from replica.model.jobs import Hold
-from replica.model.pools import Pool
-from replica.model.requests import (
+from forebay.replica.fold.fold import fold
+from forebay.replica.grammar.burst_buffer_conf import ConfSetting
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.messages.entries import Entry
+from forebay.replica.model.buffers import BufferState
+from forebay.replica.model.configuration import Site
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.jobs import Hold
+from forebay.replica.model.pools import Pool
+from forebay.replica.model.requests import (
     BufferRequest,
     Dependency,
     DependencyKind,
@@ -29,19 +29,19 @@ from replica.model.requests import (
     JobRequest,
     with_options,
 )
-from replica.model.stages import Stage
-from replica.operations.outcomes import active_stage, failure_events, script_end_events, success_events
-from replica.operations.slots import OperationSlots, assign_slots
-from replica.scheduler import admission, scheduling_cycle
-from replica.scheduler.gates import REPLAN_S
-from replica.scheduler.index import TOUCHES, SchedulingIndex, Touches
-from replica.scheduler.index_row import NO_ROW, index_row
-from replica.scheduler.scheduling_cycle import run_cycle, verdicts_of
-from replica.state.invariants import find_violations
-from replica.state.state import EMPTY, State
-from replica.values.errors import Refusal
-from replica.values.sorted_keys import CHUNK_KEYS_MAX, SortedKeys
-from replica.values.units import NEVER, Instant, seconds
+from forebay.replica.model.stages import Stage
+from forebay.replica.operations.outcomes import active_stage, failure_events, script_end_events, success_events
+from forebay.replica.operations.slots import OperationSlots, assign_slots
+from forebay.replica.scheduler import admission, scheduling_cycle
+from forebay.replica.scheduler.gates import REPLAN_S
+from forebay.replica.scheduler.index import TOUCHES, SchedulingIndex, Touches
+from forebay.replica.scheduler.index_row import NO_ROW, index_row
+from forebay.replica.scheduler.scheduling_cycle import run_cycle, verdicts_of
+from forebay.replica.state.invariants import find_violations
+from forebay.replica.state.state import EMPTY, State
+from forebay.replica.values.errors import Refusal
+from forebay.replica.values.sorted_keys import CHUNK_KEYS_MAX, SortedKeys
+from forebay.replica.values.units import NEVER, Instant, seconds
 from tests.replica.reference import reference_scheduler
 from tests.replica.reference.reference_scheduler import next_due
 from tests.replica.reference.reference_scheduler import run_cycle as reference_events

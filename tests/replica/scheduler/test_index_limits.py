@@ -10,22 +10,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from replica.fold.fold import fold
-from replica.grammar.directives import parse_request
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model.accounts import Account, AccountUser, License, Limit, LimitKind, Qos, SchedulingRules
-from replica.model.buffers import BufferState
-from replica.model.job_states import JobState
-from replica.model.partitions import Partition, PartitionState
-from replica.model.requests import BufferRequest, Dependency, DependencyKind, JobChange, JobOptions, JobRequest
-from replica.model.reservations import Reservation, ReservedSpace
-from replica.scheduler import admission, scheduling_cycle
-from replica.scheduler.index import SchedulingIndex
-from replica.scheduler.scheduling_cycle import run_cycle, verdicts_of
-from replica.state.invariants import find_violations
-from replica.state.state import State
-from replica.values.units import NEVER, Instant, seconds
+from forebay.replica.fold.fold import fold
+from forebay.replica.grammar.directives import parse_request
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model.accounts import Account, AccountUser, License, Limit, LimitKind, Qos, SchedulingRules
+from forebay.replica.model.buffers import BufferState
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.partitions import Partition, PartitionState
+from forebay.replica.model.requests import BufferRequest, Dependency, DependencyKind, JobChange, JobOptions, JobRequest
+from forebay.replica.model.reservations import Reservation, ReservedSpace
+from forebay.replica.scheduler import admission, scheduling_cycle
+from forebay.replica.scheduler.index import SchedulingIndex
+from forebay.replica.scheduler.scheduling_cycle import run_cycle, verdicts_of
+from forebay.replica.state.invariants import find_violations
+from forebay.replica.state.state import State
+from forebay.replica.values.units import NEVER, Instant, seconds
 from tests.replica.reference import reference_scheduler
 from tests.replica.reference.reference_scheduler import next_due, plan
 from tests.replica.reference.reference_scheduler import run_cycle as reference_events

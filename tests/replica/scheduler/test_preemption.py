@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica.messages import commands as c
-from replica.messages import events as e
-from replica.model.jobs import Hold
+from forebay.replica.messages import commands as c
+from forebay.replica.messages import events as e
+from forebay.replica.model.jobs import Hold
 from tests.replica.world import World, user
 
 

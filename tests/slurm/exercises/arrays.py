@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from cluster.client import Client
+from forebay.cluster.client import Client
 from tests.slurm.exercises.common import Figures, exported, nothing_left, require
 from tests.slurm.site import Site
 from tests.slurm.slurm import PATIENCE_S

@@ -6,7 +6,7 @@ import asyncio
 import random
 import signal
 
-from cluster.client import Client
+from forebay.cluster.client import Client
 from tests.slurm.exercises.common import SETTLED, Figures, no_alarms, nothing_left, require
 from tests.slurm.site import MOVERS, Seen, Site
 

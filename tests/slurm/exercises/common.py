@@ -7,8 +7,8 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from cluster.client import Client
-from cluster.schemas import operations as ops
+from forebay.cluster.client import Client
+from forebay.cluster.schemas import operations as ops
 from tests.slurm.site import RunFailed, Site
 from tests.slurm.slurm import PATIENCE_S, Submitted
 

@@ -20,7 +20,7 @@ import shlex
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cluster.client import Client
+from forebay.cluster.client import Client
 from tests.slurm.exercises.arrays import all_tasks
 from tests.slurm.exercises.common import Figures, exported, nothing_left, require
 from tests.slurm.site import RunFailed, Site

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from cluster.client import Client
+from forebay.cluster.client import Client
 from tests.slurm.controllers import TwoControllers
 from tests.slurm.exercises.common import GONE_S, Figures, Jobs, all_well, exported, many, nothing_left, require
 from tests.slurm.plain import PlainSite

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from cluster.client import Client
+from forebay.cluster.client import Client
 from tests.slurm.exercises.common import Figures, exported, nothing_left, require
 from tests.slurm.site import Seen, Site
 

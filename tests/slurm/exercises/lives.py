@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import Final
 
-from cluster.client import Client
+from forebay.cluster.client import Client
 from tests.slurm.exercises.arrays import all_tasks
 from tests.slurm.exercises.common import Figures, exported, nothing_left, require
 from tests.slurm.gates import FUNCTIONS

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from cluster.client import Client
+from forebay.cluster.client import Client
 from tests.benchmarks.processes import tree, tree_cpu_s
 from tests.faults.local_cluster import REPLICAS, RunFailed
 from tests.slurm.exercises.common import (

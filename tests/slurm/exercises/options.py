@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.client import Client
+from forebay.cluster.client import Client
 from tests.slurm.exercises.common import Figures, nothing_left, require
 from tests.slurm.site import Site
 

@@ -11,11 +11,11 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from cluster.schemas import operations as ops
-from cluster.security import Role
-from cluster.security.pki import issue, load_authority
-from cluster.system import SystemClock
-from replica.values import Instant
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.security import Role
+from forebay.cluster.security.pki import issue, load_authority
+from forebay.cluster.system import SystemClock
+from forebay.replica.values import Instant
 from tests.faults import faults
 from tests.faults.kernel import Unable
 from tests.slurm.exercises.common import require

@@ -8,8 +8,8 @@ import re
 import time
 from typing import Final
 
-from cluster.client import Client
-from cluster.slurm.files import uptime_s
+from forebay.cluster.client import Client
+from forebay.cluster.slurm.files import uptime_s
 from tests.slurm.exercises.common import exported, node_starts, require
 from tests.slurm.site import RunFailed, Site
 

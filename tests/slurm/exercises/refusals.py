@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from cluster.client import Client
+from forebay.cluster.client import Client
 from tests.slurm.exercises.common import Figures, exported, nothing_left, refusal, require
 from tests.slurm.exercises.outages import (
     bridge_killed,

@@ -10,9 +10,9 @@ import time
 from collections import Counter
 from contextlib import suppress
 
-from cluster.client import ApiError, Client
-from cluster.schemas import operations as ops
-from replica.values import parse_size
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import operations as ops
+from forebay.replica.values import parse_size
 from tests.account import KNOWN
 from tests.slurm.exercises.common import Figures, Jobs, exported, node_starts, nothing_left, require
 from tests.slurm.site import GRAIN, RunFailed, Site

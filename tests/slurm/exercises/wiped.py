@@ -7,9 +7,9 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from cluster.schemas import operations as ops
-from cluster.schemas.jobs import JobView
-from cluster.slurm.files import LEFT_S
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.jobs import JobView
+from forebay.cluster.slurm.files import LEFT_S
 from tests.slurm.exercises.common import exported, require
 from tests.slurm.exercises.outages import EXIT_CONFIGURATION
 from tests.slurm.exercises.reasons import PLAIN, Slurm

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from cluster.system import closing, open_directory, try_lock
+from forebay.cluster.system import closing, open_directory, try_lock
 
 PREFIX: Final = "forebay-drill-copy-"
 """Prefix of the directories' names."""

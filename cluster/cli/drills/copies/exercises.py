@@ -16,21 +16,21 @@ from typing import Final
 
 import msgspec
 
-import cluster
-from cluster.cli.commands.backup import newest_snapshot, receive_snapshot
-from cluster.cli.drills.copies.directory import private_directory, remove_left_over
-from cluster.cli.drills.copies.replicas import LOOK_S, NAMES, STATUS_S, Copy, CopyFailed, open_copy
-from cluster.cli.drills.copies.resources import FLOOR_BYTES
-from cluster.cli.drills.figures import Probe, find_lost, latency_us
-from cluster.cli.drills.final_checks import CheckImpossible, Resent, ask_each, find_disagreement, resend_writes
-from cluster.cli.drills.probes import MeasurementFailed, Probes, prober_starter
-from cluster.client import ApiError, Client
-from cluster.config import Config
-from cluster.schemas import operations as ops
-from cluster.schemas.drills import EndDrillRequest, StartDrillRequest
-from cluster.schemas.requests import TransferRequest
-from cluster.system import Clock, free_bytes, parse_instant
-from replica.values import DRILL_S_MAX, MICROSECONDS_PER_SECOND, plain
+import forebay.cluster
+from forebay.cluster.cli.commands.backup import newest_snapshot, receive_snapshot
+from forebay.cluster.cli.drills.copies.directory import private_directory, remove_left_over
+from forebay.cluster.cli.drills.copies.replicas import LOOK_S, NAMES, STATUS_S, Copy, CopyFailed, open_copy
+from forebay.cluster.cli.drills.copies.resources import FLOOR_BYTES
+from forebay.cluster.cli.drills.figures import Probe, find_lost, latency_us
+from forebay.cluster.cli.drills.final_checks import CheckImpossible, Resent, ask_each, find_disagreement, resend_writes
+from forebay.cluster.cli.drills.probes import MeasurementFailed, Probes, prober_starter
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.config import Config
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.drills import EndDrillRequest, StartDrillRequest
+from forebay.cluster.schemas.requests import TransferRequest
+from forebay.cluster.system import Clock, free_bytes, parse_instant
+from forebay.replica.values import DRILL_S_MAX, MICROSECONDS_PER_SECOND, plain
 
 CONTROL_S: Final = 2.0
 """Seconds of writes before the fault, to measure what is normal for the copy."""
@@ -264,7 +264,7 @@ class Exercise:
         return Outcome(faults=faults, figures=self.figures, sentence=sentence)
 
     async def _upgrade(self, copy: Copy, file: Path) -> Outcome:
-        release = self._given.release or Path(cluster.__path__[0]).parent
+        release = self._given.release or Path(forebay.cluster.__path__[0]).parent
         await self._start_three(copy, file)
         before = await copy.wait_ready(NAMES[0])
         async with self._probe(copy) as probes:

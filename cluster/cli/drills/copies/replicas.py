@@ -21,15 +21,23 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from cluster.cli.drills.copies.resources import COPIES
-from cluster.client import ApiError, Client
-from cluster.config import Config, replica_hosts
-from cluster.schemas import MembersAnswer, StatusView
-from cluster.schemas import operations as ops
-from cluster.schemas.requests import AddMemberRequest
-from cluster.security import AUTHORITY_NAME, Role, create_authority, issue
-from cluster.system import Address, Clock, closing, die_with_parent, open_private_file, python_of, replace_private
-from replica.values import format_size, plain
+from forebay.cluster.cli.drills.copies.resources import COPIES
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.config import Config, replica_hosts
+from forebay.cluster.schemas import MembersAnswer, StatusView
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.requests import AddMemberRequest
+from forebay.cluster.security import AUTHORITY_NAME, Role, create_authority, issue
+from forebay.cluster.system import (
+    Address,
+    Clock,
+    closing,
+    die_with_parent,
+    open_private_file,
+    python_of,
+    replace_private,
+)
+from forebay.replica.values import format_size, plain
 
 NAMES: Final = tuple(f"copy{number}" for number in range(1, COPIES + 1))
 """Names of its replicas, which no cluster has by default."""
@@ -128,7 +136,7 @@ class Copy:
         Raises:
             CopyFailed: if the command fails.
         """
-        command = ("cluster.cli", "--config", str(self.config.file), *words, "--json")
+        command = ("forebay.cluster.cli", "--config", str(self.config.file), *words, "--json")
         process = await self._spawn(command, None, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
         try:
             out, err = await process.communicate()
@@ -144,7 +152,7 @@ class Copy:
 
     async def start(self, name: str, *words: str, release: Path | None = None) -> None:
         """Start a replica, with another release if `release` is given."""
-        command = ("cluster.serve", "--config", str(self.config.file), "--name", name, *words)
+        command = ("forebay.cluster.serve", "--config", str(self.config.file), "--name", name, *words)
         with closing(open_private_file(self._directory / "logs" / name, os.O_WRONLY | os.O_APPEND)) as log:
             self._running[name] = await self._spawn(command, release, stdout=log, stderr=log)
 

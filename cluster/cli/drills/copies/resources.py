@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.system import free_bytes
+from forebay.cluster.system import free_bytes
 
 COPIES: Final = 3
 """Replicas of a copy, count: the fewest that survive a loss."""

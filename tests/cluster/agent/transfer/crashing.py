@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
-from cluster.system.processes import become_subreaper
+from forebay.cluster.system.processes import become_subreaper
 
 _KILLED: Final = 9
 

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.agent.files.paths import FileIdentity, Target
-from cluster.agent.transfer.options import ItemKind, TransferItem, TransferOptions
-from cluster.agent.transfer.progress import Counters, no_op
-from cluster.agent.transfer.rate_limit import Pace
-from cluster.agent.transfer.receipts import ReceiptLine, read_lines
-from cluster.agent.transfer.transfer import run_transfer
-from cluster.agent.transfer.transfer_state import TransferContext
-from cluster.agent.transfer.workspace import Workspace
-from cluster.system.clock import SystemClock
-from cluster.system.descriptors import open_directory
-from replica.model.stages import Stage
-from replica.model.transfers import TransferReceipt
+from forebay.cluster.agent.files.paths import FileIdentity, Target
+from forebay.cluster.agent.transfer.options import ItemKind, TransferItem, TransferOptions
+from forebay.cluster.agent.transfer.progress import Counters, no_op
+from forebay.cluster.agent.transfer.rate_limit import Pace
+from forebay.cluster.agent.transfer.receipts import ReceiptLine, read_lines
+from forebay.cluster.agent.transfer.transfer import run_transfer
+from forebay.cluster.agent.transfer.transfer_state import TransferContext
+from forebay.cluster.agent.transfer.workspace import Workspace
+from forebay.cluster.system.clock import SystemClock
+from forebay.cluster.system.descriptors import open_directory
+from forebay.replica.model.stages import Stage
+from forebay.replica.model.transfers import TransferReceipt
 
 TAG = ".forebay-7-0123abcd"
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.agent.transfer.errors import ReadBackFailed, TransferFailed
-from cluster.agent.transfer.options import ItemKind, TransferOptions, Verify
-from cluster.agent.transfer.rate_limit import TransferStopped
-from cluster.agent.transfer.record_paths import part_name
-from cluster.providers import Local
-from cluster.system.processes import all_pids, environment_variables
-from replica.model.transfers import LeftOut
+from forebay.cluster.agent.transfer.errors import ReadBackFailed, TransferFailed
+from forebay.cluster.agent.transfer.options import ItemKind, TransferOptions, Verify
+from forebay.cluster.agent.transfer.rate_limit import TransferStopped
+from forebay.cluster.agent.transfer.record_paths import part_name
+from forebay.cluster.providers import Local
+from forebay.cluster.system.processes import all_pids, environment_variables
+from forebay.replica.model.transfers import LeftOut
 from tests.cluster.agent.transfer.harness import SMALL, TAG, Harness, plant, tree_of
 
 needs_rsync = pytest.mark.skipif(shutil.which("rsync") is None, reason="no rsync here: scripts/install-backends")

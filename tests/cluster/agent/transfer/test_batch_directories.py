@@ -13,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.files import removal
-from cluster.agent.transfer import fence, file_copy, small_files
-from cluster.agent.transfer import transfer_state as transfer
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.fence import BATCH_SUFFIX, BatchDirectory, Claimant, WriterFenced
-from cluster.agent.transfer.options import TransferItem, TransferOptions, Verify
-from cluster.agent.transfer.status_table import RecordState, StatusTable
-from cluster.system import processes
-from cluster.system.descriptors import open_directory
+from forebay.cluster.agent.files import removal
+from forebay.cluster.agent.transfer import fence, file_copy, small_files
+from forebay.cluster.agent.transfer import transfer_state as transfer
+from forebay.cluster.agent.transfer.errors import TransferFailed
+from forebay.cluster.agent.transfer.fence import BATCH_SUFFIX, BatchDirectory, Claimant, WriterFenced
+from forebay.cluster.agent.transfer.options import TransferItem, TransferOptions, Verify
+from forebay.cluster.agent.transfer.status_table import RecordState, StatusTable
+from forebay.cluster.system import processes
+from forebay.cluster.system.descriptors import open_directory
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
 from tests.cluster.agent.transfer.harness import TAG, Harness, plant, tree_of
 
@@ -285,7 +285,7 @@ def test_a_shelf_that_is_being_removed_cannot_take_a_place_with_what_is_left_of_
             tried.append(shown)
             really(directory, shown=shown, lasting=lasting)
 
-        monkeypatch.setattr("cluster.agent.transfer.fence.empty_directory", half_way)
+        monkeypatch.setattr("forebay.cluster.agent.transfer.fence.empty_directory", half_way)
         with claimed(harness, 4):
             assert tried and os.listdir(place) == []
         batch_directory.close()

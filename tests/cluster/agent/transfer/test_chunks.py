@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from cluster.agent.files import kernel
-from cluster.agent.transfer import large_file
-from cluster.agent.transfer.digests import combine
-from cluster.agent.transfer.errors import TransferFailed, root_cause
-from cluster.agent.transfer.large_file import ChunkCopy
-from cluster.agent.transfer.options import ItemKind, TransferOptions, Verify
+from forebay.cluster.agent.files import kernel
+from forebay.cluster.agent.transfer import large_file
+from forebay.cluster.agent.transfer.digests import combine
+from forebay.cluster.agent.transfer.errors import TransferFailed, root_cause
+from forebay.cluster.agent.transfer.large_file import ChunkCopy
+from forebay.cluster.agent.transfer.options import ItemKind, TransferOptions, Verify
 from tests.cluster.agent.transfer.harness import SMALL, Harness
 
 CHUNK_BYTES = 8192

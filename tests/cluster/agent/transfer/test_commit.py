@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.agent.transfer import file_copy, record_paths
-from cluster.agent.transfer.errors import SourceChanged, TransferFailed, TransferPaused, root_cause
-from cluster.agent.transfer.fence import WriterFenced
-from cluster.agent.transfer.options import TransferOptions
-from cluster.agent.transfer.status_table import Flag
-from cluster.system.descriptors import open_directory
+from forebay.cluster.agent.transfer import file_copy, record_paths
+from forebay.cluster.agent.transfer.errors import SourceChanged, TransferFailed, TransferPaused, root_cause
+from forebay.cluster.agent.transfer.fence import WriterFenced
+from forebay.cluster.agent.transfer.options import TransferOptions
+from forebay.cluster.agent.transfer.status_table import Flag
+from forebay.cluster.system.descriptors import open_directory
 from tests.cluster.agent.transfer.harness import TAG, Harness, plant, tree_of
 
 
@@ -108,7 +108,7 @@ def test_what_may_not_be_replaced_is_refused_by_name_and_stays(
     # It appears between the look and the rename.
     monkeypatch.setattr(file_copy, "check_target", lambda *_, **__: None)
     for module in ("small_files", "large_file"):
-        monkeypatch.setattr(f"cluster.agent.transfer.{module}.check_target", lambda *_, **__: None)
+        monkeypatch.setattr(f"forebay.cluster.agent.transfer.{module}.check_target", lambda *_, **__: None)
     if without_the_call:
         monkeypatch.setattr(file_copy, "_libc", _Without())
     with pytest.raises(TransferFailed, match="destination/a exists and may not be replaced"):
@@ -202,7 +202,7 @@ def test_temporary_files_are_made_in_the_staging_directory_and_one_that_was_take
         return real(directory, part)
 
     for module in ("small_files", "large_file"):
-        monkeypatch.setattr(f"cluster.agent.transfer.{module}.create_part", seen)
+        monkeypatch.setattr(f"forebay.cluster.agent.transfer.{module}.create_part", seen)
     item = harness.item(staging=descriptor)
     assert harness.carry([item]).files == 1
     assert names and list(staging.iterdir()) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.transfer.options import ItemKind, TransferOptions
+from forebay.cluster.agent.transfer.options import ItemKind, TransferOptions
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
 from tests.cluster.agent.transfer.harness import Harness, plant, tree_of
 

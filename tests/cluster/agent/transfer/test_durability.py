@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.transfer import large_file, small_files, status_table, transfer
-from cluster.agent.transfer.options import TransferOptions
-from cluster.agent.transfer.status_table import HEADER_BYTES, ROW_BYTES, Chunks, RecordState
+from forebay.cluster.agent.transfer import large_file, small_files, status_table, transfer
+from forebay.cluster.agent.transfer.options import TransferOptions
+from forebay.cluster.agent.transfer.status_table import HEADER_BYTES, ROW_BYTES, Chunks, RecordState
 from tests.cluster.agent.transfer.harness import Harness, plant, tree_of
 
 CHUNK_BYTES = 4096
@@ -110,7 +110,7 @@ def test_no_name_is_given_before_its_data_and_nothing_is_promised_before_both_ar
     if not replace:
         # The call that does not replace is the C library's: the link in its place is seen no better.
         monkeypatch.setattr(
-            "cluster.agent.transfer.file_copy._rename_without_replacing",
+            "forebay.cluster.agent.transfer.file_copy._rename_without_replacing",
             lambda staging, part, directory, name: os.rename(part, name, src_dir_fd=staging, dst_dir_fd=directory),
         )
     plant(harness.source, {"d": {f"f{number}": b"x" * number for number in range(files)}, "large": bytes(20000)})

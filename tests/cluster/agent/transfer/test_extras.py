@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from cluster.agent.transfer import manifest
-from cluster.agent.transfer.manifest import Attribute, Extra, ManifestRecord, ManifestWriter, TransferManifest
-from cluster.agent.transfer.options import TransferOptions, chunks_of
-from cluster.agent.transfer.plan import Walk
+from forebay.cluster.agent.transfer import manifest
+from forebay.cluster.agent.transfer.manifest import Attribute, Extra, ManifestRecord, ManifestWriter, TransferManifest
+from forebay.cluster.agent.transfer.options import TransferOptions, chunks_of
+from forebay.cluster.agent.transfer.plan import Walk
 from tests.cluster.agent.transfer.harness import SMALL, Harness, tree_of
 
 PAGE = 65536

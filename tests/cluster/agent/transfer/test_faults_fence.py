@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.transfer import fence
-from cluster.agent.transfer.fence import Claimant
-from cluster.system.descriptors import open_directory
+from forebay.cluster.agent.transfer import fence
+from forebay.cluster.agent.transfer.fence import Claimant
+from forebay.cluster.system.descriptors import open_directory
 
 
 def test_a_claim_that_was_given_back_does_not_come_back_with_a_power_cut(

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.transfer import receipts, status_table
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.options import TransferOptions
-from cluster.agent.transfer.record_paths import is_unrecorded
-from cluster.agent.transfer.status_table import RecordsFailed, StatusTable
+from forebay.cluster.agent.transfer import receipts, status_table
+from forebay.cluster.agent.transfer.errors import TransferFailed
+from forebay.cluster.agent.transfer.options import TransferOptions
+from forebay.cluster.agent.transfer.record_paths import is_unrecorded
+from forebay.cluster.agent.transfer.status_table import RecordsFailed, StatusTable
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
 TREE: dict[str, object] = {

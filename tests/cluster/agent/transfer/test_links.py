@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cluster.agent.files.links import LINKS_MAX, leads_to
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.options import ItemKind
-from cluster.agent.transfer.plan import stays_inside
-from replica.model.transfers import LeftOut
+from forebay.cluster.agent.files.links import LINKS_MAX, leads_to
+from forebay.cluster.agent.transfer.errors import TransferFailed
+from forebay.cluster.agent.transfer.options import ItemKind
+from forebay.cluster.agent.transfer.plan import stays_inside
+from forebay.replica.model.transfers import LeftOut
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant
 
 OUT = replace(SMALL, outgoing=True)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.transfer import plan
-from cluster.agent.transfer.digests import digest_of
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.manifest import (
+from forebay.cluster.agent.transfer import plan
+from forebay.cluster.agent.transfer.digests import digest_of
+from forebay.cluster.agent.transfer.errors import TransferFailed
+from forebay.cluster.agent.transfer.manifest import (
     DIRECTORY,
     FILE,
     LINK,
@@ -22,8 +22,8 @@ from cluster.agent.transfer.manifest import (
     ManifestWriter,
     TransferManifest,
 )
-from cluster.agent.transfer.options import CHUNKS_MAX, ItemKind, TransferOptions, chunk_bytes_of, chunks_of
-from cluster.agent.transfer.plan import Walk, order_of
+from forebay.cluster.agent.transfer.options import CHUNKS_MAX, ItemKind, TransferOptions, chunk_bytes_of, chunks_of
+from forebay.cluster.agent.transfer.plan import Walk, order_of
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant
 
 
@@ -144,8 +144,8 @@ def test_a_tree_too_deep_or_a_directory_too_full_is_refused_by_name(
 
 
 def test_the_agents_own_directory_is_not_walked(harness: Harness) -> None:
-    from cluster.agent.files.paths import identity_of
-    from cluster.system.descriptors import open_directory
+    from forebay.cluster.agent.files.paths import identity_of
+    from forebay.cluster.system.descriptors import open_directory
 
     (harness.source / "a" / "home").mkdir(parents=True)
     descriptor = open_directory(harness.source / "a" / "home")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.transfer import transfer
-from cluster.agent.transfer.errors import TransferPaused
-from cluster.agent.transfer.options import ItemKind, TransferOptions
-from cluster.agent.transfer.progress import no_op
+from forebay.cluster.agent.transfer import transfer
+from forebay.cluster.agent.transfer.errors import TransferPaused
+from forebay.cluster.agent.transfer.options import ItemKind, TransferOptions
+from forebay.cluster.agent.transfer.progress import no_op
 from tests.cluster.agent.transfer.crashing import calls_of, dies_at
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 

@@ -9,12 +9,12 @@ from random import Random
 
 import pytest
 
-from cluster.agent.processes import acting_as
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.fence import Claimant, is_home
-from cluster.agent.transfer.options import ItemKind, TransferItem
-from cluster.agent.transfer.record_paths import find_overlaps
-from cluster.system.descriptors import open_directory
+from forebay.cluster.agent.processes import acting_as
+from forebay.cluster.agent.transfer.errors import TransferFailed
+from forebay.cluster.agent.transfer.fence import Claimant, is_home
+from forebay.cluster.agent.transfer.options import ItemKind, TransferItem
+from forebay.cluster.agent.transfer.record_paths import find_overlaps
+from forebay.cluster.system.descriptors import open_directory
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
 NAMES = ("a", "b", "c")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.agent.transfer.digests import combine, hasher
-from cluster.agent.transfer.errors import TransferFailed
-from cluster.agent.transfer.options import TransferOptions, Verify
-from cluster.agent.transfer.receipts import LEFT_OUT_NAMED_MAX, ReceiptDifference, read_lines, recheck
-from replica.model.transfers import LeftOut
+from forebay.cluster.agent.transfer.digests import combine, hasher
+from forebay.cluster.agent.transfer.errors import TransferFailed
+from forebay.cluster.agent.transfer.options import TransferOptions, Verify
+from forebay.cluster.agent.transfer.receipts import LEFT_OUT_NAMED_MAX, ReceiptDifference, read_lines, recheck
+from forebay.replica.model.transfers import LeftOut
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
 LARGE = os.urandom(20001)

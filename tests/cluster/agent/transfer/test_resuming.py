@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.files.durable import RECEIPTS
-from cluster.agent.transfer import large_file, plan
-from cluster.agent.transfer import workspace as workspace_module
-from cluster.agent.transfer.errors import TransferFailed, TransferPaused
-from cluster.agent.transfer.manifest import ManifestRecord
-from cluster.agent.transfer.options import ItemKind, TransferOptions, Verify
-from cluster.agent.transfer.progress import no_op
-from cluster.agent.transfer.rate_limit import TransferStopped
-from cluster.agent.transfer.status_table import Chunks, ChunkState
-from cluster.agent.transfer.transfer import resumable
-from cluster.agent.transfer.workspace import TRANSFERS, Workspace, forget, prune_receipts
-from cluster.system.descriptors import open_directory
+from forebay.cluster.agent.files.durable import RECEIPTS
+from forebay.cluster.agent.transfer import large_file, plan
+from forebay.cluster.agent.transfer import workspace as workspace_module
+from forebay.cluster.agent.transfer.errors import TransferFailed, TransferPaused
+from forebay.cluster.agent.transfer.manifest import ManifestRecord
+from forebay.cluster.agent.transfer.options import ItemKind, TransferOptions, Verify
+from forebay.cluster.agent.transfer.progress import no_op
+from forebay.cluster.agent.transfer.rate_limit import TransferStopped
+from forebay.cluster.agent.transfer.status_table import Chunks, ChunkState
+from forebay.cluster.agent.transfer.transfer import resumable
+from forebay.cluster.agent.transfer.workspace import TRANSFERS, Workspace, forget, prune_receipts
+from forebay.cluster.system.descriptors import open_directory
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
 CHUNK = 4096
@@ -232,7 +232,7 @@ def test_what_is_durable_is_not_even_read_again(harness: Harness, monkeypatch: p
     end_in_the_large_file(harness, TransferPaused())
     believe_what_was_copied(harness)
     read: list[int] = []
-    monkeypatch.setattr("cluster.agent.transfer.large_file.digest_of", lambda *_: read.append(1) or b"")
+    monkeypatch.setattr("forebay.cluster.agent.transfer.large_file.digest_of", lambda *_: read.append(1) or b"")
     receipt = harness.carry(options=ONE)
     assert (harness.destination / "large").read_bytes() == LARGE
     assert receipt.resumed_bytes >= 2 * CHUNK and read == []

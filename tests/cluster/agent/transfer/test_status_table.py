@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.transfer.status_table import (
+from forebay.cluster.agent.transfer.status_table import (
     EMPTY,
     FORMAT,
     HEADER_BYTES,

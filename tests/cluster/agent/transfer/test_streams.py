@@ -8,13 +8,13 @@ import signal
 
 import pytest
 
-from cluster.agent.transfer import file_copy, helpers, small_files, transfer_state
-from cluster.agent.transfer.errors import SourceChanged, TransferFailed, TransferPaused, root_cause
-from cluster.agent.transfer.options import TransferOptions, Verify
-from cluster.agent.transfer.rate_limit import TransferStopped
-from cluster.agent.transfer.small_files import SmallFiles
-from cluster.agent.worker.worker import is_final
-from cluster.system.processes import descendants, sync_file_system
+from forebay.cluster.agent.transfer import file_copy, helpers, small_files, transfer_state
+from forebay.cluster.agent.transfer.errors import SourceChanged, TransferFailed, TransferPaused, root_cause
+from forebay.cluster.agent.transfer.options import TransferOptions, Verify
+from forebay.cluster.agent.transfer.rate_limit import TransferStopped
+from forebay.cluster.agent.transfer.small_files import SmallFiles
+from forebay.cluster.agent.worker.worker import is_final
+from forebay.cluster.system.processes import descendants, sync_file_system
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
 BATCH_FILES = 44

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.agent.transfer import small_files
-from cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, TransferFailed, root_cause
-from cluster.agent.transfer.options import ItemKind, TransferOptions, Verify
-from cluster.agent.transfer.progress import no_op
-from cluster.agent.transfer.receipts import read_lines, recheck
-from cluster.agent.transfer.small_files import READ_AT_ONCE_BYTES, READ_BYTES
-from cluster.providers import Local
+from forebay.cluster.agent.transfer import small_files
+from forebay.cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, TransferFailed, root_cause
+from forebay.cluster.agent.transfer.options import ItemKind, TransferOptions, Verify
+from forebay.cluster.agent.transfer.progress import no_op
+from forebay.cluster.agent.transfer.receipts import read_lines, recheck
+from forebay.cluster.agent.transfer.small_files import READ_AT_ONCE_BYTES, READ_BYTES
+from forebay.cluster.providers import Local
 from tests.cluster.agent.transfer.harness import SMALL, Harness, plant, tree_of
 
 CP = Local(allowed_programs=("/bin/cp",))
@@ -177,8 +177,8 @@ def test_what_does_not_read_back_as_it_was_written_is_refused_by_name_and_not_pu
     (harness.source / "result").write_bytes(bytes(size))
     (harness.destination / "result").write_bytes(b"old")
     options = TransferOptions(chunk_bytes=4096, large_bytes=16384, verify=Verify.READ_BACK)
-    monkeypatch.setattr(f"cluster.agent.transfer.{module}.digest_on_disk", lambda *_: b"another digest")
-    monkeypatch.setattr("cluster.agent.transfer.large_file.open_direct", lambda *_: None)
+    monkeypatch.setattr(f"forebay.cluster.agent.transfer.{module}.digest_on_disk", lambda *_: b"another digest")
+    monkeypatch.setattr("forebay.cluster.agent.transfer.large_file.open_direct", lambda *_: None)
     with pytest.raises(ReadBackFailed, match="destination/result differs from the data read from .*source/result"):
         harness.carry(options=options)
     assert tree_of(harness.destination) == {"result": b"old"}

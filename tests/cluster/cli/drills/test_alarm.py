@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from aiohttp import web
 
-from cluster.cli.drills.machines import Alarm
+from forebay.cluster.cli.drills.machines import Alarm
 from tests.cluster.harness import story
 from tests.ports import free_port
 

@@ -12,28 +12,35 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cluster.cli.drills import coordinator as module
-from cluster.cli.drills import final_checks, stop_conditions
-from cluster.cli.drills import prober as probing
-from cluster.cli.drills.coordinator import CHECKS, EVENTS, LEADERS, STATES, WRITES, Coordinator
-from cluster.cli.drills.copies.exercises import ExerciseInputs, Outcome
-from cluster.cli.drills.copies.replicas import CopyFailed
-from cluster.cli.drills.figures import Probe
-from cluster.cli.drills.machines import Machines
-from cluster.cli.drills.preconditions import DURATION_MORE_S, ClusterFacts, DrillRequest, Plan, Site
-from cluster.cli.drills.prober import CONNECTIONS, Report, make_sender, send_writes
-from cluster.cli.drills.probes import MeasurementFailed, Probes, Writer
-from cluster.cli.drills.report import render_page
-from cluster.cli.drills.stop_conditions import OF_COPIES, OF_MEMBERS, OF_WRITES, Goals, Observations, StopConditions
-from cluster.cli.exits import ExitCode, Failure
-from cluster.client import ApiError, Client
-from cluster.drill import BeginRequest, EndRequest, HelperAnswer, HelperRefused, RenewRequest
-from cluster.schemas import NodesAnswer, TransferAnswer, TransfersAnswer
-from cluster.schemas import operations as ops
-from cluster.schemas.drills import DrillAnswer, DrillLockView, DrillProbeAnswer, DrillsAnswer, EndDrillRequest
-from cluster.schemas.ledger import LeadersAnswer, LeaderTermView, StoryAnswer, StoryRow
-from cluster.system import Address, SystemClock
-from replica.values import DRILL_S_MAX, MESSAGE_CHARACTERS_MAX
+from forebay.cluster.cli.drills import coordinator as module
+from forebay.cluster.cli.drills import final_checks, stop_conditions
+from forebay.cluster.cli.drills import prober as probing
+from forebay.cluster.cli.drills.coordinator import CHECKS, EVENTS, LEADERS, STATES, WRITES, Coordinator
+from forebay.cluster.cli.drills.copies.exercises import ExerciseInputs, Outcome
+from forebay.cluster.cli.drills.copies.replicas import CopyFailed
+from forebay.cluster.cli.drills.figures import Probe
+from forebay.cluster.cli.drills.machines import Machines
+from forebay.cluster.cli.drills.preconditions import DURATION_MORE_S, ClusterFacts, DrillRequest, Plan, Site
+from forebay.cluster.cli.drills.prober import CONNECTIONS, Report, make_sender, send_writes
+from forebay.cluster.cli.drills.probes import MeasurementFailed, Probes, Writer
+from forebay.cluster.cli.drills.report import render_page
+from forebay.cluster.cli.drills.stop_conditions import (
+    OF_COPIES,
+    OF_MEMBERS,
+    OF_WRITES,
+    Goals,
+    Observations,
+    StopConditions,
+)
+from forebay.cluster.cli.exits import ExitCode, Failure
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.drill import BeginRequest, EndRequest, HelperAnswer, HelperRefused, RenewRequest
+from forebay.cluster.schemas import NodesAnswer, TransferAnswer, TransfersAnswer
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.drills import DrillAnswer, DrillLockView, DrillProbeAnswer, DrillsAnswer, EndDrillRequest
+from forebay.cluster.schemas.ledger import LeadersAnswer, LeaderTermView, StoryAnswer, StoryRow
+from forebay.cluster.system import Address, SystemClock
+from forebay.replica.values import DRILL_S_MAX, MESSAGE_CHARACTERS_MAX
 from tests.cluster.cli.drills.test_preconditions import STATUS, WELL
 from tests.cluster.harness import story
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli.drills.figures import Probe, find_lost, gap_at_us, latency_us, longest_gap_us
-from replica.values.units import MICROSECONDS_PER_SECOND
+from forebay.cluster.cli.drills.figures import Probe, find_lost, gap_at_us, latency_us, longest_gap_us
+from forebay.replica.values.units import MICROSECONDS_PER_SECOND
 
 MOMENTS = st.lists(st.one_of(st.none(), st.integers(0, 1000)), max_size=40)
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cluster.cli.drills import final_checks
-from cluster.cli.drills.final_checks import CheckImpossible, find_disagreement
-from cluster.client import ApiError, Client
-from cluster.schemas import LeadersAnswer, LeaderTermView, StateDigestAnswer
-from cluster.schemas import operations as ops
-from cluster.system import Address, SystemClock
-from replica.values import Instant
+from forebay.cluster.cli.drills import final_checks
+from forebay.cluster.cli.drills.final_checks import CheckImpossible, find_disagreement
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.schemas import LeadersAnswer, LeaderTermView, StateDigestAnswer
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import Address, SystemClock
+from forebay.replica.values import Instant
 from tests.clocks import ManualClock
 from tests.cluster.cli.drills.test_preconditions import STATUS
 from tests.cluster.harness import story

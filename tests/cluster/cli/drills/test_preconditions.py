@@ -10,14 +10,22 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cluster.cli.drills.copies.resources import Resources
-from cluster.cli.drills.preconditions import BY_HAND, MIB, ClusterFacts, DrillRequest, Plan, make_plan, manual_reason
-from cluster.cli.drills.scenarios import SCENARIOS
-from cluster.drill import NEEDS, HelperAnswer
-from cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, NodeView, StatusView
-from cluster.schemas.drills import DrillLockView, DrillsAnswer, DrillView
-from replica.model import SCENARIOS as KNOWN
-from replica.model import DrillVerdict
+from forebay.cluster.cli.drills.copies.resources import Resources
+from forebay.cluster.cli.drills.preconditions import (
+    BY_HAND,
+    MIB,
+    ClusterFacts,
+    DrillRequest,
+    Plan,
+    make_plan,
+    manual_reason,
+)
+from forebay.cluster.cli.drills.scenarios import SCENARIOS
+from forebay.cluster.drill import NEEDS, HelperAnswer
+from forebay.cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, NodeView, StatusView
+from forebay.cluster.schemas.drills import DrillLockView, DrillsAnswer, DrillView
+from forebay.replica.model import SCENARIOS as KNOWN
+from forebay.replica.model import DrillVerdict
 
 NAMES = ("r1", "r2", "r3")
 STATUS = StatusView(

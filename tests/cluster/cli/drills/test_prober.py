@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.cli.drills import prober
+from forebay.cluster.cli.drills import prober
 
 
 def said(answer: Callable[[], None]) -> str:

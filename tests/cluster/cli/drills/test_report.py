@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from cluster.cli.drills.figure_labels import format_figure, label_of
-from cluster.cli.drills.report import COMPARED, ROWS_MAX, render_page
-from cluster.cli.exits import Failure
-from cluster.cli.files import write_whole
-from cluster.schemas.drills import DrillAnswer, DrillView
-from cluster.schemas.ledger import LeaderTermView, StoryRow
+from forebay.cluster.cli.drills.figure_labels import format_figure, label_of
+from forebay.cluster.cli.drills.report import COMPARED, ROWS_MAX, render_page
+from forebay.cluster.cli.exits import Failure
+from forebay.cluster.cli.files import write_whole
+from forebay.cluster.schemas.drills import DrillAnswer, DrillView
+from forebay.cluster.schemas.ledger import LeaderTermView, StoryRow
 from tests.browser import CHROMIUM, browser
 from tests.cluster.cli.drills.test_preconditions import drill
 from tests.cluster.harness import story as on_a_loop

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.security.proofs import (
+from forebay.cluster.security.proofs import (
     EMPTY_ROOT,
     HistoryCounts,
     ProofError,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.security.proofs import (
+from forebay.cluster.security.proofs import (
     EMPTY_ROOT,
     LEAF_BYTES,
     Leaf,

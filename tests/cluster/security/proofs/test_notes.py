@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.security.proofs import (
+from forebay.cluster.security.proofs import (
     Checkpoint,
     NoteError,
     VerifierKey,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.security.proofs import (
+from forebay.cluster.security.proofs import (
     RightEdge,
     Tile,
     TileError,

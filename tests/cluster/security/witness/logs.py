@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cluster.security.proofs import (
+from forebay.cluster.security.proofs import (
     AddCheckpoint,
     Checkpoint,
     RightEdge,

@@ -14,14 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from cluster.security.identity import Role
-from cluster.security.pki import create_authority, issue
-from cluster.security.proofs import MAX_REQUEST_BYTES, SIZE_TYPE, cosignature_in, parse_key
-from cluster.security.tls import open_client_context, open_server_context
-from cluster.security.witness import CheckpointStore, CheckpointWitness, WitnessServer, log_of, make_key, read_key
-from cluster.security.witness import server as server_module
-from cluster.system.address import Address
-from cluster.system.clock import SystemClock
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import create_authority, issue
+from forebay.cluster.security.proofs import MAX_REQUEST_BYTES, SIZE_TYPE, cosignature_in, parse_key
+from forebay.cluster.security.tls import open_client_context, open_server_context
+from forebay.cluster.security.witness import (
+    CheckpointStore,
+    CheckpointWitness,
+    WitnessServer,
+    log_of,
+    make_key,
+    read_key,
+)
+from forebay.cluster.security.witness import server as server_module
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.clock import SystemClock
 from tests.cluster.audit.ledgers import real
 from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.security.witness.logs import ORIGIN, MemoryLog, keys_of
@@ -113,7 +120,7 @@ async def test_what_is_no_request_costs_one_line_of_the_log(tmp_path: Path, capl
         for _ in range(20):
             reply = await sent(address, b"nonsense\r\n\r\n")
             assert (reply.status, "Server: forebay-witness" in reply.head) == (400, True)
-        (said,) = lines_of(caplog, "cluster.security.witness.server")
+        (said,) = lines_of(caplog, "forebay.cluster.security.witness.server")
         assert said.startswith("a request of 127.0.0.1 is rejected: ") and len(said) < 200
 
 
@@ -162,7 +169,7 @@ async def test_a_witness_shows_a_certificate_and_asks_for_none(tmp_path: Path) -
 
 @contextlib.contextmanager
 def running(*words: object) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "cluster.cli", "run", "witness", *map(str, words)]
+    command = [sys.executable, "-m", "forebay.cluster.cli", "run", "witness", *map(str, words)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process

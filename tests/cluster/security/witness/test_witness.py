@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.security.proofs import (
+from forebay.cluster.security.proofs import (
     SIZE_TYPE,
     AddCheckpoint,
     NoteError,
@@ -24,7 +24,7 @@ from cluster.security.proofs import (
     parse_size,
     write_signer,
 )
-from cluster.security.witness import (
+from forebay.cluster.security.witness import (
     CheckpointStore,
     CheckpointWitness,
     SeenCheckpoint,
@@ -35,9 +35,9 @@ from cluster.security.witness import (
     make_key,
     read_key,
 )
-from cluster.security.witness import checkpoint_store as store_module
-from cluster.system.clock import SystemClock
-from replica.values.units import Instant
+from forebay.cluster.security.witness import checkpoint_store as store_module
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.values.units import Instant
 from tests.cluster.security.witness.logs import ORIGIN, PRIVATE, MemoryLog, keys_of
 
 SOUND = MemoryLog(300)

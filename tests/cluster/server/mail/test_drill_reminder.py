@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cluster.config import DrillConfig
-from cluster.server.mail import DrillReminder
-from cluster.server.mail.drill_reminder import AGAIN_US, DAY_US, LATE_US, LOOK_S, letters_due
-from cluster.server.mail.sending import Post, SendFailed
-from cluster.server.mail.text import Letter, message_of
-from replica.model import SCENARIOS, Drill, DrillVerdict
-from replica.state import EMPTY, State
-from replica.values import Instant
+from forebay.cluster.config import DrillConfig
+from forebay.cluster.server.mail import DrillReminder
+from forebay.cluster.server.mail.drill_reminder import AGAIN_US, DAY_US, LATE_US, LOOK_S, letters_due
+from forebay.cluster.server.mail.sending import Post, SendFailed
+from forebay.cluster.server.mail.text import Letter, message_of
+from forebay.replica.model import SCENARIOS, Drill, DrillVerdict
+from forebay.replica.state import EMPTY, State
+from forebay.replica.values import Instant
 from tests.clocks import ManualClock
 from tests.cluster.harness import story
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cluster.config.mail import NO_MAIL, MailConfig
-from cluster.config.toml import ConfigError, Document
-from cluster.system.address import Address
-from replica.values.names import is_mail_address
+from forebay.cluster.config.mail import NO_MAIL, MailConfig
+from forebay.cluster.config.toml import ConfigError, Document
+from forebay.cluster.system.address import Address
+from forebay.replica.values.names import is_mail_address
 
 
 class File(msgspec.Struct):

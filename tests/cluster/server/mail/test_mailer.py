@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from cluster.server.mail import Mailer, Undeliverable
-from cluster.server.mail.mailer import OFF, RETRY_S, SENDING_MAX
-from cluster.server.mail.sending import Send, SendFailed
-from cluster.server.pending import NotLeading, QueueFull, Settlement
-from replica.messages import commands as c
-from replica.model.job_states import JobState
-from replica.model.mail import Mail
-from replica.model.requests import JobOptions
-from replica.values.errors import Refusal
+from forebay.cluster.server.mail import Mailer, Undeliverable
+from forebay.cluster.server.mail.mailer import OFF, RETRY_S, SENDING_MAX
+from forebay.cluster.server.mail.sending import Send, SendFailed
+from forebay.cluster.server.pending import NotLeading, QueueFull, Settlement
+from forebay.replica.messages import commands as c
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.mail import Mail
+from forebay.replica.model.requests import JobOptions
+from forebay.replica.values.errors import Refusal
 from tests.clocks import ManualClock
 from tests.cluster.harness import story
 from tests.replica.world import World

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.config.mail import MailConfig
-from cluster.server.mail import Undeliverable, sender_of
-from cluster.server.mail import sending as sending_module
-from cluster.server.mail.sending import SendFailed
-from cluster.server.mail.text import letter_of, message_of, subject_of
-from cluster.system.address import Address
-from replica.model.job_states import JobState
-from replica.model.mail import Mail, MailKind
-from replica.values.units import Instant
+from forebay.cluster.config.mail import MailConfig
+from forebay.cluster.server.mail import Undeliverable, sender_of
+from forebay.cluster.server.mail import sending as sending_module
+from forebay.cluster.server.mail.sending import SendFailed
+from forebay.cluster.server.mail.text import letter_of, message_of, subject_of
+from forebay.cluster.system.address import Address
+from forebay.replica.model.job_states import JobState
+from forebay.replica.model.mail import Mail, MailKind
+from forebay.replica.values.units import Instant
 from tests.cluster.harness import story
 
 AT = Instant(1_790_000_000_000_000)

@@ -14,13 +14,13 @@ from typing import NoReturn
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cluster.client import ApiError, Client
-from cluster.config.config import Config
-from cluster.schemas import operations as ops
-from cluster.schemas.requests import PoolRequest, TransferRequest
-from cluster.security.identity import Role
-from cluster.security.pki import issue, load_authority
-from cluster.security.proofs import (
+from forebay.cluster.client import ApiError, Client
+from forebay.cluster.config.config import Config
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.schemas.requests import PoolRequest, TransferRequest
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import issue, load_authority
+from forebay.cluster.security.proofs import (
     Checkpoint,
     Tile,
     leaf_hash,
@@ -35,11 +35,11 @@ from cluster.security.proofs import (
     verify_note,
     write_note,
 )
-from cluster.serve import Replica
-from cluster.server.divergence import Checkpoints
-from cluster.server.tlog import LedgerAltered, origin_of, publish
-from cluster.system.clock import SystemClock
-from replica.messages.commands import Actor, ActorRole
+from forebay.cluster.serve import Replica
+from forebay.cluster.server.divergence import Checkpoints
+from forebay.cluster.server.tlog import LedgerAltered, origin_of, publish
+from forebay.cluster.system.clock import SystemClock
+from forebay.replica.messages.commands import Actor, ActorRole
 from tests.cluster.audit.ledgers import real
 from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.test_serve import make, request

@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn
 
 import pytest
 
-from cluster.security.proofs import (
+from forebay.cluster.security.proofs import (
     SIZE_TYPE,
     VerifierKey,
     consistency_proof,
@@ -18,9 +18,9 @@ from cluster.security.proofs import (
     parse_note,
     verify_note,
 )
-from cluster.security.witness import CheckpointStore, WitnessedLog, WitnessResponse, make_key, read_key
-from cluster.security.witness import CheckpointWitness as RealWitness
-from cluster.server.tlog import (
+from forebay.cluster.security.witness import CheckpointStore, WitnessedLog, WitnessResponse, make_key, read_key
+from forebay.cluster.security.witness import CheckpointWitness as RealWitness
+from forebay.cluster.server.tlog import (
     Cosigning,
     LogPeers,
     NoAnswer,
@@ -31,7 +31,7 @@ from cluster.server.tlog import (
     cosigning,
     publish,
 )
-from cluster.system import SystemClock
+from forebay.cluster.system import SystemClock
 from tests.cluster.harness import story
 from tests.cluster.security.witness.logs import ORIGIN, MemoryLog
 

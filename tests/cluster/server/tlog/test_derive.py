@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
-from cluster.security.proofs import (
+from forebay.cluster.security.proofs import (
     Checkpoint,
     RightEdge,
     Tile,
@@ -24,12 +24,12 @@ from cluster.security.proofs import (
     verify_inclusion,
     write_note,
 )
-from cluster.server.tlog import LedgerTree, NoDisclosureKey, NotInTree, disclosure_key_of
+from forebay.cluster.server.tlog import LedgerTree, NoDisclosureKey, NotInTree, disclosure_key_of
+from forebay.wal import Environment, Ledger
+from forebay.wal.codec import NO_OP, decode_batch, encode_batch, encode_entry
 from tests.cluster.audit.ledgers import Made, lived, written
 from tests.cluster.server.tlog.go_reader import needs_go, read
 from tests.replica.world import DISCLOSURE_KEY
-from wal import Environment, Ledger
-from wal.codec import NO_OP, decode_batch, encode_batch, encode_entry
 
 KEY = DISCLOSURE_KEY
 ENTRIES = 256 * 256 + 300

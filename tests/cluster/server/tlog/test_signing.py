@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import cluster.server.tlog.signing
-from cluster.security.proofs import VerifierKey, parse_checkpoint, parse_note, verify_note, write_note
-from cluster.server.storage import StorageRefused
-from cluster.server.tlog import (
+import forebay.cluster.server.tlog.signing
+from forebay.cluster.security.proofs import VerifierKey, parse_checkpoint, parse_note, verify_note, write_note
+from forebay.cluster.server.storage import StorageRefused
+from forebay.cluster.server.tlog import (
     NOBODY,
     Cosigning,
     CountedHistories,
@@ -29,10 +29,10 @@ from cluster.server.tlog import (
     SignRefused,
     origin_of,
 )
-from cluster.system import SystemClock
-from replica.messages import RecordHistories
+from forebay.cluster.system import SystemClock
+from forebay.replica.messages import RecordHistories
+from forebay.wal import Incarnation
 from tests.cluster.harness import story
-from wal import Incarnation
 
 ORIGIN = "forebay/0123"
 
@@ -99,7 +99,7 @@ async def test_nothing_is_signed_before_it_is_on_the_disk(tmp_path: Path, monkey
     def full(path: Path, held: bytes) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(cluster.server.tlog.signing, "replace_private", full)
+    monkeypatch.setattr(forebay.cluster.server.tlog.signing, "replace_private", full)
     with pytest.raises(SignRefused, match="no space left"):
         await one.sign(5, Ledger(9).root)
     monkeypatch.undo()
@@ -259,7 +259,7 @@ async def test_who_hands_over_has_all_that_is_applied_signed_first_or_goes_on_in
     await leader.conclude()
     assert them.sizes() == {"r1": 23, "r2": 23, "r3": 23}, "all that is applied, not what the tree was known to have"
     them.ledgers["r1"].applied = 24
-    monkeypatch.setattr("cluster.server.tlog.publish.LAST_S", 0.01)
+    monkeypatch.setattr("forebay.cluster.server.tlog.publish.LAST_S", 0.01)
 
     async def hanging(peer: str, size: int, root: bytes) -> SignedCheckpoint:
         await asyncio.sleep(3600)

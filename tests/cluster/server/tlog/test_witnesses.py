@@ -14,18 +14,25 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from cluster.client import Client
-from cluster.config.config import Config
-from cluster.config.witnesses import WitnessConfig
-from cluster.schemas import operations as ops
-from cluster.security.identity import Role
-from cluster.security.pki import issue, load_authority
-from cluster.security.proofs import Tile, new_tiles, parse_checkpoint, parse_note
-from cluster.security.witness import CheckpointStore, CheckpointWitness, WitnessServer, log_of, make_key, read_key
-from cluster.server.divergence import Checkpoints
-from cluster.server.tlog import cosigning, publish
-from cluster.system.address import Address
-from cluster.system.clock import SystemClock
+from forebay.cluster.client import Client
+from forebay.cluster.config.config import Config
+from forebay.cluster.config.witnesses import WitnessConfig
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.security.identity import Role
+from forebay.cluster.security.pki import issue, load_authority
+from forebay.cluster.security.proofs import Tile, new_tiles, parse_checkpoint, parse_note
+from forebay.cluster.security.witness import (
+    CheckpointStore,
+    CheckpointWitness,
+    WitnessServer,
+    log_of,
+    make_key,
+    read_key,
+)
+from forebay.cluster.server.divergence import Checkpoints
+from forebay.cluster.server.tlog import cosigning, publish
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.clock import SystemClock
 from tests.cluster.audit.ledgers import real
 from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.server.tlog.go_reader import needs_go, read

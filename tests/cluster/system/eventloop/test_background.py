@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from cluster.system.eventloop.background import stop_on_signals
+from forebay.cluster.system.eventloop.background import stop_on_signals
 from tests.cluster.harness import story
 
 

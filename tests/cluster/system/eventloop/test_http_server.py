@@ -9,7 +9,7 @@ from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.system.eventloop import HttpConnection, HttpServer
+from forebay.cluster.system.eventloop import HttpConnection, HttpServer
 from tests.cluster.harness import PATIENCE_S
 from tests.logs import lines_of
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import cluster.system.eventloop.listener as module
-from cluster.config.config import Config
-from cluster.security.tls import client_context, server_context
-from cluster.system.address import Address
-from cluster.system.eventloop.listener import (
+import forebay.cluster.system.eventloop.listener as module
+from forebay.cluster.config.config import Config
+from forebay.cluster.security.tls import client_context, server_context
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.eventloop.listener import (
     ACCEPT_PAUSE_S,
     ACCEPT_PAUSE_S_MAX,
     BEGUN_PER_TURN,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.system.eventloop.slices import (
+from forebay.cluster.system.eventloop.slices import (
     BYTES_PER_SLICE,
     PARTS_PER_RECORD,
     RECORDS_PER_SLICE,
@@ -100,7 +100,7 @@ def test_what_is_ordered_in_slices_is_what_sorted_gives(items: list[int], revers
     @story
     async def run() -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("cluster.system.eventloop.slices.SORTED_AT_ONCE", 3)
+            patch.setattr("forebay.cluster.system.eventloop.slices.SORTED_AT_ONCE", 3)
             found = await Slices().work("alice").sort(items, reverse=reverse)
         assert list(found) == sorted(items, reverse=reverse)
 

@@ -6,8 +6,8 @@ import os
 import pwd
 import threading
 
-from cluster.system.accounts import group_name, uid_of
-from cluster.system.eventloop.users import KEPT_S, Identities
+from forebay.cluster.system.accounts import group_name, uid_of
+from forebay.cluster.system.eventloop.users import KEPT_S, Identities
 from tests.clocks import ManualClock
 from tests.cluster.harness import story
 

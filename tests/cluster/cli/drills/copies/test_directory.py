@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli.drills.copies.directory import PREFIX, private_directory, remove_left_over
+from forebay.cluster.cli.drills.copies.directory import PREFIX, private_directory, remove_left_over
 
 
 def test_it_is_nobody_elses_and_gone_at_the_end_however_that_comes(tmp_path: Path) -> None:

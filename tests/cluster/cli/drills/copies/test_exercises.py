@@ -7,10 +7,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli.drills.copies.exercises import lost_writes
-from cluster.cli.drills.copies.resources import COPIES, measure_resources
-from cluster.cli.drills.figures import Probe
-from cluster.cli.drills.final_checks import Resent
+from forebay.cluster.cli.drills.copies.exercises import lost_writes
+from forebay.cluster.cli.drills.copies.resources import COPIES, measure_resources
+from forebay.cluster.cli.drills.figures import Probe
+from forebay.cluster.cli.drills.final_checks import Resent
 
 FAULT_S = 10.0
 SAID_AFTER = 50

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from cluster.cli.drills.copies import replicas
-from cluster.cli.drills.copies.replicas import Copy
-from cluster.client import ApiError
-from cluster.schemas import operations as ops
-from cluster.system import Address, SystemClock
+from forebay.cluster.cli.drills.copies import replicas
+from forebay.cluster.cli.drills.copies.replicas import Copy
+from forebay.cluster.client import ApiError
+from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import Address, SystemClock
 
 
 class FakeCopy(Copy):

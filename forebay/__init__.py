@@ -1,0 +1,1 @@
+"""Import name of Forebay. The packages are links to the top-level directories; a wheel contains their files."""
