@@ -280,7 +280,7 @@ class OpenedFiles:
         return None
 
 
-def refusal(directory: Path, error: Exception) -> RecoveryRefused:
+def rejection(directory: Path, error: Exception) -> RecoveryRefused:
     """Return the rejection for an error of LMDB or the system on opening. Only some errors count as damage."""
     code = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
     if isinstance(error, lmdb.InvalidError | lmdb.VersionMismatchError) or code in (errno.EISDIR, errno.EINVAL):

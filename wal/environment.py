@@ -256,7 +256,7 @@ class Environment:
             raise StorageFailed(_map_full(directory, map_size_bytes)) from error
         except (lmdb.Error, OSError) as error:
             _close(environment, lock)
-            raise directories.refusal(directory, error) from error
+            raise directories.rejection(directory, error) from error
         except BaseException:
             _close(environment, lock)
             raise
@@ -331,7 +331,7 @@ class Environment:
                 os.close(descriptor)
         except (lmdb.Error, OSError) as error:
             _close(environment, None)
-            raise directories.refusal(directory, error) from error
+            raise directories.rejection(directory, error) from error
         except BaseException:
             _close(environment, None)
             raise

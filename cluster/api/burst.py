@@ -56,24 +56,24 @@ STATUS_WAIT_S_MAX: Final = 60
 @handles(ops.LIST_BUFFERS)
 async def list_buffers(call: ApiCall[None]) -> Reply[BuffersAnswer]:
     state, work = await call.state(), call.work
-    only, parked = only_user(call, state), call.query.get("parked") == "yes"
+    only, retained = only_user(call, state), call.query.get("retained") == "yes"
 
     async def listed(job_ids: Iterable[int], *, newest: bool) -> Iterator[int]:
         found: list[int] = []
         async for job_id in iterate_paced(job_ids, work, parts=1):
             if job_id not in state.buffers or (only is not None and state.jobs[job_id].request.user != only):
                 continue
-            if not parked or external_job_fields(state, job_id).get("phase") == ExternalJobPhase.PARKED:
+            if not retained or external_job_fields(state, job_id).get("phase") == ExternalJobPhase.RETAINED:
                 found.append(job_id)
         return await work.sort(found, reverse=newest)
 
     rows = []
     for name in await work.sort(state.persistent):
-        if not parked and (only is None or state.persistent[name].user == only):
+        if not retained and (only is None or state.persistent[name].user == only):
             await work.take()
             rows.append(encode_view(persistent_view(state, name)))
     found = list(islice(await listed(state.unfinished, newest=False), BUFFERS_LISTED_MAX))
-    if call.query.get("live") != "yes" and not parked:
+    if call.query.get("live") != "yes" and not retained:
         found += islice(await listed(state.finished, newest=True), BUFFERS_LISTED_MAX - len(found))
     for job_id in await work.sort(found):
         await work.take()

@@ -217,8 +217,8 @@ def _event_rows(call: ApiCall[None], happened: CommandEvents, provider: str) -> 
         "actor": actor_words(entry.actor, entry.command),
         "command": entry.command,
     }
-    if entry.refusal is not None:
-        words, remedy = entry.refusal.sentence, entry.refusal.remedy
+    if entry.rejection is not None:
+        words, remedy = entry.rejection.sentence, entry.rejection.remedy
         yield StoryRow(**head, event=REJECTED, sentence=words, remedy=remedy)
     of_drills = call.identity.role is Role.DRILL
     for sequence, event, user in zip(happened.places, entry.events, happened.users, strict=False):

@@ -38,7 +38,7 @@ from forebay.replica.decide import job_of_task, jobs_of_tasks
 from forebay.replica.messages import commands as c
 from forebay.replica.model import Job, JobState, Tasks, format_reference
 from forebay.replica.state import State
-from forebay.replica.values import NEVER, Instant, Refusal
+from forebay.replica.values import NEVER, Instant, Rejection
 from forebay.replica.views import buffer_path, persistent_notes, shared_destinations
 
 JOB_ID_MAX = 2**63 - 1
@@ -251,7 +251,7 @@ def _named_jobs(state: State, job: int, tasks: Tasks) -> tuple[int, ...]:
         Problem: 404, if one of them does not exist.
     """
     found = jobs_of_tasks(state, job, tasks)
-    if isinstance(found, Refusal):
+    if isinstance(found, Rejection):
         raise rejection_problem(found)
     if found is None and job not in state.jobs:
         raise unknown_job(f"job {job} does not exist", place="query job")

@@ -230,8 +230,8 @@ class CommandWaiter:
         return False  # a disconnected program's commands stand
 
     def set_result(self, result: Settlement) -> None:
-        if result.refusal is not None:
-            self._asker.report_failure(rejection_problem(result.refusal))
+        if result.rejection is not None:
+            self._asker.report_failure(rejection_problem(result.rejection))
         else:
             self._asker.report_settled(result.revision, result.job)
 

@@ -33,7 +33,7 @@ from forebay.cluster.server import (
     Unavailable,
 )
 from forebay.cluster.system.eventloop import iterate_paced
-from forebay.replica.decide import loss_refusal
+from forebay.replica.decide import loss_rejection
 from forebay.replica.messages import commands as c
 from forebay.replica.model import ObservedFilesystem
 from forebay.replica.state import State
@@ -106,9 +106,9 @@ async def resume_node(call: ApiCall[Command]) -> Reply[NodeView]:
 async def lose_node(call: ApiCall[r.LostRequest]) -> Reply[NodeLostAnswer]:
     name, dry_run = call.params["name"], call.body.dry_run
     state = await call.state()
-    refusal = loss_refusal(state, name)
-    if refusal is not None:
-        raise rejection_problem(refusal)
+    rejection = loss_rejection(state, name)
+    if rejection is not None:
+        raise rejection_problem(rejection)
     jobs = []
     async for job_id in iterate_paced(sorted(state.on_node.get(name, ())), call.work, parts=PARTS_PER_LOST_JOB):
         if state.jobs[job_id].node == name:

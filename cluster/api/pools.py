@@ -24,7 +24,7 @@ from forebay.replica.grammar import KEYS, ConfSetting, SettingOwner
 from forebay.replica.messages import commands as c
 from forebay.replica.model import DEFAULT_SITE, PoolUnit, parse_amount, parse_unit, pool_unit
 from forebay.replica.state import State
-from forebay.replica.values import Refusal, SizeError
+from forebay.replica.values import Rejection, SizeError
 
 ALL = "all"
 """In place of a size: the pool's whole capacity when the command is decided."""
@@ -152,9 +152,9 @@ async def compare_configuration(call: ApiCall[v.CompareRequest]) -> Reply[v.Comp
     # The command uses the same function, so the dry run is exact.
     events = configuration_events(state, settings, partial=body.partial, expected_revision=body.expect_revision)
     wanted = target_configuration(state, settings, partial=body.partial)
-    if isinstance(events, Refusal):
+    if isinstance(events, Rejection):
         raise rejection_problem(events)
-    if isinstance(wanted, Refusal):
+    if isinstance(wanted, Rejection):
         raise rejection_problem(wanted)
     answer = made_of(
         state,

@@ -52,7 +52,7 @@ from forebay.replica.values import (
     SCRIPT_BYTES_MAX,
     SIZE_BYTES_MAX,
     Instant,
-    RefusalCode,
+    RejectionCode,
     SizeError,
     name_fault,
     parse_size,
@@ -149,13 +149,13 @@ def _read_directives(
             script, request.bb or "", request.bbf or "", provider=site.provider, directive=site.directive
         )
     except DirectiveRejected as error:
-        refusal = error.refusal
-        status = too_large if refusal.code is RefusalCode.LIMIT_EXCEEDED else 400
+        rejection = error.rejection
+        status = too_large if rejection.code is RejectionCode.LIMIT_EXCEEDED else 400
         raise _directives_problem(status, error) from error
 
 
 def _directives_problem(status: int, error: DirectiveRejected) -> Problem:
-    first = error.refusal
+    first = error.rejection
     others = tuple(OtherError(sentence=one.sentence, remedy=one.remedy, place=one.place) for one in error.others)
     return Problem(status, first.code.name.lower(), first.sentence, first.remedy, first.place, others=others)
 
@@ -231,8 +231,10 @@ def _directives(script: str, site: Site) -> ParsedRequest:
         # A script without Slurm's directives uses Forebay's own.
         return reading if reading.request is not None else read_request(script, "", "", provider=site.provider)
     except DirectiveRejected as error:
-        refusal = error.refusal
-        raise Problem(400, refusal.code.name.lower(), refusal.sentence, refusal.remedy, refusal.place) from error
+        rejection = error.rejection
+        raise Problem(
+            400, rejection.code.name.lower(), rejection.sentence, rejection.remedy, rejection.place
+        ) from error
 
 
 def set_pool(name: str, request: r.PoolRequest) -> c.SetPool:

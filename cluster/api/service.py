@@ -588,8 +588,8 @@ class ApiService:
                 settled = await asyncio.shield(answer)
         except (OutcomeUnknown, TimeoutError, NotLeading, CannotDecide, QueueFull) as error:
             raise self.problem_of(error) from error
-        if settled.refusal is not None:
-            raise rejection_problem(settled.refusal)
+        if settled.rejection is not None:
+            raise rejection_problem(settled.rejection)
         return settled
 
     def problem_of(self, error: BaseException) -> Problem | Redirect:

@@ -558,8 +558,8 @@ def whatif(options: dict[str, Any]) -> None:
         except TooManyJobs as error:
             raise Failure(ExitCode.REFUSED, str(error), "choose a shorter window") from error
         except ChangeRejected as error:
-            refusal = error.refusal
-            raise bad_input(refusal.sentence, refusal.remedy, place=refusal.place or "--set") from error
+            rejection = error.rejection
+            raise bad_input(rejection.sentence, rejection.remedy, place=rejection.place or "--set") from error
     if page is not None:
         write_whole(page, what_if_page(found, _whatif_again(options, found)).encode(), "--html")
     if options["as_json"]:

@@ -12,7 +12,7 @@ from forebay.replica.decide import decide, is_by_key
 from forebay.replica.fold import SpeculativeState
 from forebay.replica.messages import Batch, Entry, Event, Request, RunSchedulingCycle
 from forebay.replica.state import State
-from forebay.replica.values import LedgerViolation, Refusal
+from forebay.replica.values import LedgerViolation, Rejection
 
 Ask = Callable[[SpeculativeState, int], Request | None]
 """Returns the command of the entry at this position of a batch, given the state so far; None to skip it."""
@@ -22,13 +22,13 @@ class CommandOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Outcome of a command: events, or a rejection, or `fault` if deciding it raised."""
 
     events: tuple[Event, ...] = ()
-    refusal: Refusal | None = None
+    rejection: Rejection | None = None
     fault: str = ""
 
 
 def recorded_outcome(entry: Entry) -> CommandOutcome:
     """Return the outcome of a command recorded in the ledger."""
-    return CommandOutcome(entry.events, entry.refusal)
+    return CommandOutcome(entry.events, entry.rejection)
 
 
 class Deciding:
@@ -67,7 +67,9 @@ class Deciding:
         except Exception as error:
             # Like a leader, which answers such a command and continues.
             return CommandOutcome(fault=f"{type(error).__name__}: {error}")
-        return CommandOutcome(refusal=decision) if isinstance(decision, Refusal) else CommandOutcome(decision.events)
+        return (
+            CommandOutcome(rejection=decision) if isinstance(decision, Rejection) else CommandOutcome(decision.events)
+        )
 
 
 def in_turn(requests: Sequence[Request | None]) -> Ask:

@@ -85,7 +85,7 @@ def recover_command(options: dict[str, Any]) -> None:
         config.replica(one)
     check_account(config.storage.directory / name)
     clock, behind = SystemClock(), options["leave_behind"]
-    with refusals():
+    with rejections():
         if confirmed is None:
             plan = asyncio.run(plan_recovery(config, name, clock=clock, leave_behind=behind))
             left = "".join(f" --leave-behind {one}" for one in behind)
@@ -106,7 +106,7 @@ def restore_command(options: dict[str, Any]) -> None:
     config = Session(config_path=options["config"]).config()
     config.replica(name)
     clock = SystemClock()
-    with refusals():
+    with rejections():
         plan = asyncio.run(plan_restore(config, name, file, clock=clock))
         again = f"forebay backup restore {plain(shlex.quote(str(file)))} --name {name}{_by(options)}"
         if confirmed is None and not yes and not _agreed(plan, options["as_json"], config, again):
@@ -165,7 +165,7 @@ def _account_of(user_id: int) -> str:
 
 
 @contextlib.contextmanager
-def refusals() -> Iterator[None]:
+def rejections() -> Iterator[None]:
     """Convert exceptions of a recovery into failures with an exit code."""
     try:
         yield

@@ -48,7 +48,7 @@ class Deviation(enum.StrEnum):
     ALLOCATION = "other allocation"
     """Another job, node or mover gets space or starts, or at another time."""
     EVENTS = "other events"
-    REFUSAL = "other refusal"
+    REFUSAL = "other rejection"
     """Only one is rejected, or with another code."""
 
     @property
@@ -70,10 +70,10 @@ def deviation(before: CommandOutcome, after: CommandOutcome) -> Deviation | None
     """Return the difference between two outcomes of a command; None if they are equal."""
     if before == after:
         return None
-    if before.fault or after.fault or (before.refusal is None) != (after.refusal is None):
+    if before.fault or after.fault or (before.rejection is None) != (after.rejection is None):
         return Deviation.REFUSAL
-    if before.refusal is not None and after.refusal is not None:
-        return Deviation.WORDS if before.refusal.code == after.refusal.code else Deviation.REFUSAL
+    if before.rejection is not None and after.rejection is not None:
+        return Deviation.WORDS if before.rejection.code == after.rejection.code else Deviation.REFUSAL
     if Counter(map(_plain, before.events)) == Counter(map(_plain, after.events)):
         return Deviation.ORDER
     silent = [tuple(map(_without_texts, outcome.events)) for outcome in (before, after)]

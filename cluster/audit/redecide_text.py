@@ -70,8 +70,8 @@ def _lacking(done: RedecidingReplay) -> dict[str, str]:
 def _words(outcome: CommandOutcome) -> str:
     if outcome.fault:
         return plain(f"cannot be decided: {outcome.fault}")
-    if outcome.refusal is not None:
-        return plain(f"rejected ({outcome.refusal.code.name.lower()}): {outcome.refusal.sentence}")
+    if outcome.rejection is not None:
+        return plain(f"rejected ({outcome.rejection.code.name.lower()}): {outcome.rejection.sentence}")
     return "; ".join(map(_event_words, outcome.events)) or "nothing"
 
 
@@ -117,9 +117,11 @@ def _difference(one: DecisionDifference) -> Json:
 
 
 def _outcome(outcome: CommandOutcome) -> Json:
-    refusal = outcome.refusal
+    rejection = outcome.rejection
     return {
         "events": [record_event(event) for event in outcome.events],
-        "refusal": None if refusal is None else msgspec.structs.asdict(refusal) | {"code": refusal.code.name.lower()},
+        "rejection": None
+        if rejection is None
+        else msgspec.structs.asdict(rejection) | {"code": rejection.code.name.lower()},
         "fault": outcome.fault or None,
     }

@@ -301,17 +301,17 @@ def _others(config: Config, name: str) -> Iterator[_Found]:
     for other in config.replicas:
         if other.name == name:
             continue
-        refusals = []
+        rejections = []
         for address in (other.peer, other.api):
             try:
                 socket.create_connection((address.host, address.port), timeout=ASK_S).close()
             except OSError as error:
-                refusals.append(f"{address}: {error.strerror or error}")
-        if refusals:
+                rejections.append(f"{address}: {error.strerror or error}")
+        if rejections:
             yield (
                 f"reaches {other.name}",
                 CheckResult.NOTE,
-                f"{'; '.join(refusals)}: {other.name} may not be running yet",
+                f"{'; '.join(rejections)}: {other.name} may not be running yet",
             )
         else:
             yield f"reaches {other.name}", CheckResult.OK, f"{other.peer} and {other.api} accept connections"

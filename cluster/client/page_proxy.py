@@ -98,22 +98,22 @@ class PageProxy:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.raw_path.partition("?")[0]
         if request.method != "GET":
-            return _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "the page is read-only")
+            return _rejection(HTTPStatus.METHOD_NOT_ALLOWED, "the page is read-only")
         if request.headers.get("Host") not in (f"{HOST}:{self._port}", f"localhost:{self._port}"):
-            return _refusal(HTTPStatus.FORBIDDEN, "the request names another host")
+            return _rejection(HTTPStatus.FORBIDDEN, "the request names another host")
         if not _is_own(request, self._port):
-            return _refusal(HTTPStatus.FORBIDDEN, "the connection belongs to another account")
+            return _rejection(HTTPStatus.FORBIDDEN, "the connection belongs to another account")
         is_link = hmac.compare_digest(path.encode(), f"/{self._token}".encode())
         if is_link and not self._is_used:
             return self._exchange_token()
         if not hmac.compare_digest(request.cookies.get(self._cookie_name, "").encode(), self._cookie.encode()):
-            return _refusal(HTTPStatus.FORBIDDEN, "the link was used already; run `forebay page` for a new one")
+            return _rejection(HTTPStatus.FORBIDDEN, "the link was used already; run `forebay page` for a new one")
         if is_link:  # opened again in the same browser
             return web.Response(status=HTTPStatus.SEE_OTHER, headers={"Location": _PAGE})
         if not _is_from_here(request):
-            return _refusal(HTTPStatus.FORBIDDEN, "the request comes from a page of another site")
+            return _rejection(HTTPStatus.FORBIDDEN, "the request comes from a page of another site")
         if path not in ("/", _PAGE, _EVENTS) and not path.startswith(f"{_PAGE}/"):
-            return _refusal(HTTPStatus.NOT_FOUND, f"only {_PAGE} is available here")
+            return _rejection(HTTPStatus.NOT_FOUND, f"only {_PAGE} is available here")
         return await self._forward(request)
 
     def _exchange_token(self) -> web.Response:
@@ -147,7 +147,7 @@ class PageProxy:
             trouble = str(found)
             self._endpoints.demote(address)
             address = self._endpoints.next_after(tried)
-        return _refusal(HTTPStatus.BAD_GATEWAY, f"no replica is reachable: {trouble}")
+        return _rejection(HTTPStatus.BAD_GATEWAY, f"no replica is reachable: {trouble}")
 
     async def _ask(self, request: web.BaseRequest, address: Address) -> web.StreamResponse | Address | str:
         """Return a replica's response, a redirect's target, or the reason there is neither."""
@@ -186,7 +186,7 @@ class PageProxy:
             return begun
 
 
-def _refusal(status: HTTPStatus, sentence: str) -> web.Response:
+def _rejection(status: HTTPStatus, sentence: str) -> web.Response:
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     return web.Response(status=status, text=f"{sentence}\n", headers=headers)
 

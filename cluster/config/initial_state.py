@@ -91,10 +91,10 @@ def filesystems_of(document: Document, tables: tuple[FilesystemTable, ...]) -> t
     """
     filesystems: dict[str, SharedFilesystem] = {}
     for number, table in enumerate(tables):
-        refusal = check_filesystem(filesystems, table.name, table.path)
-        if refusal is not None:
-            key = refusal.place.removeprefix("place.")
-            raise document.refuse(("filesystem", number, key), refusal.sentence, refusal.remedy)
+        rejection = check_filesystem(filesystems, table.name, table.path)
+        if rejection is not None:
+            key = rejection.place.removeprefix("place.")
+            raise document.refuse(("filesystem", number, key), rejection.sentence, rejection.remedy)
         filesystems[table.name] = SharedFilesystem(table.name, table.path)
     return tuple(filesystems.values())
 
@@ -142,9 +142,9 @@ def policy_of(document: Document, table: PolicyTable, staging: StagingTable, bas
         for key in StagingTable.__struct_fields__
     }
     site = Site(**msgspec.structs.asdict(table) | roots)
-    refusal = check_site(site)
-    if refusal is not None:
-        key = refusal.place.removeprefix("site.")
+    rejection = check_site(site)
+    if rejection is not None:
+        key = rejection.place.removeprefix("site.")
         path: KeyPath = ("staging" if key in roots else "policy", key)
-        raise document.refuse(path, refusal.sentence, refusal.remedy)
+        raise document.refuse(path, rejection.sentence, rejection.remedy)
     return site

@@ -212,9 +212,9 @@ class Document:
         root = inspect.type_info(kind)
         assert isinstance(root, inspect.StructType)
         # Check keys first: an unknown key could make msgspec's message look as if it ended in a path.
-        refusal = self._explain_keys((), root, self._values, root)
-        if refusal is not None:
-            return refusal
+        rejection = self._explain_keys((), root, self._values, root)
+        if rejection is not None:
+            return rejection
         found = re.search(_ERROR_PATH, str(error))
         path: KeyPath = ()
         form = _Form(root)
@@ -231,8 +231,8 @@ class Document:
         if isinstance(cause, (AddressError, SizeError)):
             return self.refuse(path, cause.sentence, cause.remedy)
         if isinstance(form.kind, inspect.StructType) and isinstance(value, dict):
-            refusal = self._explain_keys(path, form.kind, value, root)
-        return refusal or self.refuse(path, *form.explain(path, value))
+            rejection = self._explain_keys(path, form.kind, value, root)
+        return rejection or self.refuse(path, *form.explain(path, value))
 
     def _explain_keys(
         self, path: KeyPath, table: inspect.StructType, values: dict[str, Any], root: inspect.StructType

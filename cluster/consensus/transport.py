@@ -220,7 +220,7 @@ class _Outbound(_Connection):
     def __init__(self, links: "TlsLinks", peer: str) -> None:
         super().__init__(links)
         self._wanted = name_of(peer)
-        self.refusal: IdentityError | None = None
+        self.rejection: IdentityError | None = None
         """Reason why the peer is not the intended one."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -230,7 +230,7 @@ class _Outbound(_Connection):
             if self.peer != self._wanted:
                 raise IdentityError(f"replica {self.peer!r} answers at the address of {self._wanted!r}")
         except IdentityError as error:
-            self.refusal, self.peer = error, None
+            self.rejection, self.peer = error, None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._links.peers.forget(self.transport)
@@ -314,8 +314,8 @@ class _Dialler:
                 server_hostname=address.host,
             )
         try:
-            if protocol.refusal is not None:
-                raise protocol.refusal
+            if protocol.rejection is not None:
+                raise protocol.rejection
             set_timeouts(transport.get_extra_info("socket"), self._links.timing)
             self._transport = transport
             self._links.listener.on_up(self.peer)

@@ -71,7 +71,7 @@ class ExternalJobView(View, frozen=True, kw_only=True):
     """0: no epoch exists."""
     phase: str
     """none, waiting, set-up, staging-in, stage-in-failed, staged-in, running, post-run, staging-out, stage-out-failed,
-    lingering, parked, teardown, teardown-failed, over."""
+    lingering, retained, teardown, teardown-failed, over."""
     job_id: int | None = None
     """ID of its record among Forebay's jobs."""
     user: str = ""

@@ -500,7 +500,7 @@ class StatusView(View, frozen=True, kw_only=True):
     reset, or its history altered.
     """
     witness_errors: dict[str, str] = {}
-    """Witness -> reason of its last refusal to cosign."""
+    """Witness -> reason of its last rejection to cosign."""
     room_bytes: int | None = None
     """Free space of its ledger's file system, bytes; null if unknown."""
     journal_fill: float = 0.0

@@ -358,7 +358,7 @@ LIST_BUFFERS = _get("list_buffers", "/v1/buffers", PEOPLE, lambda: j.BuffersAnsw
     "List buffers: persistent ones, those that hold or wait for space, and unless `live` the newest others.",
     {
         "live": "`yes`: only buffers that hold space or wait for it",
-        "parked": "`yes`: only retained buffers: those of external jobs torn down before their results were exported",
+        "retained": "`yes`: only retained buffers: those of external jobs torn down before their results were exported",
     }, tag="capacity", then=True)
 CLEAR_PERSISTENT_BUFFER = _write("clear_persistent_buffer", "POST /v1/persistent/{name}/clear", _OPERATORS,
     lambda: r.ClearRequest, lambda: r.PersistentClearedAnswer,

@@ -8,7 +8,7 @@ from forebay.cluster.system import parse_instant
 from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant
 
 NeedKind = Literal[
-    "not_exported", "parked", "teardown_failed", "operation_failed", "node_down", "replica", "certificate", "storage",
+    "not_exported", "retained", "teardown_failed", "operation_failed", "node_down", "replica", "certificate", "storage",
     "clock", "ledger", "witness", "pool", "consensus",
 ]  # fmt: skip
 

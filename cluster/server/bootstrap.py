@@ -17,7 +17,7 @@ from forebay.cluster.server.pending import Answer, CannotDecide, NotLeading, Out
 from forebay.cluster.system.eventloop import failure_logged
 from forebay.replica.messages import CONTROLLER, FoundCluster, RaiseFeatureLevel, Request, features
 from forebay.replica.state import EMPTY, State
-from forebay.replica.values import DISCLOSURE_KEY_BYTES, RefusalCode
+from forebay.replica.values import DISCLOSURE_KEY_BYTES, RejectionCode
 
 LOGGER = logging.getLogger(__name__)
 
@@ -92,14 +92,14 @@ class Bootstrap:
         self._answer = None
         if answer.cancelled() or answer.exception() is not None:
             return
-        refusal = answer.result().refusal
-        if refusal is None:
+        rejection = answer.result().rejection
+        if rejection is None:
             LOGGER.info("the cluster %s was founded", self._config.cluster.name)
             self._founded_here = True
             self.poll()
-        elif refusal.code is not RefusalCode.ALREADY_FOUNDED:
+        elif rejection.code is not RejectionCode.ALREADY_FOUNDED:
             LOGGER.error(
-                "the cluster cannot be founded from %s: %s; %s", self._config.file, refusal.sentence, refusal.remedy
+                "the cluster cannot be founded from %s: %s; %s", self._config.file, rejection.sentence, rejection.remedy
             )
 
     def _is_due(self) -> bool:
@@ -114,7 +114,7 @@ class Bootstrap:
         while self._is_due() and self._state().feature_level < lowest:
             command = RaiseFeatureLevel(self._state().feature_level + 1, known)
             with suppress(QueueFull, NotLeading, OutcomeUnknown, CannotDecide):
-                if (await self._submit(Request(b"", CONTROLLER, command))).refusal is None:
+                if (await self._submit(Request(b"", CONTROLLER, command))).rejection is None:
                     LOGGER.info("the feature level of the new cluster is %d", command.level)
                     continue
             return

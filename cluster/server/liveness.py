@@ -253,9 +253,9 @@ class NodeWatch:
         self._commanded.discard(command.node)
         if answer.cancelled() or answer.exception() is not None:
             return
-        refusal = answer.result().refusal
-        if refusal is not None:
-            LOGGER.info("%s was rejected: %s", kind_of(command), refusal.sentence)
+        rejection = answer.result().rejection
+        if rejection is not None:
+            LOGGER.info("%s was rejected: %s", kind_of(command), rejection.sentence)
 
 
 _ABOUT_EVERY_NODE = frozenset((SiteConfigured, TransferRulesSet, FeatureLevelRaised))

@@ -31,8 +31,8 @@ from forebay.replica.values import (
     BATCH_BYTES_MAX,
     RECEIPTS_MAX,
     RECEIPTS_PER_ACTOR_MAX,
-    Refusal,
-    RefusalCode,
+    Rejection,
+    RejectionCode,
     Revision,
     StepRunner,
 )
@@ -71,7 +71,7 @@ class Settlement(msgspec.Struct, frozen=True):
 
     revision: Revision
     job: int
-    refusal: Refusal | None
+    rejection: Rejection | None
     state: State
     fresh: bool
     """False for a cached reply: the command was a retry."""
@@ -118,7 +118,7 @@ class Waiter(msgspec.Struct, frozen=True):
     answer: Asker
     revision: Revision
     job: int
-    refusal: Refusal | None
+    rejection: Rejection | None
     fresh: bool
 
     @property
@@ -166,7 +166,7 @@ def resolve(answer: Asker, settled: Settlement) -> None:
 def notify(waiters: list[Waiter], state: State) -> None:
     """Answer the waiters for the entry just applied, with `state`."""
     for waiter in waiters:
-        resolve(waiter.answer, Settlement(waiter.revision, waiter.job, waiter.refusal, state, waiter.fresh))
+        resolve(waiter.answer, Settlement(waiter.revision, waiter.job, waiter.rejection, state, waiter.fresh))
 
 
 def reject(answer: Asker, error: Exception) -> None:
@@ -190,7 +190,7 @@ class Counts(msgspec.Struct):
     journal_full: int = 0
     too_many_answers: int = 0
     outcomes_unknown: int = 0
-    refusals: Counter[str] = msgspec.field(default_factory=Counter)
+    rejections: Counter[str] = msgspec.field(default_factory=Counter)
 
 
 # ---- entries that settle commands, and the weight of waiting commands
@@ -203,21 +203,21 @@ ENTRIES_BYTES_MAX = BATCH_BYTES_MAX - 1024
 """Maximum size of a batch's entries: the rest (kind, base, time) takes far less than the difference."""
 
 
-def entry_of(request: Request, events: tuple[Event, ...] = (), refusal: Refusal | None = None) -> Entry:
+def entry_of(request: Request, events: tuple[Event, ...] = (), rejection: Rejection | None = None) -> Entry:
     """Return the entry that settles `request` with these events, or with this rejection."""
     # Commands without fields need no proof, and the leader's own commands are never repeated.
     digest = command_digest(request) if request.id or request.command.__struct_fields__ else b""
-    return Entry(request.id, request.actor, kind_of(request.command), events, refusal, digest)
+    return Entry(request.id, request.actor, kind_of(request.command), events, rejection, digest)
 
 
 def entry_too_large(request: Request, size_bytes: int) -> Entry:
     """Return the entry that rejects `request`, whose own entry would have this size."""
-    refusal = Refusal(
-        RefusalCode.LIMIT_EXCEEDED,
+    rejection = Rejection(
+        RejectionCode.LIMIT_EXCEEDED,
         f"the command would take {size_bytes} bytes of the ledger; an entry has at most {ENTRIES_BYTES_MAX}",
         "send a smaller script, environment or set of directives",
     )
-    return entry_of(request, refusal=refusal)
+    return entry_of(request, rejection=rejection)
 
 
 def weight_bytes(request: Request) -> int:

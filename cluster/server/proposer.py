@@ -75,7 +75,7 @@ from forebay.replica.decide import decide, decide_steps, is_by_key
 from forebay.replica.fold import SpeculativeState, is_certainly_new, look_up_reply, may_cache_next_reply
 from forebay.replica.messages import CONTROLLER, Batch, Decision, Entry, Request, RunSchedulingCycle, kind_of
 from forebay.replica.state import State
-from forebay.replica.values import COMMANDS_PER_BATCH_MAX, Instant, Refusal, Revision, StepRunner, Steps
+from forebay.replica.values import COMMANDS_PER_BATCH_MAX, Instant, Rejection, Revision, StepRunner, Steps
 from forebay.wal import batch_of_encoded, encode_entry
 
 __all__ = [
@@ -386,7 +386,7 @@ class Proposer:
             draft.steps += steps_of(entry)
             draft.entries.append(encoded)
             draft.is_decided = draft.is_decided or bool(entry.events)
-            draft.waiters.append(Waiter(waiting.answer, Revision(batch.revision), job, entry.refusal, True))
+            draft.waiters.append(Waiter(waiting.answer, Revision(batch.revision), job, entry.rejection, True))
             if batch.facts.at != batch.at:
                 break
         return True
@@ -428,8 +428,8 @@ class Proposer:
         self.counts.batches += 1
         self.counts.commands += len(agreed.entries)
         for entry in agreed.entries:
-            if entry.refusal is not None:
-                self.counts.refusals[entry.refusal.code.name.lower()] += 1
+            if entry.rejection is not None:
+                self.counts.rejections[entry.rejection.code.name.lower()] += 1
         if passed:
             self._planner.closed(batch)
 
@@ -453,16 +453,16 @@ class Proposer:
         if known is None:
             return False
         applied = self._applied()
-        if isinstance(known, Refusal):
+        if isinstance(known, Rejection):
             # Nothing was or will be decided, so no entry is needed.
-            self.counts.refusals[known.code.name.lower()] += 1
+            self.counts.rejections[known.code.name.lower()] += 1
             resolve(waiting.answer, Settlement(applied.revision, 0, known, applied, True))
             return True
         self.counts.receipts_answered += 1
         if known.revision <= applied.revision:
-            resolve(waiting.answer, Settlement(known.revision, known.job, known.refusal, applied, False))
+            resolve(waiting.answer, Settlement(known.revision, known.job, known.rejection, applied, False))
             return True
-        waiter = Waiter(waiting.answer, known.revision, known.job, known.refusal, False)
+        waiter = Waiter(waiting.answer, known.revision, known.job, known.rejection, False)
         if known.revision > batch.base.revision:
             waiters.append(waiter)
             return True
@@ -575,8 +575,8 @@ def _deciding(request: Request, draft: Draft) -> Steps[Decided | None]:
 
 def _written(request: Request, decision: Decision) -> tuple[Entry, bytes]:
     """Return the entry that settles a command by a decision, encoded."""
-    if isinstance(decision, Refusal):
-        entry = entry_of(request, refusal=decision)
+    if isinstance(decision, Rejection):
+        entry = entry_of(request, rejection=decision)
     else:
         entry = entry_of(request, decision.events)
     encoded = encode_entry(entry)

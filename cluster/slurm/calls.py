@@ -78,7 +78,7 @@ KNOWN_MAX: Final = 100_000
 ALIVE: Final = frozenset({"waiting", "set-up", "staging-in", "stage-in-failed", "staged-in"})
 """Phases of an epoch that was set up and has not run: another setup of it is a repeat."""
 
-CASE_OVER: Final = frozenset({"none", "over", "lingering", "parked"})
+CASE_OVER: Final = frozenset({"none", "over", "lingering", "retained"})
 """Phases in which Slurm has finished with a buffer: retained buffers are for users and operators."""
 
 STUCK: Final = "slurmctld has lost the stage-in of job {0}, and will never start it; run: scancel {0}\n"

@@ -30,7 +30,7 @@ LOOK_S: Final = 60.0
 CALL_S: Final = 10.0
 """Timeout of one query or command, seconds; the rest is done after the next check."""
 
-SETTLED: Final = frozenset({"none", "over", "lingering", "parked", "teardown", "teardown-failed"})
+SETTLED: Final = frozenset({"none", "over", "lingering", "retained", "teardown", "teardown-failed"})
 """Phases that Slurm has finished with."""
 
 BELIEVED: Final = frozenset({"staged-in", "pre-run", "running", "post-run", "staging-out"})
@@ -39,10 +39,10 @@ BELIEVED: Final = frozenset({"staged-in", "pre-run", "running", "post-run", "sta
 NOT_EXPORTED: Final = frozenset({"running", "post-run"})
 """Phases of external jobs that ran, without a request to export their results."""
 
-STAGE_IN_ENDED: Final = frozenset({"stage-in-failed", "lingering", "parked", "teardown", "teardown-failed"})
+STAGE_IN_ENDED: Final = frozenset({"stage-in-failed", "lingering", "retained", "teardown", "teardown-failed"})
 """Phases of external jobs whose stage-in neither runs nor has succeeded."""
 
-TORN_DOWN: Final = frozenset({"lingering", "parked"})
+TORN_DOWN: Final = frozenset({"lingering", "retained"})
 """Phases after an answered teardown."""
 
 STUCK_SHOWN_MAX: Final = 10
@@ -180,7 +180,7 @@ class Reconciler:
         )
         external_job = await self._leader.call(operations.TEAR_DOWN_EXTERNAL_JOB, request, job=job, deadline_s=CALL_S)
         LOGGER.warning("job %s: %s; its buffer is %s", job, reason, external_job.phase, extra=about(job=f"slurm:{job}"))
-        self._metrics.forgotten.labels("parked" if external_job.phase == "parked" else "removed").inc()
+        self._metrics.forgotten.labels("retained" if external_job.phase == "retained" else "removed").inc()
 
     async def _export(self, job: str, epoch: int) -> None:
         """Export a job's results as Slurm would; its later request finds them exported."""

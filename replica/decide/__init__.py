@@ -2,7 +2,7 @@
 
 from forebay.replica.decide.accounts import record_etag
 from forebay.replica.decide.arrays import job_of_task, jobs_of_tasks
-from forebay.replica.decide.cluster import loss_refusal
+from forebay.replica.decide.cluster import loss_rejection
 from forebay.replica.decide.configuration import (
     TargetConfiguration,
     configuration_events,

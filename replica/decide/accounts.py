@@ -38,19 +38,19 @@ from forebay.replica.values import (
     QOS_MAX,
     RESERVATIONS_MAX,
     Instant,
-    Refusal,
-    RefusalCode,
+    Rejection,
+    RejectionCode,
     etag_of,
     format_size,
 )
 
-EventsOrRefusal = tuple[e.Event, ...] | Refusal
+EventsOrRejection = tuple[e.Event, ...] | Rejection
 
 
-def _unknown_name_refusal(what: str, name: str, known: list[str]) -> Refusal:
+def _unknown_name_rejection(what: str, name: str, known: list[str]) -> Rejection:
     plural = what if what.endswith("s") else f"{what}s"
     remedy = names_remedy(known, f"leave it out: this site has defined no {plural}")
-    return Refusal(RefusalCode.INVALID_FIELD, f"{what} {name!r} does not exist", remedy, what)
+    return Rejection(RejectionCode.INVALID_FIELD, f"{what} {name!r} does not exist", remedy, what)
 
 
 def record_etag(record: msgspec.Struct | None) -> str:
@@ -61,40 +61,40 @@ def record_etag(record: msgspec.Struct | None) -> str:
     return etag_of(replace(record, active=False) if isinstance(record, Reservation) else record)
 
 
-def _changed_refusal(what: str, name: str, known: msgspec.Struct | None, if_match: str | None) -> Refusal | None:
+def _changed_rejection(what: str, name: str, known: msgspec.Struct | None, if_match: str | None) -> Rejection | None:
     """Return the rejection of a change that was made from another version of the record, or None."""
     if if_match is None or if_match == record_etag(known):
         return None
     happened = "was deleted" if known is None else "was created" if if_match == ABSENT else "was changed"
     sentence = f"{what} {name} {happened} since this change was prepared"
-    return Refusal(RefusalCode.WRONG_STATE, sentence, "read the record again, and repeat the change", "if_match")
+    return Rejection(RejectionCode.WRONG_STATE, sentence, "read the record again, and repeat the change", "if_match")
 
 
-def _limit_refusal(what: str, most: int) -> Refusal:
-    return Refusal(
-        RefusalCode.LIMIT_EXCEEDED, f"the limit of {most} {what} records is reached", "delete an unused one", what
+def _limit_rejection(what: str, most: int) -> Rejection:
+    return Rejection(
+        RejectionCode.LIMIT_EXCEEDED, f"the limit of {most} {what} records is reached", "delete an unused one", what
     )
 
 
-def _set_account(state: Facts, command: c.SetAccount, at: Instant) -> EventsOrRefusal:
+def _set_account(state: Facts, command: c.SetAccount, at: Instant) -> EventsOrRejection:
     account, known = command.account, state.accounts.get(command.account.name)
-    refusal = _changed_refusal("account", account.name, known, command.if_match) or check_account(
+    rejection = _changed_rejection("account", account.name, known, command.if_match) or check_account(
         state.accounts, account
     )
-    if refusal is not None:
-        return refusal
+    if rejection is not None:
+        return rejection
     if known is None and len(state.accounts) >= ACCOUNTS_MAX:
-        return _limit_refusal("account", ACCOUNTS_MAX)
+        return _limit_rejection("account", ACCOUNTS_MAX)
     return () if known == sort_members(account) else (e.AccountSet(account),)
 
 
-def _delete_account(state: Facts, command: c.DeleteAccount, at: Instant) -> EventsOrRefusal:
+def _delete_account(state: Facts, command: c.DeleteAccount, at: Instant) -> EventsOrRejection:
     if command.account not in state.accounts:
-        return _unknown_name_refusal("account", command.account, sorted(state.accounts))
+        return _unknown_name_rejection("account", command.account, sorted(state.accounts))
     below = sorted(name for name, account in state.accounts.items() if account.parent == command.account)
     if below:
-        return Refusal(
-            RefusalCode.WRONG_STATE,
+        return Rejection(
+            RejectionCode.WRONG_STATE,
             f"account {command.account} has subaccounts: {', '.join(below[:20])}",
             "delete them first, or change their parent",
             "account",
@@ -102,56 +102,56 @@ def _delete_account(state: Facts, command: c.DeleteAccount, at: Instant) -> Even
     return (e.AccountDeleted(command.account),)
 
 
-def _set_qos(state: Facts, command: c.SetQos, at: Instant) -> EventsOrRefusal:
+def _set_qos(state: Facts, command: c.SetQos, at: Instant) -> EventsOrRejection:
     qos, known = command.qos, state.qos.get(command.qos.name)
-    refusal = _changed_refusal("QOS", qos.name, known, command.if_match) or check_qos(qos)
-    if refusal is not None:
-        return refusal
+    rejection = _changed_rejection("QOS", qos.name, known, command.if_match) or check_qos(qos)
+    if rejection is not None:
+        return rejection
     if known is None and len(state.qos) >= QOS_MAX:
-        return _limit_refusal("qos", QOS_MAX)
+        return _limit_rejection("qos", QOS_MAX)
     return () if known == qos else (e.QosSet(qos),)
 
 
-def _delete_qos(state: Facts, command: c.DeleteQos, at: Instant) -> EventsOrRefusal:
+def _delete_qos(state: Facts, command: c.DeleteQos, at: Instant) -> EventsOrRejection:
     if command.qos not in state.qos:
-        return _unknown_name_refusal("qos", command.qos, sorted(state.qos))
+        return _unknown_name_rejection("qos", command.qos, sorted(state.qos))
     return (e.QosDeleted(command.qos),)
 
 
-def _set_license(state: Facts, command: c.SetLicense, at: Instant) -> EventsOrRefusal:
+def _set_license(state: Facts, command: c.SetLicense, at: Instant) -> EventsOrRejection:
     license, known = command.license, state.licenses.get(command.license.name)
-    refusal = _changed_refusal("licence", license.name, known, command.if_match) or check_license(license)
-    if refusal is not None:
-        return refusal
+    rejection = _changed_rejection("licence", license.name, known, command.if_match) or check_license(license)
+    if rejection is not None:
+        return rejection
     if known is None and len(state.licenses) >= LICENSES_MAX:
-        return _limit_refusal("license", LICENSES_MAX)
+        return _limit_rejection("license", LICENSES_MAX)
     return () if known == license else (e.LicenseSet(license),)
 
 
-def _delete_license(state: Facts, command: c.DeleteLicense, at: Instant) -> EventsOrRefusal:
+def _delete_license(state: Facts, command: c.DeleteLicense, at: Instant) -> EventsOrRejection:
     if command.license not in state.licenses:
-        return _unknown_name_refusal("license", command.license, sorted(state.licenses))
+        return _unknown_name_rejection("license", command.license, sorted(state.licenses))
     return (e.LicenseDeleted(command.license),)
 
 
-def _set_reservation(state: Facts, command: c.SetReservation, at: Instant) -> EventsOrRefusal:
+def _set_reservation(state: Facts, command: c.SetReservation, at: Instant) -> EventsOrRejection:
     known = state.reservations.get(command.reservation.name)
     # A reservation becomes active by an event only; a postponed one is no longer active.
     active = known is not None and known.active and command.reservation.start_at <= at
     reservation = replace(command.reservation, active=active)
-    refusal = (
-        _changed_refusal("reservation", reservation.name, known, command.if_match)
+    rejection = (
+        _changed_rejection("reservation", reservation.name, known, command.if_match)
         or check_reservation(reservation, state.pools, at)
-        or _overbooking_refusal(state, reservation)
+        or _overbooking_rejection(state, reservation)
     )
-    if refusal is not None:
-        return refusal
+    if rejection is not None:
+        return rejection
     if known is None and len(state.reservations) >= RESERVATIONS_MAX:
-        return _limit_refusal("reservation", RESERVATIONS_MAX)
+        return _limit_rejection("reservation", RESERVATIONS_MAX)
     return () if known == reservation else (e.ReservationSet(reservation),)
 
 
-def _overbooking_refusal(state: Facts, new: Reservation) -> Refusal | None:
+def _overbooking_rejection(state: Facts, new: Reservation) -> Rejection | None:
     """Return the rejection of a reservation that would overbook a pool, or None."""
     others = [other for other in state.reservations.values() if other.name != new.name]
     for space in new.space:
@@ -160,8 +160,8 @@ def _overbooking_refusal(state: Facts, new: Reservation) -> Refusal | None:
             taken = sum(other.size_in(space.pool) for other in others if other.start_at <= start_at < other.end_at)
             most = state.pools[space.pool].usable_bytes
             if taken + space.size_bytes > most:
-                return Refusal(
-                    RefusalCode.CAPACITY_OVER_TOTAL,
+                return Rejection(
+                    RejectionCode.CAPACITY_OVER_TOTAL,
                     f"{format_size(taken + space.size_bytes)} of pool {space.pool} would be reserved at once, and it "
                     f"has {format_size(most)}",
                     "reserve less, or for another time",
@@ -170,13 +170,13 @@ def _overbooking_refusal(state: Facts, new: Reservation) -> Refusal | None:
     return None
 
 
-def _delete_reservation(state: Facts, command: c.DeleteReservation, at: Instant) -> EventsOrRefusal:
+def _delete_reservation(state: Facts, command: c.DeleteReservation, at: Instant) -> EventsOrRejection:
     if command.reservation not in state.reservations:
-        return _unknown_name_refusal("reservation", command.reservation, sorted(state.reservations))
+        return _unknown_name_rejection("reservation", command.reservation, sorted(state.reservations))
     return (e.ReservationDeleted(command.reservation),)
 
 
-ACCOUNTING_BY_KEY: Mapping[type, Callable[[Facts, Any, Instant], EventsOrRefusal]] = {
+ACCOUNTING_BY_KEY: Mapping[type, Callable[[Facts, Any, Instant], EventsOrRejection]] = {
     c.SetAccount: _set_account,
     c.DeleteAccount: _delete_account,
     c.SetQos: _set_qos,
@@ -248,32 +248,32 @@ def check_admission(state: Facts, user: str, options: JobOptions, jobs: int) -> 
     Raises:
         RejectionError: They may not.
     """
-    require(_admission_refusal(state, user, options, jobs))
+    require(_admission_rejection(state, user, options, jobs))
 
 
-def _admission_refusal(state: Facts, user: str, options: JobOptions, jobs: int) -> Refusal | None:
+def _admission_rejection(state: Facts, user: str, options: JobOptions, jobs: int) -> Rejection | None:
     """Return the rejection of a job with these options, or None."""
     account = state.accounts.get(options.account) if options.account else None
     if options.account and account is None:
-        return _unknown_name_refusal("account", options.account, sorted(state.accounts))
+        return _unknown_name_rejection("account", options.account, sorted(state.accounts))
     if account is not None and account.member(user) is None:
-        return _permission_refusal("account", f"user {user} is not in account {account.name}")
+        return _permission_rejection("account", f"user {user} is not in account {account.name}")
     if account is None and state.scheduling_rules.accounts_required:
-        return Refusal(
-            RefusalCode.INVALID_FIELD,
+        return Rejection(
+            RejectionCode.INVALID_FIELD,
             "the job has no account, and this site requires one",
             "add --account=NAME",
             "account",
         )
     qos = state.qos.get(options.qos) if options.qos else None
     if options.qos and qos is None:
-        return _unknown_name_refusal("qos", options.qos, sorted(state.qos))
+        return _unknown_name_rejection("qos", options.qos, sorted(state.qos))
     if qos is not None and not qos.admits(user, options.account):
-        return _permission_refusal("qos", f"user {user} may not use QOS {qos.name}")
+        return _permission_rejection("qos", f"user {user} may not use QOS {qos.name}")
     over = None if qos is None or not jobs else submit_limit_exceeded(state, qos, user, jobs)
     if over is not None:
-        return Refusal(
-            RefusalCode.LIMIT_EXCEEDED,
+        return Rejection(
+            RejectionCode.LIMIT_EXCEEDED,
             f"{over.verdict.reason}: user {user} has {over.used} jobs in QOS {options.qos}, which allows "
             f"{over.limit.value}",
             "wait until some have finished, or use another QOS",
@@ -282,24 +282,24 @@ def _admission_refusal(state: Facts, user: str, options: JobOptions, jobs: int) 
     for name, count in options.licenses:
         known = state.licenses.get(name)
         if known is None:
-            return _unknown_name_refusal("licenses", name, sorted(state.licenses))
+            return _unknown_name_rejection("licenses", name, sorted(state.licenses))
         if count > known.total:
-            return Refusal(
-                RefusalCode.LIMIT_EXCEEDED,
+            return Rejection(
+                RejectionCode.LIMIT_EXCEEDED,
                 f"licence {name}: {count} requested, but only {known.total} exist",
                 f"request at most {known.total}",
                 "licenses",
             )
     reservation = state.reservations.get(options.reservation) if options.reservation else None
     if options.reservation and reservation is None:
-        return _unknown_name_refusal("reservation", options.reservation, sorted(state.reservations))
+        return _unknown_name_rejection("reservation", options.reservation, sorted(state.reservations))
     if reservation is not None and not reservation.admits(user, options.account):
-        return _permission_refusal("reservation", f"user {user} may not use reservation {reservation.name}")
+        return _permission_rejection("reservation", f"user {user} may not use reservation {reservation.name}")
     return None
 
 
-def _permission_refusal(place: str, sentence: str) -> Refusal:
-    return Refusal(RefusalCode.PERMISSION_DENIED, sentence, "omit it, or ask an operator for access", place)
+def _permission_rejection(place: str, sentence: str) -> Rejection:
+    return Rejection(RejectionCode.PERMISSION_DENIED, sentence, "omit it, or ask an operator for access", place)
 
 
 def check_limits(state: Facts, request: JobRequest, pool: str, granted_bytes: int) -> None:
@@ -328,7 +328,7 @@ def check_own_limits(state: Facts, request: JobRequest, pool: str, granted_bytes
     verdict = over.verdict
     figures = ", ".join(f"{name} {value}" for name, value in verdict.figures)
     raise RejectionError(
-        RefusalCode.LIMIT_EXCEEDED,
+        RejectionCode.LIMIT_EXCEEDED,
         f"{verdict.reason}: {verdict.sentence} ({figures})",
         remedy,
         "qos",
@@ -338,14 +338,14 @@ def check_own_limits(state: Facts, request: JobRequest, pool: str, granted_bytes
 # ---- partitions and usage
 
 
-def _set_partition(state: Facts, command: c.SetPartition) -> EventsOrRefusal:
+def _set_partition(state: Facts, command: c.SetPartition) -> EventsOrRejection:
     partition, known = command.partition, state.partitions.get(command.partition.name)
-    refusal = _changed_refusal("partition", partition.name, known, command.if_match) or check_partition(partition)
-    if refusal is not None:
-        return refusal
+    rejection = _changed_rejection("partition", partition.name, known, command.if_match) or check_partition(partition)
+    if rejection is not None:
+        return rejection
     if known is None and len(state.partitions) >= PARTITIONS_MAX:
         sentence = f"the limit of {PARTITIONS_MAX} partitions is reached"
-        return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "delete an unused one", "partition")
+        return Rejection(RejectionCode.LIMIT_EXCEEDED, sentence, "delete an unused one", "partition")
     if known == partition:
         return ()
     events: list[e.Event] = [e.PartitionSet(partition)]
@@ -355,24 +355,24 @@ def _set_partition(state: Facts, command: c.SetPartition) -> EventsOrRefusal:
     return tuple(events)
 
 
-def _delete_partition(state: Facts, command: c.DeletePartition) -> EventsOrRefusal:
+def _delete_partition(state: Facts, command: c.DeletePartition) -> EventsOrRejection:
     if command.partition not in state.partitions:
-        return _unknown_name_refusal("partition", command.partition, sorted(state.partitions))
+        return _unknown_name_rejection("partition", command.partition, sorted(state.partitions))
     return (e.PartitionDeleted(command.partition),)
 
 
-def _reset_usage(state: Facts, command: c.ResetUsage) -> EventsOrRefusal:
+def _reset_usage(state: Facts, command: c.ResetUsage) -> EventsOrRejection:
     if command.whose not in ("a", "q"):
         sentence = f"{command.whose[:16]!r} is neither an account (a) nor a QOS (q)"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, "use a or q", "whose")
+        return Rejection(RejectionCode.INVALID_FIELD, sentence, "use a or q", "whose")
     what, known = ("account", state.accounts) if command.whose == "a" else ("qos", state.qos)
     if command.name not in known:
-        return _unknown_name_refusal(what, command.name, sorted(known))
+        return _unknown_name_rejection(what, command.name, sorted(known))
     prefix = f"{command.whose}/{command.name}/"
     return (e.UsageReset(command.whose, command.name),) if any(key.startswith(prefix) for key in state.consumed) else ()
 
 
-PARTITIONS_BY_KEY: Mapping[type, Callable[[Facts, Any], EventsOrRefusal]] = {
+PARTITIONS_BY_KEY: Mapping[type, Callable[[Facts, Any], EventsOrRejection]] = {
     c.SetPartition: _set_partition,
     c.DeletePartition: _delete_partition,
     c.ResetUsage: _reset_usage,

@@ -20,7 +20,7 @@ from forebay.replica.model import (
     format_tasks,
 )
 from forebay.replica.state import Facts
-from forebay.replica.values import Refusal, RefusalCode, Steps, limits
+from forebay.replica.values import Rejection, RejectionCode, Steps, limits
 
 DEFAULT_OUTPUT = "forebay-%A_%a.out"
 """Default output file of a task (Slurm: slurm-%A_%a.out)."""
@@ -47,10 +47,10 @@ def check_array(state: Facts, command: c.SubmitJob) -> None:
         raise _invalid_array(f"throttle {throttle} is out of range", f"use a number from 1 to {limits.ARRAY_SIZE_MAX}")
     if command.request.effective_options.nodes == 0:
         remedy = "omit --array, or request a node: a job without nodes cannot be an array"
-        raise RejectionError(RefusalCode.INVALID_FIELD, NODE_COUNT_INVALID, remedy, "array")
+        raise RejectionError(RejectionCode.INVALID_FIELD, NODE_COUNT_INVALID, remedy, "array")
     if len(state.unfinished) + len(tasks) > limits.JOBS_UNFINISHED_MAX:
         raise RejectionError(
-            RefusalCode.LIMIT_EXCEEDED,
+            RejectionCode.LIMIT_EXCEEDED,
             f"{len(tasks)} tasks would exceed the limit of {limits.JOBS_UNFINISHED_MAX} unfinished jobs",
             "wait until some have finished, or submit fewer tasks",
             "array",
@@ -58,7 +58,7 @@ def check_array(state: Facts, command: c.SubmitJob) -> None:
 
 
 def _invalid_array(sentence: str, remedy: str) -> RejectionError:
-    return RejectionError(RefusalCode.INVALID_FIELD, sentence, remedy, "array")
+    return RejectionError(RejectionCode.INVALID_FIELD, sentence, remedy, "array")
 
 
 def resolve_array(
@@ -106,7 +106,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 def _array_too_large(sentence: str) -> RejectionError:
     return RejectionError(
-        RefusalCode.LIMIT_EXCEEDED,
+        RejectionCode.LIMIT_EXCEEDED,
         f"the array is too large: {sentence}",
         f"submit fewer tasks, or stage whole directories; the limit is {limits.ARRAY_ENTRY_BYTES_MAX} bytes",
         "array",
@@ -147,7 +147,7 @@ def _is_purged(state: Facts, job_id: int) -> bool:
 
 def _unknown_dependency(word: str, job: str) -> RejectionError:
     return RejectionError(
-        RefusalCode.UNKNOWN_DEPENDENCY,
+        RejectionCode.UNKNOWN_DEPENDENCY,
         f"{word}:{job}: job {job} does not exist",
         "forebay queue shows the jobs",
         "dependencies",
@@ -157,18 +157,18 @@ def _unknown_dependency(word: str, job: str) -> RejectionError:
 # ---- commands about a whole array or some of its tasks: `1`, `1_3`, `1_[2-4,7]` (Slurm)
 
 
-def jobs_of_tasks(state: Facts, job: int, tasks: Tasks) -> tuple[int, ...] | Refusal | None:
+def jobs_of_tasks(state: Facts, job: int, tasks: Tasks) -> tuple[int, ...] | Rejection | None:
     """Return the jobs of an array's tasks in ascending order; None if `job` is a single job and `tasks` is None.
 
-    Return a Refusal if the array or a task does not exist.
+    Return a Rejection if the array or a task does not exist.
     """
     array = state.arrays.get(job)
     if array is None and tasks is None:
         return None
     if array is None:
         known = 0 < job < state.next_job
-        return Refusal(
-            RefusalCode.UNKNOWN_JOB,
+        return Rejection(
+            RejectionCode.UNKNOWN_JOB,
             f"array {job} does not exist, or all of its tasks were purged" if known else f"job {job} does not exist",
             "forebay queue shows the jobs",
             "job",
@@ -177,8 +177,8 @@ def jobs_of_tasks(state: Facts, job: int, tasks: Tasks) -> tuple[int, ...] | Ref
         return tuple(array[task] for task in sorted(array))
     unknown = [task for task in tasks if task not in array]
     if unknown:
-        return Refusal(
-            RefusalCode.UNKNOWN_JOB,
+        return Rejection(
+            RejectionCode.UNKNOWN_JOB,
             f"task {unknown[0]} of array {job} does not exist, or was purged",
             f"its tasks are {format_tasks(sorted(array))}"[:1_000],
             "job",

@@ -41,7 +41,7 @@ from forebay.replica.model import (
 )
 from forebay.replica.operations import filesystem_of_pool
 from forebay.replica.state import Facts
-from forebay.replica.values import SIZE_BYTES_MAX, Refusal, RefusalCode, limits, name_fault, round_up
+from forebay.replica.values import SIZE_BYTES_MAX, Rejection, RejectionCode, limits, name_fault, round_up
 
 _TASK_SYMBOL = re.compile("%[aj]")
 
@@ -67,7 +67,7 @@ def resolve_buffer(
     creates = tuple(_with_units(state, record) for record in asked.creates)
     if asked.swap_bytes and _pool_unit(state, asked.pool, _pool_place(asked)) is not PoolUnit.BYTES:
         raise RejectionError(
-            RefusalCode.INVALID_CAPACITY,
+            RejectionCode.INVALID_CAPACITY,
             "swap requires a pool that counts bytes",
             "use such a pool",
             _pool_place(asked),
@@ -114,7 +114,7 @@ def check_buffer_user(state: Facts, user: str) -> None:
     require(check_user_lists(state.site, user))
 
 
-def persistent_fault(buffer: BufferRequest | None) -> Refusal | None:
+def persistent_fault(buffer: BufferRequest | None) -> Rejection | None:
     """Return the rejection of a job whose persistent buffers are too many, misnamed or contradictory, or None."""
     if buffer is None or not (buffer.creates or buffer.destroys or buffer.uses):
         return None
@@ -127,22 +127,22 @@ def persistent_fault(buffer: BufferRequest | None) -> Refusal | None:
         if len(named) > limits.PERSISTENT_PER_JOB_MAX:
             most = limits.PERSISTENT_PER_JOB_MAX
             sentence = f"the job has {len(named)} {kind} directives"
-            return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, f"write at most {most} in one job", named[most][1])
+            return Rejection(RejectionCode.LIMIT_EXCEEDED, sentence, f"write at most {most} in one job", named[most][1])
         seen: set[str] = set()
         for name, place in named:
             fault = "starts with a digit" if name[:1].isdigit() else name_fault(name)
             if fault is not None:
                 sentence = f"persistent buffer name {name!r} {fault}"
-                return Refusal(RefusalCode.INVALID_DIRECTIVE, sentence, "choose another", place)
+                return Rejection(RejectionCode.INVALID_DIRECTIVE, sentence, "choose another", place)
             if name in seen and kind != "persistentdw":
                 sentence = f"{kind} names {name} twice"
-                return Refusal(RefusalCode.INVALID_DIRECTIVE, sentence, "name each once", place)
+                return Rejection(RejectionCode.INVALID_DIRECTIVE, sentence, "name each once", place)
             seen.add(name)
     wanted = {*(one.name for one in buffer.creates), *buffer.uses}
     for destroy in buffer.destroys:
         if destroy.name in wanted:
             sentence = f"the job destroys persistent buffer {destroy.name}, which it also creates or uses"
-            return Refusal(RefusalCode.INVALID_DIRECTIVE, sentence, "destroy it in a separate job", destroy.place)
+            return Rejection(RejectionCode.INVALID_DIRECTIVE, sentence, "destroy it in a separate job", destroy.place)
     return None
 
 
@@ -150,7 +150,7 @@ def _check_nodes(request: JobRequest) -> None:
     nodes, asked = request.effective_options.nodes, request.buffer
     if nodes > 1 or nodes < 0:
         raise RejectionError(
-            RefusalCode.INVALID_FIELD,
+            RejectionCode.INVALID_FIELD,
             f"the job requests {nodes} nodes, but jobs run on one node",
             "request one node, or 0 to only create or destroy persistent buffers",
             "nodes",
@@ -159,7 +159,7 @@ def _check_nodes(request: JobRequest) -> None:
         return
     if asked is None:
         raise RejectionError(
-            RefusalCode.INVALID_FIELD,
+            RejectionCode.INVALID_FIELD,
             NODE_COUNT_INVALID,
             "only a job that creates or destroys persistent buffers may have no nodes",
             "nodes",
@@ -168,7 +168,7 @@ def _check_nodes(request: JobRequest) -> None:
     commands = asked.stage_in_command or asked.stage_out_command or asked.directives_kind == "lua"
     if own or commands or not (asked.creates or asked.destroys):
         raise RejectionError(
-            RefusalCode.INVALID_DIRECTIVE,
+            RejectionCode.INVALID_DIRECTIVE,
             "a job without nodes may only create or destroy persistent buffers",
             "request a node, or remove the job's own buffer",
             asked.places[1] if len(asked.places) > 1 and asked.places[1] else "nodes",
@@ -199,7 +199,7 @@ def _check_variable(state: Facts, asked: BufferRequest, record: CreatePersistent
     for other in (*created, *state.persistent):
         if other != record.name and len(other) == len(record.name) and persistent_variable(other) == variable:
             raise RejectionError(
-                RefusalCode.INVALID_DIRECTIVE,
+                RejectionCode.INVALID_DIRECTIVE,
                 f"persistent buffers {record.name!r} and {other!r} have the same variable ${variable}",
                 "choose a name that differs in letters or digits",
                 record.place,
@@ -235,7 +235,7 @@ def _check_together(state: Facts, asked: BufferRequest) -> None:
     if len(placed) > 1:
         (first, _), (second, place) = placed.values()
         raise RejectionError(
-            RefusalCode.INVALID_DIRECTIVE,
+            RejectionCode.INVALID_DIRECTIVE,
             f"{first}, and {second}: no job can use both",
             "use pools of the same kind: `forebay pool list` shows which use a shared filesystem",
             place,
@@ -252,7 +252,7 @@ def _check_supported(state: Facts, asked: BufferRequest) -> None:
         return
     if asked.swap_bytes:
         raise RejectionError(
-            RefusalCode.INVALID_DIRECTIVE,
+            RejectionCode.INVALID_DIRECTIVE,
             "swap is not supported by the provider native, because all jobs on a node share its swap space",
             "omit it, and request the memory that the job needs",
             asked.places[-1] if len(asked.places) > 2 else "swap",
@@ -290,7 +290,7 @@ def _check_backend(state: Facts, backend: str, place: str) -> None:
         return
     what = "a stage command" if backend == "command" else f"backend={backend}"
     raise RejectionError(
-        RefusalCode.INVALID_DIRECTIVE,
+        RejectionCode.INVALID_DIRECTIVE,
         f"{what} is not allowed on this cluster",
         f"use one of {', '.join(allowed)}, or ask an operator to permit {backend}",
         place,
@@ -300,7 +300,7 @@ def _check_backend(state: Facts, backend: str, place: str) -> None:
 def _over_capacity(state: Facts, size: int, pool: Pool, place: str) -> RejectionError:
     if not pool.usable_bytes:
         return RejectionError(
-            RefusalCode.CAPACITY_OVER_TOTAL,
+            RejectionCode.CAPACITY_OVER_TOTAL,
             f"pool {pool.name} is out of service",
             "use another pool, or submit without a buffer",
             place,
@@ -308,7 +308,7 @@ def _over_capacity(state: Facts, size: int, pool: Pool, place: str) -> Rejection
     unit = pool.unit
     most = format_amount(pool.usable_bytes, unit)
     return RejectionError(
-        RefusalCode.CAPACITY_OVER_TOTAL,
+        RejectionCode.CAPACITY_OVER_TOTAL,
         f"{format_amount(size, unit)} exceeds the capacity of pool {pool.name}, {most}",
         f"request at most {most}, or use another pool",
         place,
@@ -349,14 +349,14 @@ def resolve_units(written: str, unit: PoolUnit, place: str) -> str:
     """
     if written == "count" and unit is not PoolUnit.NODES:
         raise RejectionError(
-            RefusalCode.INVALID_CAPACITY,
+            RejectionCode.INVALID_CAPACITY,
             f"the capacity is a number of nodes (N), but the pool counts {_unit_label(unit)}",
             "write it without N, or use a pool that counts nodes",
             place,
         )
     if written == "bytes" and unit is not PoolUnit.BYTES:
         raise RejectionError(
-            RefusalCode.INVALID_CAPACITY,
+            RejectionCode.INVALID_CAPACITY,
             f"the capacity is a size in bytes, but the pool counts {_unit_label(unit)}",
             "write a number without a suffix" + (" or with N" if unit is PoolUnit.NODES else ""),
             place,
@@ -375,7 +375,7 @@ def _resolve_list(
     job_id, place = number or state.next_job, transfer.place
     if of_array and _TASK_SYMBOL.search(transfer.source + transfer.destination):
         raise RejectionError(
-            RefusalCode.INVALID_DIRECTIVE,
+            RejectionCode.INVALID_DIRECTIVE,
             "%a and %j cannot be used in lists of an array, because its tasks share the lists",
             "stage a directory for each task, or omit the symbols",
             place,
@@ -425,7 +425,7 @@ def _resolve_pool(state: Facts, asked: BufferRequest, swap_bytes: int) -> tuple[
     granted = round_up(asked.capacity_bytes, pool.granularity_bytes) + round_up(swap_bytes, pool.granularity_bytes)
     if granted > SIZE_BYTES_MAX:
         raise RejectionError(
-            RefusalCode.INVALID_CAPACITY, "the requested size overflows", "request less", capacity_place
+            RejectionCode.INVALID_CAPACITY, "the requested size overflows", "request less", capacity_place
         )
     if granted > pool.usable_bytes and not state.site.hold_oversized:
         raise _over_capacity(state, asked.capacity_bytes + swap_bytes, pool, capacity_place)
@@ -444,13 +444,13 @@ def find_pool(state: Facts, name: str, place: str) -> Pool:
             remedy = names_remedy(
                 state.pools, "this site has no pools: ask an operator to create one with `forebay pool create`"
             )
-            raise RejectionError(RefusalCode.UNKNOWN_POOL, f"pool {name!r} does not exist", remedy, place)
+            raise RejectionError(RejectionCode.UNKNOWN_POOL, f"pool {name!r} does not exist", remedy, place)
         return pool
     for pool in state.pools.values():
         if pool.is_default:
             return pool
     raise RejectionError(
-        RefusalCode.NO_DEFAULT_POOL,
+        RejectionCode.NO_DEFAULT_POOL,
         "the request names no pool, and the site has no default pool",
         f"add pool=, one of: {', '.join(sorted(state.pools))}",
         place,

@@ -26,8 +26,8 @@ from forebay.replica.values import (
     MAIL_USER_CHARACTERS_MAX,
     MESSAGE_CHARACTERS_MAX,
     SYMBOLS,
-    Refusal,
-    RefusalCode,
+    Rejection,
+    RejectionCode,
     UnknownSymbol,
     has_control_character,
     is_mail_address,
@@ -45,18 +45,18 @@ NODE_COUNT_INVALID = "Node count specification invalid"
 class RejectionError(Exception):
     """A check failed; carries the rejection to the command handler."""
 
-    def __init__(self, code: RefusalCode, sentence: str, remedy: str, place: str) -> None:
+    def __init__(self, code: RejectionCode, sentence: str, remedy: str, place: str) -> None:
         super().__init__(sentence)
-        self.refusal = Refusal(code, sentence, remedy, place)
+        self.rejection = Rejection(code, sentence, remedy, place)
 
 
-def require(found: Checked | Refusal) -> Checked:
+def require(found: Checked | Rejection) -> Checked:
     """Return the result of a check from another package.
 
     Raises:
-        RejectionError: The result is a Refusal.
+        RejectionError: The result is a Rejection.
     """
-    if isinstance(found, Refusal):
+    if isinstance(found, Rejection):
         raise RejectionError(found.code, found.sentence, found.remedy, found.place)
     return found
 
@@ -69,7 +69,7 @@ def check_name(field: str, name: str) -> None:
     """
     fault = job_name_fault(name) if field == "name" else name_fault(name)
     if fault is not None:
-        raise RejectionError(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "choose another", field)
+        raise RejectionError(RejectionCode.INVALID_FIELD, f"the {field} {fault}", "choose another", field)
 
 
 _RANGES = {
@@ -90,7 +90,7 @@ def check_number(field: str, number: int) -> None:
     least, most = _RANGES[field]
     if not least <= number <= most:
         raise RejectionError(
-            RefusalCode.INVALID_FIELD,
+            RejectionCode.INVALID_FIELD,
             f"{field} {number} is out of range",
             f"use a number from {least} to {most}",
             field,
@@ -99,7 +99,7 @@ def check_number(field: str, number: int) -> None:
 
 def permission_denied(place: str, sentence: str) -> RejectionError:
     """Return the exception for a request that only an operator may make."""
-    return RejectionError(RefusalCode.PERMISSION_DENIED, sentence, "ask an operator", place)
+    return RejectionError(RejectionCode.PERMISSION_DENIED, sentence, "ask an operator", place)
 
 
 def check_unprivileged(priority: int, priority_before: int, nice: int, nice_before: int) -> None:
@@ -124,7 +124,7 @@ def check_options(options: JobOptions) -> None:
         fault = name_fault(name)
         if fault is not None:
             raise RejectionError(
-                RefusalCode.INVALID_FIELD,
+                RejectionCode.INVALID_FIELD,
                 f"the partition name {fault}",
                 "write partition names separated by commas",
                 "partition",
@@ -135,10 +135,10 @@ def check_options(options: JobOptions) -> None:
             parse_signal(options.signal)
         except ValueError as error:
             sentence, _, remedy = str(error).partition("; ")
-            raise RejectionError(RefusalCode.INVALID_FIELD, sentence, remedy, "signal") from None
+            raise RejectionError(RejectionCode.INVALID_FIELD, sentence, remedy, "signal") from None
     if options.open_mode and options.open_mode not in OPEN_MODES:
         raise RejectionError(
-            RefusalCode.INVALID_FIELD,
+            RejectionCode.INVALID_FIELD,
             f"open mode {options.open_mode[:48]!r} is unknown",
             f"write {' or '.join(OPEN_MODES)}",
             "open_mode",
@@ -147,7 +147,7 @@ def check_options(options: JobOptions) -> None:
     unknown = [word for word in options.mail_types if word.strip().lower() not in MAIL_TYPES]
     if unknown:
         raise RejectionError(
-            RefusalCode.INVALID_FIELD,
+            RejectionCode.INVALID_FIELD,
             f"mail type {unknown[0][:48]!r} is unknown",
             f"use some of {', '.join(MAIL_TYPES)}",
             "mail_types",
@@ -158,15 +158,15 @@ def check_options(options: JobOptions) -> None:
     ):
         if len(text) > most:
             raise RejectionError(
-                RefusalCode.LIMIT_EXCEEDED, f"{field} has {len(text)} characters", f"write at most {most}", field
+                RejectionCode.LIMIT_EXCEEDED, f"{field} has {len(text)} characters", f"write at most {most}", field
             )
         if has_control_character(text):
             raise RejectionError(
-                RefusalCode.INVALID_FIELD, f"{field} has a control character", "write one line of text", field
+                RejectionCode.INVALID_FIELD, f"{field} has a control character", "write one line of text", field
             )
     if options.mail_user and not is_mail_address(options.mail_user):
         raise RejectionError(
-            RefusalCode.INVALID_FIELD,
+            RejectionCode.INVALID_FIELD,
             f"{options.mail_user[:48]!r} is not a mail address",
             "write a user name or an address",
             "mail_user",
@@ -177,13 +177,13 @@ def _check_arguments(arguments: tuple[str, ...]) -> None:
     size_bytes = sum(len(argument.encode("utf-8", "surrogatepass")) + 1 for argument in arguments)
     if len(arguments) > limits.ARGUMENTS_MAX or size_bytes > limits.ARGUMENTS_BYTES_MAX:
         raise RejectionError(
-            RefusalCode.LIMIT_EXCEEDED,
+            RejectionCode.LIMIT_EXCEEDED,
             f"the script has {len(arguments)} arguments with {size_bytes} bytes",
             f"pass at most {limits.ARGUMENTS_MAX} with {limits.ARGUMENTS_BYTES_MAX} bytes, and the rest in a file",
             "arguments",
         )
     if any("\0" in argument for argument in arguments):
-        raise RejectionError(RefusalCode.INVALID_FIELD, "an argument contains a NUL byte", "pass text", "arguments")
+        raise RejectionError(RejectionCode.INVALID_FIELD, "an argument contains a NUL byte", "pass text", "arguments")
 
 
 def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> None:
@@ -194,14 +194,14 @@ def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> No
     """
     if len(dependencies) > limits.DEPENDENCIES_MAX:
         raise RejectionError(
-            RefusalCode.LIMIT_EXCEEDED,
+            RejectionCode.LIMIT_EXCEEDED,
             f"the job has more than {limits.DEPENDENCIES_MAX} dependencies",
             "depend on fewer jobs",
             "dependencies",
         )
     if len({dependency.job for dependency in dependencies if dependency.kind.is_for_array}) > limits.WHOLE_ARRAYS_MAX:
         raise RejectionError(
-            RefusalCode.LIMIT_EXCEEDED,
+            RejectionCode.LIMIT_EXCEEDED,
             f"the job depends on more than {limits.WHOLE_ARRAYS_MAX} whole arrays",
             "depend on fewer arrays, or on some of their tasks",
             "dependencies",
@@ -209,7 +209,7 @@ def check_dependencies(state: Facts, dependencies: tuple[Dependency, ...]) -> No
     for dependency in dependencies:
         if dependency.job not in state.jobs and not dependency.kind.is_for_array:
             raise RejectionError(
-                RefusalCode.UNKNOWN_DEPENDENCY,
+                RejectionCode.UNKNOWN_DEPENDENCY,
                 f"{dependency.kind.word}:{dependency.job}: job {dependency.job} does not exist",
                 "forebay queue shows the jobs",
                 "dependencies",
@@ -228,7 +228,7 @@ def expand(text: str, request: JobRequest, job_id: int | str, place: str, node: 
         return expand_job_symbols(text, request, job_id, node)
     except UnknownSymbol as symbol:
         raise RejectionError(
-            RefusalCode.INVALID_DIRECTIVE,
+            RejectionCode.INVALID_DIRECTIVE,
             f"{text!r} has the unknown symbol {symbol}",
             f"use {SYMBOLS if node is None else FILE_SYMBOLS}",
             place,
@@ -253,7 +253,9 @@ def check_path(path: str, place: str) -> None:
     """
     fault = path_fault(path)
     if fault is not None:
-        raise RejectionError(RefusalCode.INVALID_FIELD, f"the path {fault}", "write an absolute path without ..", place)
+        raise RejectionError(
+            RejectionCode.INVALID_FIELD, f"the path {fault}", "write an absolute path without ..", place
+        )
 
 
 def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place: str) -> None:
@@ -270,13 +272,13 @@ def check_beneath(roots: tuple[str, ...], user: str, path: str, key: str, place:
     expanded = expand_roots(roots, user)
     if not expanded:
         raise RejectionError(
-            RefusalCode.PATH_NOT_ALLOWED,
+            RejectionCode.PATH_NOT_ALLOWED,
             f"{path!r} cannot be staged: the site has set no {key}",
             f"ask an operator to run: forebay config set {key.title()}=DIRECTORY",
             place,
         )
     raise RejectionError(
-        RefusalCode.PATH_NOT_ALLOWED,
+        RejectionCode.PATH_NOT_ALLOWED,
         f"{path!r} is outside the directories that user {user} may stage",
         f"use a path below one of {', '.join(expanded)}",
         place,
@@ -298,7 +300,7 @@ def check_inside(path: str, place: str) -> None:
     fault = _buffer_path_fault(path)
     if fault is not None:
         raise RejectionError(
-            RefusalCode.PATH_NOT_ALLOWED, f"the path {fault}", "write a path below the variable, without ..", place
+            RejectionCode.PATH_NOT_ALLOWED, f"the path {fault}", "write a path below the variable, without ..", place
         )
 
 

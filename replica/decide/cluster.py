@@ -12,9 +12,9 @@ from forebay.replica.decide.accounts import ACCOUNTING_BY_KEY, PARTITIONS_BY_KEY
 from forebay.replica.decide.configuration import configuration_events
 from forebay.replica.decide.pools import (
     change_pool,
-    filesystem_removal_refusal,
-    mover_refusal,
-    pool_refusal,
+    filesystem_removal_rejection,
+    mover_rejection,
+    pool_rejection,
     remove_pool,
     set_pool_events,
 )
@@ -48,8 +48,8 @@ from forebay.replica.values import (
     REVOCATIONS_DROPPED_MAX,
     REVOCATIONS_MAX,
     Instant,
-    Refusal,
-    RefusalCode,
+    Rejection,
+    RejectionCode,
     first_job_id_at,
     name_fault,
 )
@@ -59,32 +59,32 @@ _MARK = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: Instant) -> Decision:
     if state.feature_level:
-        return Refusal(RefusalCode.ALREADY_FOUNDED, f"cluster {state.name!r} already exists", "join it instead")
-    refusal = check_site(command.site)
+        return Rejection(RejectionCode.ALREADY_FOUNDED, f"cluster {state.name!r} already exists", "join it instead")
+    rejection = check_site(command.site)
     placed: dict[str, SharedFilesystem] = {}
     for filesystem in command.filesystems:
-        refusal = refusal or check_filesystem(placed, filesystem.name, filesystem.path)
+        rejection = rejection or check_filesystem(placed, filesystem.name, filesystem.path)
         placed[filesystem.name] = filesystem
     for pool in command.pools:
-        refusal = refusal or pool_refusal(pool, placed)
-    if refusal is None and sum(pool.is_default for pool in command.pools) > 1:
-        refusal = Refusal(
-            RefusalCode.INVALID_FIELD, "more than one pool is marked as default", "mark only one", "pool.default"
+        rejection = rejection or pool_rejection(pool, placed)
+    if rejection is None and sum(pool.is_default for pool in command.pools) > 1:
+        rejection = Rejection(
+            RejectionCode.INVALID_FIELD, "more than one pool is marked as default", "mark only one", "pool.default"
         )
     for node in command.nodes:
-        refusal = refusal or _node_name_refusal(node)
+        rejection = rejection or _node_name_rejection(node)
     if len(command.nodes) > NODES_MAX:
-        refusal = refusal or Refusal(
-            RefusalCode.LIMIT_EXCEEDED, f"{len(command.nodes)} nodes exceed the limit of {NODES_MAX}", "list fewer"
+        rejection = rejection or Rejection(
+            RejectionCode.LIMIT_EXCEEDED, f"{len(command.nodes)} nodes exceed the limit of {NODES_MAX}", "list fewer"
         )
     if len(command.disclosure_key) not in {0, DISCLOSURE_KEY_BYTES}:
-        refusal = refusal or Refusal(
-            RefusalCode.INVALID_FIELD,
+        rejection = rejection or Rejection(
+            RejectionCode.INVALID_FIELD,
             f"the disclosure key has {len(command.disclosure_key)} bytes",
             f"use {DISCLOSURE_KEY_BYTES} bytes",
         )
-    if refusal is not None:
-        return refusal
+    if rejection is not None:
+        return rejection
     founded = e.ClusterFounded(
         command.cluster_id,
         command.name,
@@ -100,17 +100,17 @@ def _set_pool(state: Facts, actor: c.Actor, command: c.SetPool, at: Instant) -> 
     pool, known = command.pool, state.pools.get(command.pool.name)
     if known is not None and not pool.filesystem:
         pool = replace(pool, filesystem=known.filesystem)
-    refusal = pool_refusal(pool, state.filesystems)
-    if refusal is None and known is not None and pool.filesystem != known.filesystem:
+    rejection = pool_rejection(pool, state.filesystems)
+    if rejection is None and known is not None and pool.filesystem != known.filesystem:
         remedy = "change it with `forebay pool set` while the pool is unused"
-        refusal = Refusal(
-            RefusalCode.WRONG_STATE, f"pool {pool.name} has another shared filesystem", remedy, "pool.filesystem"
+        rejection = Rejection(
+            RejectionCode.WRONG_STATE, f"pool {pool.name} has another shared filesystem", remedy, "pool.filesystem"
         )
-    if refusal is not None:
-        return refusal
+    if rejection is not None:
+        return rejection
     if pool.name not in state.pools and len(state.pools) >= POOLS_MAX:
-        return Refusal(
-            RefusalCode.LIMIT_EXCEEDED,
+        return Rejection(
+            RejectionCode.LIMIT_EXCEEDED,
             f"the limit of {POOLS_MAX} pools is reached",
             "change an existing pool",
             "pool.name",
@@ -144,17 +144,17 @@ def _add_filesystem(state: Facts, actor: c.Actor, command: c.AddFilesystem, at: 
     known = state.filesystems.get(command.filesystem)
     if known is not None and known.path == command.path:
         return NOTHING
-    refusal = check_filesystem(state.filesystems, command.filesystem, command.path)
+    rejection = check_filesystem(state.filesystems, command.filesystem, command.path)
     return (
         Acceptance((e.FilesystemSet(SharedFilesystem(command.filesystem, command.path)),))
-        if refusal is None
-        else refusal
+        if rejection is None
+        else rejection
     )
 
 
 def _remove_filesystem(state: Facts, actor: c.Actor, command: c.RemoveFilesystem, at: Instant) -> Decision:
-    refusal = filesystem_removal_refusal(state, command.filesystem)
-    return Acceptance((e.FilesystemRemoved(command.filesystem),)) if refusal is None else refusal
+    rejection = filesystem_removal_rejection(state, command.filesystem)
+    return Acceptance((e.FilesystemRemoved(command.filesystem),)) if rejection is None else rejection
 
 
 def _configure_site(state: Facts, actor: c.Actor, command: c.ConfigureSite, at: Instant) -> Decision:
@@ -175,10 +175,10 @@ def _change_partitions(state: Facts, actor: c.Actor, command: c.Command, at: Ins
 
 def _set_clock(state: State, actor: c.Actor, command: c.SetClock, at: Instant) -> Decision:
     if command.at <= NEVER:
-        return Refusal(RefusalCode.INVALID_FIELD, "the time is before 1970", "use the current time", "at")
+        return Rejection(RejectionCode.INVALID_FIELD, "the time is before 1970", "use the current time", "at")
     if command.at >= at:
-        return Refusal(
-            RefusalCode.WRONG_STATE,
+        return Rejection(
+            RejectionCode.WRONG_STATE,
             "the cluster's clock is not ahead of the given time",
             "no action is needed: a clock that is behind follows the majority of the replicas",
             "at",
@@ -194,8 +194,8 @@ def _set_clock(state: State, actor: c.Actor, command: c.SetClock, at: Instant) -
 def _raise_feature_level(state: Facts, actor: c.Actor, command: c.RaiseFeatureLevel, at: Instant) -> Decision:
     # The ledger contains rejections, so only codes of feature level 1 are possible.
     if command.level != state.feature_level + 1:
-        return Refusal(
-            RefusalCode.WRONG_STATE,
+        return Rejection(
+            RejectionCode.WRONG_STATE,
             f"feature level {command.level} does not follow the cluster's level {state.feature_level}",
             "this release has no higher level"
             if state.feature_level == features.FEATURE_LEVEL_KNOWN
@@ -207,34 +207,34 @@ def _raise_feature_level(state: Facts, actor: c.Actor, command: c.RaiseFeatureLe
         who = ", ".join(
             f"{member} supports {known}" if known else f"{member} did not answer" for member, known in without
         )
-        return Refusal(
-            RefusalCode.WRONG_STATE,
+        return Rejection(
+            RejectionCode.WRONG_STATE,
             f"feature level {command.level} is not supported by every member: {who}"[:MESSAGE_CHARACTERS_MAX],
             "start a release that supports it on each of them, or remove members that will not return",
             "level",
         )
     release = features.release_of(command.level)
     if not release or not command.known:
-        return Refusal(
-            RefusalCode.INVALID_FIELD, f"feature level {command.level} is unknown", "send the command to the leader"
+        return Rejection(
+            RejectionCode.INVALID_FIELD, f"feature level {command.level} is unknown", "send the command to the leader"
         )
     return Acceptance((e.FeatureLevelRaised(command.level, release),))
 
 
 def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: Instant) -> Decision:
-    bad = _node_name_refusal(command.node)
+    bad = _node_name_rejection(command.node)
     if bad is not None:
         return bad
     if command.filesystems and command.cpus:
         sentence = f"cpus is {command.cpus}, but a mover runs no scripts"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, "register a mover with cpus 0", "cpus")
+        return Rejection(RejectionCode.INVALID_FIELD, sentence, "register a mover with cpus 0", "cpus")
     if not command.filesystems and not 1 <= command.cpus <= CPUS_MAX:
-        return Refusal(
-            RefusalCode.INVALID_FIELD, f"cpus is {command.cpus}", f"use a number from 1 to {CPUS_MAX}", "cpus"
+        return Rejection(
+            RejectionCode.INVALID_FIELD, f"cpus is {command.cpus}", f"use a number from 1 to {CPUS_MAX}", "cpus"
         )
     if command.buffers and path_fault(command.buffers) is not None:
-        return Refusal(
-            RefusalCode.INVALID_FIELD,
+        return Rejection(
+            RejectionCode.INVALID_FIELD,
             f"the directory of the buffers {path_fault(command.buffers)}",
             "use an absolute path without ..",
             "buffers",
@@ -246,33 +246,33 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
     for field, said, words in controls:
         if said not in words:
             remedy = f"use one of {', '.join(words[1:])}, or nothing"
-            return Refusal(RefusalCode.INVALID_FIELD, f"{field} {said[:32]!r} is unknown", remedy, field)
+            return Rejection(RejectionCode.INVALID_FIELD, f"{field} {said[:32]!r} is unknown", remedy, field)
     known = state.nodes.get(command.node)
     if known is None and command.node not in state.admitted:
         # A certificate proves the identity of an agent. An operator decides whether its machine belongs to the cluster.
-        return Refusal(
-            RefusalCode.UNKNOWN_NODE,
+        return Rejection(
+            RejectionCode.UNKNOWN_NODE,
             f"node {command.node} is not admitted to this cluster",
             f"ask an operator to run: forebay node admit {command.node}",
             "node",
         )
     if known is None and len(state.nodes) >= NODES_MAX:
-        return Refusal(
-            RefusalCode.LIMIT_EXCEEDED, f"the limit of {NODES_MAX} nodes is reached", "use an existing node", "node"
+        return Rejection(
+            RejectionCode.LIMIT_EXCEEDED, f"the limit of {NODES_MAX} nodes is reached", "use an existing node", "node"
         )
     jobs = [state.jobs[job_id] for job_id in sorted(state.on_node.get(command.node, ()))]
     if known is not None and jobs and known.is_mover != bool(command.filesystems):
         here, there = ("a mover", "as a node for jobs") if known.is_mover else ("a node for jobs", "as a mover")
         sentence = f"node {command.node} has {len(jobs)} jobs as {here}, and cannot register {there}"
-        return Refusal(RefusalCode.WRONG_STATE, sentence, "start it as before, or drain it first", "filesystems")
-    refusal = mover_refusal(state, command.node, command.filesystems)
-    if refusal is not None:
-        return refusal
+        return Rejection(RejectionCode.WRONG_STATE, sentence, "start it as before, or drain it first", "filesystems")
+    rejection = mover_rejection(state, command.node, command.filesystems)
+    if rejection is not None:
+        return rejection
     # Data staged by a mover is in its shared filesystems, not in its own directory.
     held = [job for job in jobs if job.node == command.node]
     if known is not None and known.storage_id != command.storage_id and held:
-        return Refusal(
-            RefusalCode.STORAGE_CHANGED,
+        return Rejection(
+            RejectionCode.STORAGE_CHANGED,
             f"node {command.node} has another storage directory, but {len(held)} jobs have data in the previous one",
             "start the agent with its previous directory, or cancel those jobs first",
             "storage_id",
@@ -296,64 +296,67 @@ def _register_node(state: Facts, actor: c.Actor, command: c.RegisterNode, at: In
     return Acceptance(tuple(events))
 
 
-def _node_name_refusal(node: str) -> Refusal | None:
+def _node_name_rejection(node: str) -> Rejection | None:
     fault = name_fault(node)
     if fault is None:
         return None
-    return Refusal(RefusalCode.INVALID_FIELD, f"the node name {fault}", "choose another name", "node")
+    return Rejection(RejectionCode.INVALID_FIELD, f"the node name {fault}", "choose another name", "node")
 
 
 def _admit_node(state: Facts, actor: c.Actor, command: c.AdmitNode, at: Instant) -> Decision:
-    bad = _node_name_refusal(command.node)
+    bad = _node_name_rejection(command.node)
     if bad is not None:
         return bad
     if command.node in state.admitted or command.node in state.nodes:
         return NOTHING
     if len(state.admitted) >= NODES_MAX:
-        return Refusal(
-            RefusalCode.LIMIT_EXCEEDED, f"the limit of {NODES_MAX} admitted nodes is reached", "use one of them", "node"
+        return Rejection(
+            RejectionCode.LIMIT_EXCEEDED,
+            f"the limit of {NODES_MAX} admitted nodes is reached",
+            "use one of them",
+            "node",
         )
     return Acceptance((e.NodeAdmitted(command.node, actor.name),))
 
 
-def _unknown_node_refusal(state: Facts, node: str) -> Refusal | None:
+def _unknown_node_rejection(state: Facts, node: str) -> Rejection | None:
     if node in state.nodes:
         return None
-    return Refusal(
-        RefusalCode.UNKNOWN_NODE, f"node {node!r} does not exist", "forebay node list shows the nodes", "node"
+    return Rejection(
+        RejectionCode.UNKNOWN_NODE, f"node {node!r} does not exist", "forebay node list shows the nodes", "node"
     )
 
 
 def _drain_node(state: Facts, actor: c.Actor, command: c.DrainNode, at: Instant) -> Decision:
-    refusal = _unknown_node_refusal(state, command.node)
-    if refusal is not None:
-        return refusal
+    rejection = _unknown_node_rejection(state, command.node)
+    if rejection is not None:
+        return rejection
     return Acceptance((e.NodeDrained(command.node, command.reason[:MESSAGE_CHARACTERS_MAX]),))
 
 
 def _resume_node(state: Facts, actor: c.Actor, command: c.ResumeNode, at: Instant) -> Decision:
-    refusal = _unknown_node_refusal(state, command.node)
-    if refusal is not None:
-        return refusal
+    rejection = _unknown_node_rejection(state, command.node)
+    if rejection is not None:
+        return rejection
     return Acceptance((e.NodeResumed(command.node),)) if state.nodes[command.node].drained else NOTHING
 
 
-def loss_refusal(state: Facts, name: str) -> Refusal | None:
+def loss_rejection(state: Facts, name: str) -> Rejection | None:
     """Return the rejection of declaring a node lost, or None."""
-    refusal = _unknown_node_refusal(state, name)
-    if refusal is not None:
-        return refusal
+    rejection = _unknown_node_rejection(state, name)
+    if rejection is not None:
+        return rejection
     node = state.nodes[name]
     if not node.down:
-        return Refusal(
-            RefusalCode.WRONG_STATE,
+        return Rejection(
+            RejectionCode.WRONG_STATE,
             f"node {name} is {node.state.name}: its agent answers",
             "only nodes that are DOWN can be declared lost; to stop new work, use `forebay node drain`",
             "node",
         )
     if node.is_mover:
-        return Refusal(
-            RefusalCode.WRONG_STATE,
+        return Rejection(
+            RejectionCode.WRONG_STATE,
             f"node {name} is a mover, whose buffers are in its shared filesystems",
             f"start another mover of {', '.join(node.filesystems)}; it takes over",
             "node",
@@ -362,25 +365,25 @@ def loss_refusal(state: Facts, name: str) -> Refusal | None:
 
 
 def _lose_node(state: Facts, actor: c.Actor, command: c.LoseNode, at: Instant) -> Decision:
-    refusal = loss_refusal(state, command.node)
-    if refusal is not None:
-        return refusal
+    rejection = loss_rejection(state, command.node)
+    if rejection is not None:
+        return rejection
     said = f": {command.reason}" if command.reason else ""
     reason = f"declared lost by {actor.name}{said}"[:MESSAGE_CHARACTERS_MAX]
     return NOTHING if state.nodes[command.node].lost else Acceptance((e.NodeLost(command.node, reason),))
 
 
 def _mark_node_down(state: Facts, actor: c.Actor, command: c.MarkNodeDown, at: Instant) -> Decision:
-    refusal = _unknown_node_refusal(state, command.node)
-    if refusal is not None:
-        return refusal
+    rejection = _unknown_node_rejection(state, command.node)
+    if rejection is not None:
+        return rejection
     return NOTHING if state.nodes[command.node].down else Acceptance((e.NodeWentDown(command.node, command.reason),))
 
 
 def _mark_node_back(state: Facts, actor: c.Actor, command: c.MarkNodeBack, at: Instant) -> Decision:
-    refusal = _unknown_node_refusal(state, command.node)
-    if refusal is not None:
-        return refusal
+    rejection = _unknown_node_rejection(state, command.node)
+    if rejection is not None:
+        return rejection
     if not state.nodes[command.node].down:
         return NOTHING
     jobs = (state.jobs[job_id] for job_id in sorted(state.on_node.get(command.node, ())))
@@ -393,19 +396,19 @@ def _revoke_certificate(state: Facts, actor: c.Actor, command: c.RevokeCertifica
     fault = certificate_fault(certificate)
     if fault is not None:
         remedy = "write serial:1f2e for one certificate, user:NAME for all of a user"
-        return Refusal(RefusalCode.INVALID_FIELD, f"the certificate {fault}", remedy, "certificate")
+        return Rejection(RejectionCode.INVALID_FIELD, f"the certificate {fault}", remedy, "certificate")
     if certificate == f"operator:{actor.name}":
         sentence = f"{certificate} is your own identity, and you could not undo its revocation"
-        return Refusal(RefusalCode.WRONG_STATE, sentence, "use the identity of another operator", "certificate")
+        return Rejection(RejectionCode.WRONG_STATE, sentence, "use the identity of another operator", "certificate")
     if command.until != NEVER and command.until <= at:
         sentence = "the certificate has already expired"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, "no action is needed", "until")
+        return Rejection(RejectionCode.INVALID_FIELD, sentence, "no action is needed", "until")
     expired = [known.certificate for known in state.revocations.values() if known.until != NEVER and known.until <= at]
     expired = sorted(set(expired) - {certificate})[:REVOCATIONS_DROPPED_MAX]
     if certificate not in state.revocations and len(state.revocations) - len(expired) >= REVOCATIONS_MAX:
         sentence = f"the limit of {REVOCATIONS_MAX} revoked certificates is reached"
         remedy = "remove entries of unusable certificates, or renew the authority"
-        return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, remedy, "certificate")
+        return Rejection(RejectionCode.LIMIT_EXCEEDED, sentence, remedy, "certificate")
     revoked = Revocation(certificate, command.reason[:MESSAGE_CHARACTERS_MAX], actor.name, at, command.until)
     events: tuple[e.Event, ...] = (e.CertificatesUnrevoked(tuple(expired)),) if expired else ()
     return Acceptance((*events, e.CertificateRevoked(revoked)))
@@ -415,28 +418,28 @@ def _unrevoke_certificate(state: Facts, actor: c.Actor, command: c.UnrevokeCerti
     if command.certificate not in state.revocations:
         sentence = f"{command.certificate!r:.80} is not revoked"
         remedy = "`forebay cert revocations` lists revoked certificates"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, "certificate")
+        return Rejection(RejectionCode.INVALID_FIELD, sentence, remedy, "certificate")
     return Acceptance((e.CertificatesUnrevoked((command.certificate,)),))
 
 
 def _record_state_digest(state: Facts, actor: c.Actor, command: c.RecordStateDigest, at: Instant) -> Decision:
     if not 0 < command.revision <= state.revision:
         sentence = f"revision {command.revision} is not settled; the last one is {state.revision}"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, "digest a state that was applied", "revision")
+        return Rejection(RejectionCode.INVALID_FIELD, sentence, "digest a state that was applied", "revision")
     return Acceptance((e.StateDigested(command.revision, command.state),))
 
 
 def _recover_cluster(state: Facts, actor: c.Actor, command: c.RecoverCluster, at: Instant) -> Decision:
     if not _MARK.fullmatch(command.mark):
-        return Refusal(
-            RefusalCode.INVALID_FIELD, f"mark {command.mark!r:.80} is not valid", "use 16 hexadecimal digits", "mark"
+        return Rejection(
+            RejectionCode.INVALID_FIELD, f"mark {command.mark!r:.80} is not valid", "use 16 hexadecimal digits", "mark"
         )
     if len(command.members) > MEMBERS_MAX:
         sentence = f"{len(command.members)} members exceed the limit"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, f"name at most {MEMBERS_MAX}", "members")
+        return Rejection(RejectionCode.INVALID_FIELD, sentence, f"name at most {MEMBERS_MAX}", "members")
     if not 0 <= command.known_index <= command.kept_index:
         sentence = f"known_index {command.known_index} is not between 0 and kept_index {command.kept_index}"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, "name the last entry that is kept", "kept_index")
+        return Rejection(RejectionCode.INVALID_FIELD, sentence, "name the last entry that is kept", "kept_index")
     recovery = Recovery(
         incarnation=max(state.recoveries, default=1) + 1,
         mark=command.mark,
@@ -457,7 +460,7 @@ def _recover_cluster(state: Facts, actor: c.Actor, command: c.RecoverCluster, at
 def _record_histories(state: Facts, actor: c.Actor, command: c.RecordHistories, at: Instant) -> Decision:
     if not 0 < command.jobs < state.next_job:
         sentence = f"job {command.jobs} does not exist; the last one is {state.next_job - 1}"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, "count existing jobs", "jobs")
+        return Rejection(RejectionCode.INVALID_FIELD, sentence, "count existing jobs", "jobs")
     return Acceptance((e.HistoriesCounted(command.index, command.jobs, command.root),))
 
 

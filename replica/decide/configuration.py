@@ -41,7 +41,7 @@ from forebay.replica.model import (
     sort_flags,
 )
 from forebay.replica.state import Facts
-from forebay.replica.values import SETTINGS_MAX, Refusal, RefusalCode
+from forebay.replica.values import SETTINGS_MAX, Rejection, RejectionCode
 
 NAMES_OF_FIELDS: Mapping[str, str] = {f"{key.owner.value}.{key.field}": key.name for key in KEYS}
 """Field of a record -> key, for example `site.max_passes` -> MaxPasses. Rejections of records name fields."""
@@ -67,17 +67,17 @@ class SettingDifference(msgspec.Struct, frozen=True):
 
 def target_configuration(
     state: Facts, settings: Iterable[ConfSetting], *, partial: bool = False
-) -> TargetConfiguration | Refusal:
-    """Return the configuration after the settings are applied, or a Refusal if one of them is invalid."""
+) -> TargetConfiguration | Rejection:
+    """Return the configuration after the settings are applied, or a Rejection if one of them is invalid."""
     given = tuple(settings)
     if len(given) > SETTINGS_MAX:
         sentence = f"{len(given)} settings exceed the limit of one change"
-        return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, f"change at most {SETTINGS_MAX} at once", "settings")
+        return Rejection(RejectionCode.LIMIT_EXCEEDED, sentence, f"change at most {SETTINGS_MAX} at once", "settings")
     try:
         values = parse_settings(given, reset_value(state) if partial else None)
     except SettingError as error:
         fault = error.fault
-        return Refusal(RefusalCode.INVALID_FIELD, fault.sentence, fault.remedy, fault.place)
+        return Rejection(RejectionCode.INVALID_FIELD, fault.sentence, fault.remedy, fault.place)
     site = state.site if partial else _slurm_defaults(state.site)
     changes: dict[SettingOwner, dict[str, Any]] = {owner: {} for owner in SettingOwner}
     for key, value, _ in values.values():
@@ -85,8 +85,8 @@ def target_configuration(
     site = replace(site, **changes[SettingOwner.SITE])
     for flag, wanted in changes[SettingOwner.FLAG].items():
         if flag in changes[SettingOwner.SITE].get("flags", ()) and not wanted:
-            return Refusal(
-                RefusalCode.INVALID_FIELD,
+            return Rejection(
+                RejectionCode.INVALID_FIELD,
                 f"{flag}=no contradicts Flags={','.join(site.flags)}",
                 "remove one of them",
                 values[flag][2].place(),
@@ -97,9 +97,9 @@ def target_configuration(
         site = _replace_user_list(site, changes[SettingOwner.SITE])
     transfers = replace(state.transfer_rules, **changes[SettingOwner.TRANSFERS])
     rules = replace(state.scheduling_rules, **changes[SettingOwner.RULES])
-    refusal = _site_refusal(state, site) or check_transfer_rules(transfers) or rules_refusal(state, rules)
-    if refusal is not None:
-        return _with_key_name(refusal, values)
+    rejection = _site_rejection(state, site) or check_transfer_rules(transfers) or rules_rejection(state, rules)
+    if rejection is not None:
+        return _with_key_name(rejection, values)
     if site.default_pool in state.pools:
         return TargetConfiguration(replace(site, default_pool=""), transfers, rules, site.default_pool)
     return TargetConfiguration(site, transfers, rules)
@@ -134,15 +134,15 @@ def _replace_user_list(site: Site, named: Mapping[str, Any]) -> Site:
     return site
 
 
-def _site_refusal(state: Facts, site: Site) -> Refusal | None:
-    refusal = check_site(site)
-    if refusal is not None:
-        return refusal
+def _site_rejection(state: Facts, site: Site) -> Rejection | None:
+    rejection = check_site(site)
+    if rejection is not None:
+        return rejection
     name = site.default_pool
     if name and name not in state.pools and not provider_facts(site.provider).names_pools:
         remedy = names_remedy(state.pools, "create one with `forebay pool create`")
-        return Refusal(
-            RefusalCode.UNKNOWN_POOL,
+        return Rejection(
+            RejectionCode.UNKNOWN_POOL,
             f"pool {name!r} does not exist",
             remedy,
             "site.default_pool",
@@ -150,40 +150,40 @@ def _site_refusal(state: Facts, site: Site) -> Refusal | None:
     return None
 
 
-def rules_refusal(state: Facts, rules: SchedulingRules) -> Refusal | None:
+def rules_rejection(state: Facts, rules: SchedulingRules) -> Rejection | None:
     """Return the rejection of invalid scheduling rules, or None."""
-    refusal = check_rules(rules)
-    if refusal is not None:
-        return refusal
+    rejection = check_rules(rules)
+    if rejection is not None:
+        return rejection
     for field, name, known in (
         ("default_account", rules.default_account, state.accounts),
         ("default_qos", rules.default_qos, state.qos),
     ):
         if name and name not in known:
             remedy = names_remedy(sorted(known), f"leave it out: this site has defined no {field}s")
-            return Refusal(RefusalCode.INVALID_FIELD, f"{field} {name!r} does not exist", remedy, f"rules.{field}")
+            return Rejection(RejectionCode.INVALID_FIELD, f"{field} {name!r} does not exist", remedy, f"rules.{field}")
     return None
 
 
-def _with_key_name(refusal: Refusal, values: Mapping[str, tuple[SettingKey, object, ConfSetting]]) -> Refusal:
+def _with_key_name(rejection: Rejection, values: Mapping[str, tuple[SettingKey, object, ConfSetting]]) -> Rejection:
     """Return a rejection of a record's field with the field replaced by its key, and the place of the setting."""
-    name = NAMES_OF_FIELDS.get(refusal.place)
+    name = NAMES_OF_FIELDS.get(rejection.place)
     if name is None:
-        return refusal
+        return rejection
     place = values[name][2].place() if name in values else name
-    field = refusal.place.partition(".")[2]
-    sentence = refusal.sentence
+    field = rejection.place.partition(".")[2]
+    sentence = rejection.sentence
     if sentence.startswith(f"{field} "):
         sentence = name + sentence[len(field) :]
-    return Refusal(refusal.code, sentence, refusal.remedy, place)
+    return Rejection(rejection.code, sentence, rejection.remedy, place)
 
 
-def stale_change_refusal(state: Facts, expected_revision: int | None) -> Refusal | None:
+def stale_change_rejection(state: Facts, expected_revision: int | None) -> Rejection | None:
     """Return the rejection of a change that is based on an older revision of the configuration, or None."""
     if expected_revision is None or expected_revision >= state.site.revision:
         return None
-    return Refusal(
-        RefusalCode.WRONG_STATE,
+    return Rejection(
+        RejectionCode.WRONG_STATE,
         f"the configuration was changed at revision {state.site.revision}, but this change is based on revision "
         f"{expected_revision}",
         "review it with `forebay config diff`, then apply with its revision as --expect-revision",
@@ -193,13 +193,13 @@ def stale_change_refusal(state: Facts, expected_revision: int | None) -> Refusal
 
 def configuration_events(
     state: Facts, settings: Iterable[ConfSetting], *, partial: bool = False, expected_revision: int | None = None
-) -> tuple[e.Event, ...] | Refusal:
-    """Return the events of a change, none if nothing differs, or a Refusal of the whole change."""
-    refusal = stale_change_refusal(state, expected_revision)
-    if refusal is not None:
-        return refusal
+) -> tuple[e.Event, ...] | Rejection:
+    """Return the events of a change, none if nothing differs, or a Rejection of the whole change."""
+    rejection = stale_change_rejection(state, expected_revision)
+    if rejection is not None:
+        return rejection
     wanted = target_configuration(state, settings, partial=partial)
-    if isinstance(wanted, Refusal):
+    if isinstance(wanted, Rejection):
         return wanted
     events: list[e.Event] = []
     if wanted.site != state.site:

@@ -18,7 +18,7 @@ from forebay.replica.decide.drills import DRILLS_BY_KEY
 from forebay.replica.decide.external_jobs import EXTERNAL_JOBS_BY_KEY
 from forebay.replica.decide.jobs import JOBS_BY_KEY, update_one
 from forebay.replica.decide.persistent import PERSISTENT_BY_KEY
-from forebay.replica.decide.sessions import SESSIONS_BY_KEY, SESSIONS_BY_SCAN, own_session_refusal
+from forebay.replica.decide.sessions import SESSIONS_BY_KEY, SESSIONS_BY_SCAN, own_session_rejection
 from forebay.replica.decide.submit import submit_job
 from forebay.replica.messages import Acceptance as Acceptance
 from forebay.replica.messages import Decision as Decision
@@ -28,7 +28,7 @@ from forebay.replica.model import QUEUED_STAGES
 from forebay.replica.operations import SLOT_EVENTS, OperationSlots, assign_slots, assign_slots_in_steps
 from forebay.replica.scheduler import SchedulingIndex, run_cycle
 from forebay.replica.state import Facts, State
-from forebay.replica.values import Instant, Refusal, RefusalCode, Steps, run_to_end
+from forebay.replica.values import Instant, Rejection, RejectionCode, Steps, run_to_end
 
 
 def decide(state: Facts, request: c.Request, at: Instant) -> Decision:
@@ -39,9 +39,9 @@ def decide(state: Facts, request: c.Request, at: Instant) -> Decision:
     """
     command: Any = request.command
     actor, kind = request.actor, type(command)
-    refusal = _permission_refusal(state, request)
-    if refusal is not None:
-        return refusal
+    rejection = _permission_rejection(state, request)
+    if rejection is not None:
+        return rejection
     if _targets_array(state, command):
         return run_to_end(_decide_array(state, actor, command, at))
     by_key = _BY_KEY.get(kind)
@@ -54,8 +54,8 @@ def decide(state: Facts, request: c.Request, at: Instant) -> Decision:
 
 def decide_steps(state: Facts, request: c.Request, at: Instant) -> Steps[Decision]:
     """Decide as `decide` does, in steps if the command concerns several jobs (`jobs_of_command`)."""
-    refusal = _permission_refusal(state, request)
-    if refusal is not None or not _targets_array(state, request.command):
+    rejection = _permission_rejection(state, request)
+    if rejection is not None or not _targets_array(state, request.command):
         return decide(state, request, at)
     return (yield from _decide_array(state, request.actor, request.command, at))
 
@@ -81,7 +81,7 @@ def _decide_array(state: Facts, actor: c.Actor, command: Any, at: Instant) -> St
     """Decide a command about an array, with at least one step per task."""
     if isinstance(command, c.SubmitJob):
         submitted = yield from submit_job(state, actor, command)
-        return submitted if isinstance(submitted, Refusal) else Acceptance((submitted,))
+        return submitted if isinstance(submitted, Rejection) else Acceptance((submitted,))
     decision = yield from _decide_tasks(state, actor, command, at)
     if isinstance(decision, Acceptance) and any(type(event) in SLOT_EVENTS for event in decision.events):
         slots = OperationSlots({stage: state.operations.get(stage, 0) for stage in QUEUED_STAGES})
@@ -89,26 +89,26 @@ def _decide_array(state: Facts, actor: c.Actor, command: Any, at: Instant) -> St
     return decision
 
 
-def _permission_refusal(state: Facts, request: c.Request) -> Refusal | None:
+def _permission_rejection(state: Facts, request: c.Request) -> Rejection | None:
     """Return the rejection of a command that its sender may not send, or not yet; else None."""
     command, actor, kind = request.command, request.actor, type(request.command)
     if actor.role not in _ROLES_OF[kind]:
         roles = " or ".join(sorted(role.name.lower() for role in _ROLES_OF[kind]))
-        return Refusal(
-            RefusalCode.PERMISSION_DENIED,
+        return Rejection(
+            RejectionCode.PERMISSION_DENIED,
             f"permission denied: {c.kind_of(command).replace('_', ' ')} requires the role {roles}",
             "use an identity with this role",
         )
     if kind in _AGENT_ONLY and not _is_own_node(actor, command):
-        return Refusal(
-            RefusalCode.PERMISSION_DENIED,
+        return Rejection(
+            RejectionCode.PERMISSION_DENIED,
             f"permission denied: agent {actor.name} may act only for its own node",
             "use the certificate of that node",
         )
     if not state.feature_level and not isinstance(command, c.FoundCluster):
-        return Refusal(RefusalCode.NOT_FOUNDED, "the cluster has not been founded yet", "try again in a moment")
+        return Rejection(RejectionCode.NOT_FOUNDED, "the cluster has not been founded yet", "try again in a moment")
     if isinstance(command, c.CloseSession):
-        return own_session_refusal(request, command)
+        return own_session_rejection(request, command)
     return None
 
 
@@ -119,10 +119,10 @@ def _decide_tasks(state: Facts, actor: c.Actor, command: Any, at: Instant) -> St
     """
     jobs = jobs_of_tasks(state, command.job, command.tasks)
     assert jobs is not None  # because `_targets_array` returned true
-    if isinstance(jobs, Refusal):
+    if isinstance(jobs, Rejection):
         return jobs
     decide_one = _BY_KEY[type(command)]
-    first: Refusal | None = None
+    first: Rejection | None = None
     events: list[Event] = []
     refused = 0
     for job_id in jobs:
@@ -133,7 +133,7 @@ def _decide_tasks(state: Facts, actor: c.Actor, command: Any, at: Instant) -> St
         else:
             one = msgspec.structs.replace(command, job=job_id, tasks=None)
             decision, cost = decide_one(state, actor, one, at), 1
-        if isinstance(decision, Refusal):
+        if isinstance(decision, Rejection):
             first, refused = first or decision, refused + 1
         else:
             events.extend(decision.events)
@@ -153,7 +153,7 @@ _ARRAY_COMMANDS = frozenset(
 
 def _with_slots(state: Facts, decision: Decision) -> Decision:
     """Queue the operations of a decision that find all slots of their stage taken."""
-    if isinstance(decision, Refusal):
+    if isinstance(decision, Rejection):
         return decision
     for event in decision.events:
         if type(event) in SLOT_EVENTS:

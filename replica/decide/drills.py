@@ -24,8 +24,8 @@ from forebay.replica.values import (
     MESSAGE_CHARACTERS_MAX,
     NAME_CHARACTERS_MAX,
     Instant,
-    Refusal,
-    RefusalCode,
+    Rejection,
+    RejectionCode,
     name_fault,
 )
 
@@ -34,16 +34,16 @@ _FIGURE_MAX: Final = 2**63 - 1
 
 
 def _start_drill(state: Facts, actor: c.Actor, command: c.StartDrill, at: Instant) -> Decision:
-    refusal = _start_fault(command) or _lock_refusal(state)
-    if refusal is not None:
-        return refusal
+    rejection = _start_fault(command) or _lock_rejection(state)
+    if rejection is not None:
+        return rejection
     newest = max(state.drills, default=0)
     last = state.drills.get(newest)
     events: list[e.Event] = []
     if last is not None and last.verdict is DrillVerdict.UNDER_WAY:
         if last.is_under_way(at):
-            return Refusal(
-                RefusalCode.WRONG_STATE,
+            return Rejection(
+                RejectionCode.WRONG_STATE,
                 f"drill {last.id} ({last.scenario} of {last.target}, by {last.by}) is under way",
                 f"wait for its end, or end it: forebay drill abort {last.id}",
                 "scenario",
@@ -67,103 +67,103 @@ def _start_drill(state: Facts, actor: c.Actor, command: c.StartDrill, at: Instan
     return Acceptance(tuple(events))
 
 
-def _start_fault(command: c.StartDrill) -> Refusal | None:
+def _start_fault(command: c.StartDrill) -> Rejection | None:
     if command.scenario not in SCENARIOS:
         sentence = f"scenario {command.scenario[:NAME_CHARACTERS_MAX]!r} does not exist"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, f"use one of: {', '.join(SCENARIOS)}", "scenario")
+        return Rejection(RejectionCode.INVALID_FIELD, sentence, f"use one of: {', '.join(SCENARIOS)}", "scenario")
     names = [("target", command.target), *(("forced", one) for one in command.forced[:DRILL_FIGURES_MAX])]
     for field, name in (*names, *((("plan", command.plan),) if command.plan else ())):
         fault = name_fault(name)
         if fault is not None:
-            return Refusal(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "use the name in the plan", field)
+            return Rejection(RejectionCode.INVALID_FIELD, f"the {field} {fault}", "use the name in the plan", field)
     if len(command.forced) > DRILL_FIGURES_MAX:
         sentence = f"forced has more than {DRILL_FIGURES_MAX} preconditions"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, "list only the plan's failed preconditions", "forced")
+        return Rejection(RejectionCode.INVALID_FIELD, sentence, "list only the plan's failed preconditions", "forced")
     if not 1 <= command.lasts_s <= DRILL_S_MAX:
         sentence = f"lasts_s {command.lasts_s} is out of range"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, f"use 1 to {DRILL_S_MAX}", "lasts_s")
+        return Rejection(RejectionCode.INVALID_FIELD, sentence, f"use 1 to {DRILL_S_MAX}", "lasts_s")
     if command.lease_s and not DRILL_LEASE_S_LEAST <= command.lease_s <= DRILL_S_MAX:
         remedy = f"use {DRILL_LEASE_S_LEAST} to {DRILL_S_MAX}, or 0 for none"
-        return Refusal(RefusalCode.INVALID_FIELD, f"lease_s {command.lease_s} is out of range", remedy, "lease_s")
+        return Rejection(RejectionCode.INVALID_FIELD, f"lease_s {command.lease_s} is out of range", remedy, "lease_s")
     return None
 
 
-def _lock_refusal(state: Facts) -> Refusal | None:
+def _lock_rejection(state: Facts) -> Rejection | None:
     for name in sorted(state.drill_locks)[:1]:
-        return Refusal(
-            RefusalCode.WRONG_STATE,
+        return Rejection(
+            RejectionCode.WRONG_STATE,
             f"drills are locked by {name}: {state.drill_locks[name].reason}",
             f"ask {name}; then: forebay drill unlock {name}",
         )
     return None
 
 
-def _find_active_drill(state: Facts, number: int, at: Instant) -> Drill | Refusal:
+def _find_active_drill(state: Facts, number: int, at: Instant) -> Drill | Rejection:
     drill = state.drills.get(number)
     if drill is None:
         last = max(state.drills, default=0)
         remedy = f"the last one is {last}" if last else "no drill has run yet"
-        return Refusal(RefusalCode.INVALID_FIELD, f"drill {number} does not exist", remedy, "drill")
+        return Rejection(RejectionCode.INVALID_FIELD, f"drill {number} does not exist", remedy, "drill")
     if not drill.is_under_way(at):
         word = drill.verdict.word if drill.verdict is not DrillVerdict.UNDER_WAY else "past its time limit"
-        return Refusal(RefusalCode.WRONG_STATE, f"drill {number} is {word}", "start another one", "drill")
+        return Rejection(RejectionCode.WRONG_STATE, f"drill {number} is {word}", "start another one", "drill")
     return drill
 
 
 def _confirm_drill(state: Facts, actor: c.Actor, command: c.ConfirmDrill, at: Instant) -> Decision:
     drill = _find_active_drill(state, command.drill, at)
-    if isinstance(drill, Refusal):
+    if isinstance(drill, Rejection):
         return drill
     if actor.name == drill.by:
         sentence = f"drill {drill.id} was started by {drill.by}, who cannot confirm it"
-        return Refusal(RefusalCode.PERMISSION_DENIED, sentence, "ask another operator to confirm it", "drill")
+        return Rejection(RejectionCode.PERMISSION_DENIED, sentence, "ask another operator to confirm it", "drill")
     return NOTHING if drill.second else Acceptance((e.DrillConfirmed(drill.id, actor.name),))
 
 
 def _abort_drill(state: Facts, actor: c.Actor, command: c.AbortDrill, at: Instant) -> Decision:
-    refusal = _text_fault(command.reason, "reason")
-    if refusal is not None:
-        return refusal
+    rejection = _text_fault(command.reason, "reason")
+    if rejection is not None:
+        return rejection
     drill = _find_active_drill(state, command.drill, at)
-    if isinstance(drill, Refusal):
+    if isinstance(drill, Rejection):
         return drill
     return NOTHING if drill.abort else Acceptance((e.DrillAbortRequested(drill.id, f"{actor.name}: {command.reason}"),))
 
 
 def _end_drill(state: Facts, actor: c.Actor, command: c.EndDrill, at: Instant) -> Decision:
-    refusal = _text_fault(command.sentence, "sentence")
-    if refusal is not None:
-        return refusal
+    rejection = _text_fault(command.sentence, "sentence")
+    if rejection is not None:
+        return rejection
     drill = state.drills.get(command.drill)
     # A drill that stops writes may exceed its lease. Its result is still accepted until another drill starts.
     if drill is None or drill.verdict is not DrillVerdict.UNDER_WAY or at >= drill.hard_deadline:
         late = _find_active_drill(state, command.drill, at)
-        if isinstance(late, Refusal):
+        if isinstance(late, Rejection):
             return late
         drill = late
     if command.verdict not in (DrillVerdict.PASSED, DrillVerdict.FAILED, DrillVerdict.ABORTED):
         sentence = f"verdict {command.verdict.word} does not end a drill"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, "use passed, failed or aborted", "verdict")
+        return Rejection(RejectionCode.INVALID_FIELD, sentence, "use passed, failed or aborted", "verdict")
     figures = command.figures
     wrong = next((name for name, value in figures if not _FIGURE.fullmatch(name) or abs(value) > _FIGURE_MAX), None)
     if len(figures) > DRILL_FIGURES_MAX or wrong is not None or len(dict(figures)) < len(figures):
         what = "a name occurs twice" if wrong is None else f"{wrong[:NAME_CHARACTERS_MAX]!r} is not valid"
         what = f"there are {len(figures)} figures" if len(figures) > DRILL_FIGURES_MAX else what
         remedy = f"send at most {DRILL_FIGURES_MAX} with distinct names such as write_stop_us"
-        return Refusal(RefusalCode.INVALID_FIELD, f"the figures are not valid: {what}", remedy, "figures")
+        return Rejection(RejectionCode.INVALID_FIELD, f"the figures are not valid: {what}", remedy, "figures")
     return Acceptance((e.DrillEnded(drill.id, command.verdict, command.sentence, figures),))
 
 
-def _text_fault(text: str, field: str) -> Refusal | None:
+def _text_fault(text: str, field: str) -> Rejection | None:
     if text.strip() and len(text) <= MESSAGE_CHARACTERS_MAX and text.isprintable():
         return None
     remedy = f"write a sentence of 1 to {MESSAGE_CHARACTERS_MAX} printable characters"
-    return Refusal(RefusalCode.INVALID_FIELD, f"the {field} is empty, too long or not printable", remedy, field)
+    return Rejection(RejectionCode.INVALID_FIELD, f"the {field} is empty, too long or not printable", remedy, field)
 
 
 def _probe_drill(state: Facts, actor: c.Actor, command: c.ProbeDrill, at: Instant) -> Decision:
     drill = _find_active_drill(state, command.drill, at)
-    if isinstance(drill, Refusal):
+    if isinstance(drill, Rejection):
         return drill
     if drill.by == actor.name and drill.needs_renewal(at):
         return Acceptance((e.DrillRenewed(drill.id),))
@@ -171,12 +171,12 @@ def _probe_drill(state: Facts, actor: c.Actor, command: c.ProbeDrill, at: Instan
 
 
 def _lock_drills(state: Facts, actor: c.Actor, command: c.LockDrills, at: Instant) -> Decision:
-    refusal, known = _text_fault(command.reason, "reason"), state.drill_locks.get(actor.name)
-    if refusal is not None:
-        return refusal
+    rejection, known = _text_fault(command.reason, "reason"), state.drill_locks.get(actor.name)
+    if rejection is not None:
+        return rejection
     if known is None and len(state.drill_locks) >= DRILL_LOCKS_MAX:
         sentence = f"the limit of {DRILL_LOCKS_MAX} drill locks is reached"
-        return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "ask one of the operators to unlock drills")
+        return Rejection(RejectionCode.LIMIT_EXCEEDED, sentence, "ask one of the operators to unlock drills")
     if known is not None and known.reason == command.reason:
         return NOTHING
     return Acceptance((e.DrillsLocked(actor.name, command.reason),))
@@ -187,7 +187,7 @@ def _unlock_drills(state: Facts, actor: c.Actor, command: c.UnlockDrills, at: In
         return Acceptance((e.DrillsUnlocked(command.by),))
     listed = ", ".join(sorted(state.drill_locks)) or "none"
     sentence = f"{command.by[:NAME_CHARACTERS_MAX]} has not locked drills"
-    return Refusal(RefusalCode.INVALID_FIELD, sentence, f"operators with a lock: {listed}", "by")
+    return Rejection(RejectionCode.INVALID_FIELD, sentence, f"operators with a lock: {listed}", "by")
 
 
 DRILLS_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {

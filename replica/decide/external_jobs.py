@@ -62,8 +62,8 @@ from forebay.replica.state import Facts
 from forebay.replica.values import (
     SCHEDULERS_MAX,
     Instant,
-    Refusal,
-    RefusalCode,
+    Rejection,
+    RejectionCode,
     has_control_character,
     limits,
     name_fault,
@@ -137,7 +137,7 @@ _ROWS: Final = {
     _P.STAGING_OUT: (*_EXPORTED, _O.DONE, *_RAN),
     _P.STAGE_OUT_FAILED: (*_EXPORTED, _O.RETRY, *_RAN),
     _P.LINGERING: (_O.REACTIVATE, _O.REPLACE, _O.REJECT, _O.REJECT, *_NOT_RUN, _O.DONE, _O.DONE),
-    _P.PARKED: (_O.BEGIN_EPOCH, _O.BEGIN_EPOCH, _O.REJECT, _O.REJECT, _O.DONE, _O.EXPORT, _O.DONE, _O.DONE),
+    _P.RETAINED: (_O.BEGIN_EPOCH, _O.BEGIN_EPOCH, _O.REJECT, _O.REJECT, _O.DONE, _O.EXPORT, _O.DONE, _O.DONE),
     _P.TEARDOWN: _NO_EPOCH,
     _P.TEARDOWN_FAILED: (*_NO_EPOCH[:6], _O.RETRY, _O.RETRY),
     _P.OVER: _NO_EPOCH,
@@ -161,27 +161,27 @@ def _register_scheduler(state: Facts, actor: c.Actor, command: c.RegisterSchedul
         ("address", name_fault(command.address.replace(":", "_").strip("[]"))),
     ):
         if fault is not None:
-            return Refusal(RefusalCode.INVALID_FIELD, f"the {field} {fault}", "choose another", field)
+            return Rejection(RejectionCode.INVALID_FIELD, f"the {field} {fault}", "choose another", field)
     known = state.schedulers.get(actor.name)
     if known is None and len(state.schedulers) >= SCHEDULERS_MAX:
         sentence = f"the limit of {SCHEDULERS_MAX} schedulers is reached"
-        return Refusal(
-            RefusalCode.LIMIT_EXCEEDED, sentence, "release an unused one: forebay slurm release NAME", "scheduler"
+        return Rejection(
+            RejectionCode.LIMIT_EXCEEDED, sentence, "release an unused one: forebay slurm release NAME", "scheduler"
         )
-    refusal = None if known is None else _other_cluster_refusal(known, command.cluster)
-    if refusal is not None:
-        return refusal
+    rejection = None if known is None else _other_cluster_rejection(known, command.cluster)
+    if rejection is not None:
+        return rejection
     if known is not None and known.address == command.address:
         return NOTHING
     # Record the latest address, so that operators can find the scheduler.
     return Acceptance((e.SchedulerBound(Scheduler(actor.name, command.cluster, command.address)),))
 
 
-def _other_cluster_refusal(known: Scheduler, cluster: str) -> Refusal | None:
+def _other_cluster_rejection(known: Scheduler, cluster: str) -> Rejection | None:
     if known.cluster == cluster:
         return None
-    return Refusal(
-        RefusalCode.PERMISSION_DENIED,
+    return Rejection(
+        RejectionCode.PERMISSION_DENIED,
         f"scheduler name {known.name} is in use by another cluster, last seen at {known.address}",
         "rename one of the two clusters; if the other one no longer exists, ask an operator to run: "
         f"forebay slurm release {known.name}",
@@ -193,26 +193,26 @@ def _release_scheduler(state: Facts, actor: c.Actor, command: c.ReleaseScheduler
     if command.scheduler not in state.schedulers:
         remedy = names_remedy(state.schedulers, "no scheduler has registered")
         sentence = f"scheduler {command.scheduler[: limits.NAME_CHARACTERS_MAX]!r} does not exist"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, "scheduler")
+        return Rejection(RejectionCode.INVALID_FIELD, sentence, remedy, "scheduler")
     return Acceptance((e.SchedulerReleased(command.scheduler),))
 
 
-def _find_target(state: Facts, actor: c.Actor, cluster: str, job: str, epoch: int) -> ExternalJobLookup | Refusal:
-    """Return the external job that a command targets, or a Refusal if the scheduler may not send it."""
-    refusal = scheduler_refusal(state, actor, cluster)
+def _find_target(state: Facts, actor: c.Actor, cluster: str, job: str, epoch: int) -> ExternalJobLookup | Rejection:
+    """Return the external job that a command targets, or a Rejection if the scheduler may not send it."""
+    rejection = scheduler_rejection(state, actor, cluster)
     fault = external_job_id_fault(job)
-    if fault is not None and (refusal is None or refusal.code is not RefusalCode.WRONG_STATE):
-        return Refusal(RefusalCode.INVALID_FIELD, f"the job {fault}", "send the job's ID", "job")
-    return refusal or find_external_job(state, external_job_name(actor.name, job), epoch)
+    if fault is not None and (rejection is None or rejection.code is not RejectionCode.WRONG_STATE):
+        return Rejection(RejectionCode.INVALID_FIELD, f"the job {fault}", "send the job's ID", "job")
+    return rejection or find_external_job(state, external_job_name(actor.name, job), epoch)
 
 
-def scheduler_refusal(state: Facts, actor: c.Actor, cluster: str) -> Refusal | None:
+def scheduler_rejection(state: Facts, actor: c.Actor, cluster: str) -> Rejection | None:
     """Return the rejection of a scheduler that is not registered, or is registered for another cluster, else None."""
     known = state.schedulers.get(actor.name)
     if known is None:
         sentence = f"scheduler {actor.name} is not registered"
-        return Refusal(RefusalCode.WRONG_STATE, sentence, "register it first", "cluster")
-    return _other_cluster_refusal(known, cluster)
+        return Rejection(RejectionCode.WRONG_STATE, sentence, "register it first", "cluster")
+    return _other_cluster_rejection(known, cluster)
 
 
 # ---- setup
@@ -220,7 +220,7 @@ def scheduler_refusal(state: Facts, actor: c.Actor, cluster: str) -> Refusal | N
 
 def _set_up_external_job(state: Facts, actor: c.Actor, command: c.SetUpExternalJob, at: Instant) -> Decision:
     found = _find_target(state, actor, command.cluster, command.job, 0)
-    if isinstance(found, Refusal):
+    if isinstance(found, Rejection):
         return found
     if command.epoch and (command.epoch < found.epoch or (command.epoch == found.epoch and found.phase not in _ALIVE)):
         return NOTHING  # a late repeat of a setup that was carried out
@@ -240,14 +240,14 @@ def _set_up_external_job(state: Facts, actor: c.Actor, command: c.SetUpExternalJ
         # A rejected setup changes nothing, so the previous epoch ends only together with the start of the new one.
         begins = _new_epoch(state, actor, request, begun)
     except RejectionError as error:
-        return error.refusal
+        return error.rejection
     return Acceptance((*_end_previous_epoch(state, found, outcome), begins))
 
 
 _ALIVE = frozenset({_P.WAITING, _P.SET_UP, _P.STAGING_IN, _P.STAGE_IN_FAILED, _P.STAGED_IN})
 """Phases of an epoch that was set up and has not run."""
 
-_ENDED = frozenset({_P.NONE, _P.PARKED, _P.TEARDOWN, _P.TEARDOWN_FAILED, _P.OVER})
+_ENDED = frozenset({_P.NONE, _P.RETAINED, _P.TEARDOWN, _P.TEARDOWN_FAILED, _P.OVER})
 """Phases of an epoch after its teardown by the scheduler."""
 
 
@@ -260,17 +260,17 @@ def _setup_request(state: Facts, command: c.SetUpExternalJob) -> JobRequest:
     asked, user = command.request.buffer, command.request.user
     if state.site.provider != NATIVE:
         sentence = f"external jobs require the provider {NATIVE}, but this site has {state.site.provider}"
-        raise RejectionError(RefusalCode.WRONG_STATE, sentence, "ask an operator to change the provider", "")
+        raise RejectionError(RejectionCode.WRONG_STATE, sentence, "ask an operator to change the provider", "")
     check_name("user", user)
     if not command.uid or user == "root":
         sentence = "User root can not allocate burst buffers"
-        raise RejectionError(RefusalCode.ROOT_NOT_ALLOWED, sentence, "submit as another user", "user")
+        raise RejectionError(RejectionCode.ROOT_NOT_ALLOWED, sentence, "submit as another user", "user")
     if command.uid < 0:
-        raise RejectionError(RefusalCode.INVALID_FIELD, f"uid is {command.uid}", "send the user's ID", "uid")
+        raise RejectionError(RejectionCode.INVALID_FIELD, f"uid is {command.uid}", "send the user's ID", "uid")
     require(check_user_lists(state.site, user, command.uid))
     if asked is None or not (asked.capacity_bytes or asked.uses):
         raise RejectionError(
-            RefusalCode.INVALID_DIRECTIVE,
+            RejectionCode.INVALID_DIRECTIVE,
             "the job requests no space",
             "specify a capacity, and a pool in a shared filesystem",
             "capacity" if asked is None or len(asked.places) < 2 else asked.places[1],
@@ -279,7 +279,7 @@ def _setup_request(state: Facts, command: c.SetUpExternalJob) -> JobRequest:
     options = JobOptions(gid=command.request.effective_options.gid, groups=command.request.effective_options.groups)
     check_name("name", command.request.name)
     if has_control_character(command.request.workdir):
-        raise RejectionError(RefusalCode.INVALID_FIELD, "workdir has a control character", "send a path", "workdir")
+        raise RejectionError(RejectionCode.INVALID_FIELD, "workdir has a control character", "send a path", "workdir")
     plain = JobRequest(command.request.name, user, "", command.request.workdir, 0, cpus=0, buffer=asked)
     return with_options(plain, options)
 
@@ -292,7 +292,7 @@ def _check_shared(asked: BufferRequest) -> None:
     """
     if Access.PRIVATE in asked.access:
         raise RejectionError(
-            RefusalCode.INVALID_DIRECTIVE,
+            RejectionCode.INVALID_DIRECTIVE,
             "access_mode=private is not possible, because the job's nodes are not known yet",
             "use access_mode=striped",
             asked.places[1] if len(asked.places) > 1 else "access",
@@ -300,7 +300,7 @@ def _check_shared(asked: BufferRequest) -> None:
     named = [record.place for record in asked.creates] + [record.place for record in asked.destroys]
     if named:
         raise RejectionError(
-            RefusalCode.INVALID_DIRECTIVE,
+            RejectionCode.INVALID_DIRECTIVE,
             "an external job cannot create or destroy persistent buffers; its scheduler does that",
             "remove these directives",
             named[0],
@@ -327,7 +327,7 @@ def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, external_job: 
     """
     if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
         sentence = f"the limit of {limits.JOBS_UNFINISHED_MAX} unfinished jobs is reached"
-        raise RejectionError(RefusalCode.LIMIT_EXCEEDED, sentence, "wait until some have finished", "")
+        raise RejectionError(RejectionCode.LIMIT_EXCEEDED, sentence, "wait until some have finished", "")
     resolved = resolve_buffer(state, actor, request, of_array=False, number=external_job.job)
     asked = resolved.buffer
     assert asked is not None
@@ -335,7 +335,7 @@ def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, external_job: 
         known = state.persistent.get(used)
         if known is not None and not known.filesystem:
             raise RejectionError(
-                RefusalCode.INVALID_DIRECTIVE,
+                RejectionCode.INVALID_DIRECTIVE,
                 f"persistent buffer {used} is on node {known.node}, but the job's nodes are not known yet",
                 "use one in a shared filesystem: `forebay buffer list` shows its path",
                 f"persistentdw name={used}",
@@ -346,7 +346,7 @@ def _new_epoch(state: Facts, actor: c.Actor, request: JobRequest, external_job: 
     if pool is not None and not pool.filesystem:
         shared = sorted(name for name, one in state.pools.items() if one.filesystem)
         raise RejectionError(
-            RefusalCode.INVALID_DIRECTIVE,
+            RejectionCode.INVALID_DIRECTIVE,
             f"pool {pool.name} has its buffers on nodes, but the job's nodes are not known yet",
             f"use one of: {', '.join(shared)}" if shared else "ask an operator to create a pool in a shared filesystem",
             asked.places[0] if asked.places else "pool",
@@ -392,7 +392,7 @@ def _stage_out_external_job(state: Facts, actor: c.Actor, command: c.StageOutExt
 def _tear_down_external_job(state: Facts, actor: c.Actor, command: c.TearDownExternalJob, at: Instant) -> Decision:
     fault = _text_fault(command.reason, limits.MESSAGE_CHARACTERS_MAX)
     if fault is not None:
-        return Refusal(RefusalCode.INVALID_FIELD, f"the reason {fault}", "write a sentence", "reason")
+        return Rejection(RejectionCode.INVALID_FIELD, f"the reason {fault}", "write a sentence", "reason")
     asked = SchedulerCommand.TEAR_DOWN_HURRY if command.hurry else SchedulerCommand.TEAR_DOWN
     return _decide_by_table(state, actor, command, asked, command.reason)
 
@@ -401,11 +401,11 @@ def _report_missing_external_job(
     state: Facts, actor: c.Actor, command: c.ReportMissingExternalJob, at: Instant
 ) -> Decision:
     found = _find_target(state, actor, command.cluster, command.job, 0)
-    if isinstance(found, Refusal):
+    if isinstance(found, Rejection):
         return found
     fault = _text_fault(command.state, limits.NAME_CHARACTERS_MAX)
     if fault is not None:
-        return Refusal(RefusalCode.INVALID_FIELD, f"the state {fault}", "write a word", "state")
+        return Rejection(RejectionCode.INVALID_FIELD, f"the state {fault}", "write a word", "state")
     return NOTHING if found.job is not None else Acceptance((e.ExternalJobMissing(found.name, command.state),))
 
 
@@ -418,17 +418,17 @@ def _text_fault(text: str, characters_max: int) -> str | None:
 
 def _decide_by_table(state: Facts, actor: c.Actor, command: Any, asked: SchedulerCommand, reason: str = "") -> Decision:
     found = _find_target(state, actor, command.cluster, command.job, command.epoch)
-    if isinstance(found, Refusal):
+    if isinstance(found, Rejection):
         return found
     outcome = EXTERNAL_JOB_OUTCOMES[found.phase, asked]
     if outcome is ExternalJobOutcome.DONE:
         return NOTHING
     if outcome is ExternalJobOutcome.REJECT or found.job is None or found.buffer is None:
-        return _phase_refusal(found, asked)
+        return _phase_rejection(found, asked)
     if reason and outcome is ExternalJobOutcome.LINGER:
         return decision_of(_remove(found.job, JobState.CANCELLED, reason))
     events = _EVENTS[outcome](state, found.job, found.phase)
-    if reason and not isinstance(events, Refusal):
+    if reason and not isinstance(events, Rejection):
         events = tuple(
             replace(event, reason=reason) if isinstance(event, _EVENTS_WITH_REASON) else event for event in events
         )
@@ -439,25 +439,25 @@ _EVENTS_WITH_REASON = (e.ExternalJobRetained, e.TeardownStarted)
 """Events of a teardown that have a reason."""
 
 
-def _phase_refusal(found: ExternalJobLookup, asked: SchedulerCommand) -> Refusal:
+def _phase_rejection(found: ExternalJobLookup, asked: SchedulerCommand) -> Rejection:
     if found.phase is ExternalJobPhase.NONE:
         last = f"this epoch of external job {found.name} has ended; the latest is {found.epoch}"
         sentence = last if found.epoch else f"external job {found.name} does not exist"
-        return Refusal(RefusalCode.UNKNOWN_JOB, sentence, "set it up first", "job")
+        return Rejection(RejectionCode.UNKNOWN_JOB, sentence, "set it up first", "job")
     sentence = f"external job {found.name} is {found.phase.value}: {asked.value} is not possible"
     if found.phase in _ENDED or found.phase is ExternalJobPhase.LINGERING:
-        return Refusal(RefusalCode.WRONG_STATE, sentence, "it was torn down: set it up first", "job")
+        return Rejection(RejectionCode.WRONG_STATE, sentence, "it was torn down: set it up first", "job")
     remedy = "wait until it is staged in" if asked is SchedulerCommand.BEGIN_RUN else "wait until it has its space"
     if found.phase in (ExternalJobPhase.STAGING_OUT, ExternalJobPhase.STAGE_OUT_FAILED):
         remedy = "its run has ended, and its results are being exported"
-    return Refusal(RefusalCode.WRONG_STATE, sentence, remedy, "job")
+    return Rejection(RejectionCode.WRONG_STATE, sentence, remedy, "job")
 
 
-def _order_stage_in(state: Facts, job: Job, phase: ExternalJobPhase) -> Events | Refusal:
+def _order_stage_in(state: Facts, job: Job, phase: ExternalJobPhase) -> Events | Rejection:
     filesystems = filesystems_of(state, state.buffers[job.id])
     if not filesystems:
         sentence = f"pool {state.buffers[job.id].pool} no longer has a shared filesystem"
-        return Refusal(RefusalCode.WRONG_STATE, sentence, "tear the external job down, and use another pool", "job")
+        return Rejection(RejectionCode.WRONG_STATE, sentence, "tear the external job down, and use another pool", "job")
     mover = choose_external_job_mover(state, job, filesystems)
     if not mover:
         shown = " and ".join(filesystem.name for filesystem in filesystems)
@@ -465,7 +465,7 @@ def _order_stage_in(state: Facts, job: Job, phase: ExternalJobPhase) -> Events |
             f"shared filesystem {shown} has no mover that is up",
             "start one: forebay run agent --name NAME --mover",
         )
-        return Refusal(RefusalCode.WRONG_STATE, sentence, remedy, "job")
+        return Rejection(RejectionCode.WRONG_STATE, sentence, remedy, "job")
     return (e.ExternalJobStageInOrdered(job.id, mover, job.attempt + 1),)
 
 
@@ -496,26 +496,28 @@ def _export(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     return ()
 
 
-def export_again(state: Facts, job: Job, partial: bool) -> Events | Refusal:
+def export_again(state: Facts, job: Job, partial: bool) -> Events | Rejection:
     """Return the events that export retained results of an external job, or retry a failed stage-out of any job."""
     buffer = state.buffers.get(job.id)
     failed = buffer is not None and buffer.state is BufferState.STAGING_OUT and job.stuck
-    parked = (
+    retained = (
         job.external_job is not None
         and buffer is not None
-        and external_job_phase(job, buffer) is ExternalJobPhase.PARKED
+        and external_job_phase(job, buffer) is ExternalJobPhase.RETAINED
     )
     if failed:
         why = "requested again, without missing files" if partial else "requested again"
         return (e.StageRetried(job.id, Stage.STAGE_OUT, job.attempt + 1, why, partial),)
-    if parked and buffer is not None and buffer.state is BufferState.POST_RUN and not partial:
+    if retained and buffer is not None and buffer.state is BufferState.POST_RUN and not partial:
         return (stage_out_event(state, job, buffer, job.attempt + 1),)
-    if parked and not partial:
+    if retained and not partial:
         return ()  # under way
-    return Refusal(
-        RefusalCode.WRONG_STATE,
+    return Rejection(
+        RejectionCode.WRONG_STATE,
         f"job {job.display_name} has no results to export",
-        "use partial only after a failed export" if parked else "`forebay buffer list --parked` lists jobs that have",
+        "use partial only after a failed export"
+        if retained
+        else "`forebay buffer list --retained` lists jobs that have",
         "job",
     )
 
@@ -559,7 +561,7 @@ def _discard(state: Facts, job: Job, phase: ExternalJobPhase) -> Events:
     return (e.TeardownStarted(job.id, job.attempt + 1, job.result, True, reason),)
 
 
-_EVENTS: dict[ExternalJobOutcome, Callable[[Facts, Job, ExternalJobPhase], Events | Refusal]] = {
+_EVENTS: dict[ExternalJobOutcome, Callable[[Facts, Job, ExternalJobPhase], Events | Rejection]] = {
     ExternalJobOutcome.STAGE_IN: _order_stage_in,
     ExternalJobOutcome.RETRY: _retry,
     ExternalJobOutcome.RUN: _begin_run,

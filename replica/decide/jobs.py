@@ -26,41 +26,41 @@ from forebay.replica.operations import (
     waiting_stage,
 )
 from forebay.replica.state import Facts
-from forebay.replica.values import Instant, Refusal, RefusalCode, run_to_end
+from forebay.replica.values import Instant, Rejection, RejectionCode, run_to_end
 
 
 def _submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob, at: Instant) -> Decision:
     submitted = run_to_end(submit_job(state, actor, command))
-    return submitted if isinstance(submitted, Refusal) else Acceptance((submitted,))
+    return submitted if isinstance(submitted, Rejection) else Acceptance((submitted,))
 
 
-def _find_job(state: Facts, actor: c.Actor, job_id: int, *, of_external_jobs: bool = False) -> Job | Refusal:
-    """Return the job if it exists and the actor may act on it, else a Refusal.
+def _find_job(state: Facts, actor: c.Actor, job_id: int, *, of_external_jobs: bool = False) -> Job | Rejection:
+    """Return the job if it exists and the actor may act on it, else a Rejection.
 
     `of_external_jobs`: the command is also permitted for external jobs.
     """
     job = state.jobs.get(job_id)
     if job is None:
         gone = 0 < job_id < state.next_job
-        return Refusal(
-            RefusalCode.UNKNOWN_JOB,
+        return Rejection(
+            RejectionCode.UNKNOWN_JOB,
             f"job {job_id} was purged" if gone else f"job {job_id} does not exist",
             f"forebay job history {job_id} shows its history" if gone else "forebay queue shows the jobs",
             "job",
         )
     if actor.role is c.ActorRole.USER and actor.name != job.request.user:
-        return Refusal(
-            RefusalCode.PERMISSION_DENIED,
+        return Rejection(
+            RejectionCode.PERMISSION_DENIED,
             f"job {job_id} belongs to user {job.request.user}",
             "ask its user or an operator",
             "job",
         )
-    return job if job.external_job is None or of_external_jobs else _external_job_refusal(job, job.external_job)
+    return job if job.external_job is None or of_external_jobs else _external_job_rejection(job, job.external_job)
 
 
-def _external_job_refusal(job: Job, external_job: ExternalJob) -> Refusal:
-    return Refusal(
-        RefusalCode.WRONG_STATE,
+def _external_job_rejection(job: Job, external_job: ExternalJob) -> Rejection:
+    return Rejection(
+        RejectionCode.WRONG_STATE,
         f"job {job.id} is external job {external_job.name}, which only its scheduler controls",
         "use its scheduler; for retained results, use `forebay buffer export`",
         "job",
@@ -70,7 +70,7 @@ def _external_job_refusal(job: Job, external_job: ExternalJob) -> Refusal:
 def cancel_job(state: Facts, actor: c.Actor, command: c.CancelJob, at: Instant) -> Decision:
     """Decide a cancellation. A finished job is left as it is, without an error."""
     job = _find_job(state, actor, command.job)
-    if isinstance(job, Refusal):
+    if isinstance(job, Rejection):
         return job
     buffer = state.buffers.get(job.id)
     if job.state is JobState.PENDING:
@@ -108,11 +108,11 @@ def cancel_job(state: Facts, actor: c.Actor, command: c.CancelJob, at: Instant) 
 
 def _hold_job(state: Facts, actor: c.Actor, command: c.HoldJob, at: Instant) -> Decision:
     job = _find_job(state, actor, command.job)
-    if isinstance(job, Refusal):
+    if isinstance(job, Rejection):
         return job
     if job.state is not JobState.PENDING:
-        return Refusal(
-            RefusalCode.WRONG_STATE, f"job {job.id} is {job.state.name}", "only pending jobs can be held", "job"
+        return Rejection(
+            RejectionCode.WRONG_STATE, f"job {job.id} is {job.state.name}", "only pending jobs can be held", "job"
         )
     hold = Hold.ADMIN if actor.role is c.ActorRole.OPERATOR and actor.name != job.request.user else Hold.USER
     return NOTHING if job.hold >= hold else Acceptance((e.JobHeld(job.id, hold),))
@@ -120,11 +120,11 @@ def _hold_job(state: Facts, actor: c.Actor, command: c.HoldJob, at: Instant) -> 
 
 def _release_job(state: Facts, actor: c.Actor, command: c.ReleaseJob, at: Instant) -> Decision:
     job = _find_job(state, actor, command.job, of_external_jobs=True)
-    if isinstance(job, Refusal):
+    if isinstance(job, Rejection):
         return job
     if job.hold is Hold.ADMIN and actor.role is c.ActorRole.USER:
-        return Refusal(
-            RefusalCode.PERMISSION_DENIED,
+        return Rejection(
+            RejectionCode.PERMISSION_DENIED,
             f"job {job.id} is held by an operator",
             "ask an operator to release it",
             "job",
@@ -135,10 +135,10 @@ def _release_job(state: Facts, actor: c.Actor, command: c.ReleaseJob, at: Instan
     buffer = state.buffers.get(job.id)
     stage = None if buffer is None else waiting_stage(job, buffer)
     if job.external_job is not None and stage is Stage.STAGE_IN:
-        return _external_job_refusal(job, job.external_job)
+        return _external_job_rejection(job, job.external_job)
     if command.partial and stage is not Stage.STAGE_OUT:
-        return Refusal(
-            RefusalCode.WRONG_STATE,
+        return Rejection(
+            RejectionCode.WRONG_STATE,
             f"job {job.id} has no failed stage-out",
             "use partial only after a failed stage-out",
             "job",
@@ -147,8 +147,8 @@ def _release_job(state: Facts, actor: c.Actor, command: c.ReleaseJob, at: Instan
         why = "released, without missing files" if command.partial else "released"
         events.append(e.StageRetried(job.id, stage, job.attempt + 1, why, command.partial))
     if not events:
-        return Refusal(
-            RefusalCode.WRONG_STATE,
+        return Rejection(
+            RejectionCode.WRONG_STATE,
             f"job {job.id} is not held and has no failed operation",
             "no action is needed",
             "job",
@@ -158,17 +158,17 @@ def _release_job(state: Facts, actor: c.Actor, command: c.ReleaseJob, at: Instan
 
 def _suspend_job(state: Facts, actor: c.Actor, command: c.SuspendJob, at: Instant) -> Decision:
     job = _find_job(state, actor, command.job)
-    return job if isinstance(job, Refusal) else decision_of(suspend_job(state, job))
+    return job if isinstance(job, Rejection) else decision_of(suspend_job(state, job))
 
 
 def _resume_job(state: Facts, actor: c.Actor, command: c.ResumeJob, at: Instant) -> Decision:
     job = _find_job(state, actor, command.job)
-    return job if isinstance(job, Refusal) else decision_of(resume_job(state, job))
+    return job if isinstance(job, Rejection) else decision_of(resume_job(state, job))
 
 
 def _requeue_job(state: Facts, actor: c.Actor, command: c.RequeueJob, at: Instant) -> Decision:
     job = _find_job(state, actor, command.job)
-    return job if isinstance(job, Refusal) else decision_of(requeue_job(state, actor, job))
+    return job if isinstance(job, Rejection) else decision_of(requeue_job(state, actor, job))
 
 
 def _update_job(state: Facts, actor: c.Actor, command: c.UpdateJob, at: Instant) -> Decision:
@@ -178,19 +178,19 @@ def _update_job(state: Facts, actor: c.Actor, command: c.UpdateJob, at: Instant)
 def update_one(state: Facts, actor: c.Actor, command: c.UpdateJob, job_id: int, jobs: int) -> Decision:
     """Decide the update of one job. `jobs` is the number of jobs updated together, for the QOS's limit of jobs."""
     job = _find_job(state, actor, job_id)
-    return job if isinstance(job, Refusal) else decision_of(update_job(state, actor, job, command, jobs))
+    return job if isinstance(job, Rejection) else decision_of(update_job(state, actor, job, command, jobs))
 
 
 def _clear_buffer(state: Facts, actor: c.Actor, command: c.ClearBuffer, at: Instant) -> Decision:
     if command.name:
         return decision_of(clear_persistent(state, actor, command.name, command.discard))
     job = _find_job(state, actor, command.job, of_external_jobs=True)
-    return job if isinstance(job, Refusal) else decision_of(clear_job_buffer(state, actor, job, command.discard))
+    return job if isinstance(job, Rejection) else decision_of(clear_job_buffer(state, actor, job, command.discard))
 
 
 def _export_buffer(state: Facts, actor: c.Actor, command: c.ExportBuffer, at: Instant) -> Decision:
     job = _find_job(state, actor, command.job, of_external_jobs=True)
-    return job if isinstance(job, Refusal) else decision_of(export_again(state, job, command.partial))
+    return job if isinstance(job, Rejection) else decision_of(export_again(state, job, command.partial))
 
 
 def _restart_operations(state: Facts, actor: c.Actor, command: c.RestartOperations, at: Instant) -> Decision:

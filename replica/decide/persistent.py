@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from forebay.replica.decide.buffer_request import find_pool
 from forebay.replica.decide.checks import RejectionError, check_name, require
-from forebay.replica.decide.external_jobs import scheduler_refusal
+from forebay.replica.decide.external_jobs import scheduler_rejection
 from forebay.replica.decide.jobs import cancel_job
 from forebay.replica.decide.submit import NO_OUTPUT, submit_job
 from forebay.replica.messages import NOTHING, Acceptance, Decision
@@ -35,7 +35,7 @@ from forebay.replica.model import (
     with_options,
 )
 from forebay.replica.state import Facts
-from forebay.replica.values import Instant, Refusal, RefusalCode, format_size, run_to_end
+from forebay.replica.values import Instant, Rejection, RejectionCode, format_size, run_to_end
 
 SCRIPT: Final = "#!/bin/sh\n"
 """Script of a job without nodes; it never runs."""
@@ -93,7 +93,7 @@ def _make_persistent(state: Facts, actor: c.Actor, command: c.MakePersistent, at
         if not pool.filesystem:
             shared = sorted(name for name, one in state.pools.items() if one.filesystem)
             raise RejectionError(
-                RefusalCode.INVALID_DIRECTIVE,
+                RejectionCode.INVALID_DIRECTIVE,
                 f"pool {pool.name} has its buffers on nodes, where external jobs cannot use them",
                 f"use one of: {', '.join(shared)}"
                 if shared
@@ -101,7 +101,7 @@ def _make_persistent(state: Facts, actor: c.Actor, command: c.MakePersistent, at
                 "pool",
             )
     except RejectionError as error:
-        return error.refusal
+        return error.rejection
     text = f"#BB create_persistent name={wanted.name} capacity={format_size(wanted.capacity_bytes)} pool={wanted.pool}"
     return _submit(state, actor, command, wanted.name, replace(_EMPTY_REQUEST, text=text, creates=(wanted,)))
 
@@ -114,7 +114,7 @@ def _remove_persistent(state: Facts, actor: c.Actor, command: c.RemovePersistent
         if known is not None and known.user != command.user:
             raise _owned_by_another(name, f"Delete buffer {name} permission denied", "ask its owner, or an operator")
     except RejectionError as error:
-        return error.refusal
+        return error.rejection
     under_way = find_persistent_job(state, command.user, name)
     if under_way is not None and _destroys(under_way, name):
         return NOTHING
@@ -137,18 +137,20 @@ def _check_caller(state: Facts, actor: c.Actor, cluster: str, user: str, uid: in
     Raises:
         RejectionError: The scheduler is not registered, or the user may not have buffers.
     """
-    refusal = scheduler_refusal(state, actor, cluster)
-    if refusal is not None:
-        raise RejectionError(refusal.code, refusal.sentence, refusal.remedy, refusal.place)
+    rejection = scheduler_rejection(state, actor, cluster)
+    if rejection is not None:
+        raise RejectionError(rejection.code, rejection.sentence, rejection.remedy, rejection.place)
     check_name("user", user)
     if uid <= 0 or user == "root":
         sentence = "User root can not allocate burst buffers"
-        raise RejectionError(RefusalCode.ROOT_NOT_ALLOWED, sentence, "submit as another user", "user")
+        raise RejectionError(RejectionCode.ROOT_NOT_ALLOWED, sentence, "submit as another user", "user")
     require(check_user_lists(state.site, user, uid))
 
 
 def _owned_by_another(name: str, sentence: str, remedy: str) -> RejectionError:
-    return RejectionError(RefusalCode.PERMISSION_DENIED, f"{sentence}: {name} belongs to another user", remedy, "name")
+    return RejectionError(
+        RejectionCode.PERMISSION_DENIED, f"{sentence}: {name} belongs to another user", remedy, "name"
+    )
 
 
 def _submit(
@@ -162,7 +164,7 @@ def _submit(
     plain = JobRequest(name, command.user, SCRIPT, workdir, TIME_LIMIT_S, output=NO_OUTPUT, buffer=asked)
     request = with_options(plain, JobOptions(nodes=0, gid=command.gid, requeue=False))
     submitted = run_to_end(submit_job(state, actor, c.SubmitJob(request)))
-    return submitted if isinstance(submitted, Refusal) else Acceptance((submitted,))
+    return submitted if isinstance(submitted, Rejection) else Acceptance((submitted,))
 
 
 PERSISTENT_BY_KEY: dict[type, Callable[[Facts, c.Actor, Any, Instant], Decision]] = {

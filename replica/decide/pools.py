@@ -20,8 +20,8 @@ from forebay.replica.values import (
     NAME_CHARACTERS_MAX,
     POOLS_MAX,
     SIZE_BYTES_MAX,
-    Refusal,
-    RefusalCode,
+    Rejection,
+    RejectionCode,
     name_fault,
 )
 
@@ -34,23 +34,23 @@ def overcommitted_bytes(pool: Pool, held_bytes: int) -> int:
     return max(0, held_bytes - pool.usable_bytes)
 
 
-def pool_refusal(pool: Pool, filesystems: Container[str] = ()) -> Refusal | None:
+def pool_rejection(pool: Pool, filesystems: Container[str] = ()) -> Rejection | None:
     """Return the rejection of an invalid pool record, or None. `filesystems` are the existing shared filesystems."""
     fault = name_fault(pool.name)
     if fault is not None:
-        return Refusal(RefusalCode.INVALID_FIELD, f"the pool name {fault}", "choose another name", "pool.name")
+        return Rejection(RejectionCode.INVALID_FIELD, f"the pool name {fault}", "choose another name", "pool.name")
     if pool.granularity_bytes <= 0:
-        return Refusal(
-            RefusalCode.INVALID_FIELD,
+        return Rejection(
+            RejectionCode.INVALID_FIELD,
             f"granularity is {pool.granularity_bytes}",
             "use at least 1 byte",
             "pool.granularity",
         )
     if pool.quantity_bytes < 0 or pool.out_of_service_bytes < 0:
-        return Refusal(RefusalCode.INVALID_FIELD, "quantity is negative", "use 0 or more bytes", "pool.quantity")
+        return Rejection(RejectionCode.INVALID_FIELD, "quantity is negative", "use 0 or more bytes", "pool.quantity")
     if max(pool.quantity_bytes, pool.granularity_bytes, pool.out_of_service_bytes) > SIZE_BYTES_MAX:
-        return Refusal(
-            RefusalCode.INVALID_FIELD,
+        return Rejection(
+            RejectionCode.INVALID_FIELD,
             "a size of pool {pool.name} is too large",
             f"use at most {SIZE_BYTES_MAX}",
             "pool.quantity",
@@ -58,16 +58,16 @@ def pool_refusal(pool: Pool, filesystems: Container[str] = ()) -> Refusal | None
     if pool.filesystem and pool.filesystem not in filesystems:
         shown = pool.filesystem[:NAME_CHARACTERS_MAX]
         sentence = f"shared filesystem {shown!r} of pool {pool.name} does not exist"
-        return Refusal(
-            RefusalCode.INVALID_FIELD,
+        return Rejection(
+            RejectionCode.INVALID_FIELD,
             sentence,
             "`forebay pool filesystem list` shows the shared filesystems",
             "pool.filesystem",
         )
     if pool.filesystem and pool.unit is not PoolUnit.BYTES:
         sentence = f"pool {pool.name} counts {pool.unit.word}, but a shared filesystem holds bytes"
-        return Refusal(
-            RefusalCode.INVALID_FIELD,
+        return Rejection(
+            RejectionCode.INVALID_FIELD,
             sentence,
             "omit the shared filesystem, or let the pool count bytes",
             "pool.filesystem",
@@ -129,26 +129,26 @@ def change_pool(
     drain_all: bool = False,
     is_reported: bool = False,
     filesystem: str | None = None,
-) -> tuple[e.Event, ...] | Refusal:
+) -> tuple[e.Event, ...] | Rejection:
     """Return the events that create a pool (`exists` is false), or change those of its fields that are not None."""
     known = state.pools.get(name)
     if exists and known is None:
-        return unknown_pool_refusal(state, name)
+        return unknown_pool_rejection(state, name)
     if not exists and known is not None:
-        return Refusal(
-            RefusalCode.WRONG_STATE,
+        return Rejection(
+            RejectionCode.WRONG_STATE,
             f"pool {name!r} already exists",
             "resize it with `forebay pool set`, or choose another name",
             "pool.name",
         )
     if known is None:
         if quantity is None:
-            return Refusal(
-                RefusalCode.INVALID_FIELD, "pool {name!r} has no quantity", "specify its quantity", "pool.quantity"
+            return Rejection(
+                RejectionCode.INVALID_FIELD, "pool {name!r} has no quantity", "specify its quantity", "pool.quantity"
             )
         if len(state.pools) >= POOLS_MAX:
-            return Refusal(
-                RefusalCode.LIMIT_EXCEEDED,
+            return Rejection(
+                RejectionCode.LIMIT_EXCEEDED,
                 f"the limit of {POOLS_MAX} pools is reached",
                 "change an existing pool",
                 "pool.name",
@@ -165,42 +165,42 @@ def change_pool(
     )
     if drain_all:
         pool = replace(pool, out_of_service_bytes=pool.quantity_bytes)
-    refusal = pool_refusal(pool if unit is None else replace(pool, unit=unit), state.filesystems)
-    if refusal is None and exists and pool.filesystem != known.filesystem:
-        refusal = _in_use_refusal(state, name, "its shared filesystem cannot be changed", "pool.filesystem")
-    if refusal is None and unit is not None and unit != pool_unit(state.pools, name):
-        refusal = _in_use_refusal(state, name, "its unit cannot be changed", "pool.unit")
-    return set_pool_events(state, pool, unit) if refusal is None else refusal
+    rejection = pool_rejection(pool if unit is None else replace(pool, unit=unit), state.filesystems)
+    if rejection is None and exists and pool.filesystem != known.filesystem:
+        rejection = _in_use_rejection(state, name, "its shared filesystem cannot be changed", "pool.filesystem")
+    if rejection is None and unit is not None and unit != pool_unit(state.pools, name):
+        rejection = _in_use_rejection(state, name, "its unit cannot be changed", "pool.unit")
+    return set_pool_events(state, pool, unit) if rejection is None else rejection
 
 
-def remove_pool(state: State, name: str) -> tuple[e.Event, ...] | Refusal:
-    """Return the events that remove a pool; a Refusal while a job or persistent buffer holds or waits for its space."""
+def remove_pool(state: State, name: str) -> tuple[e.Event, ...] | Rejection:
+    """Return the events that remove a pool, or a Rejection while a job or persistent buffer needs its space."""
     if name not in state.pools:
-        return unknown_pool_refusal(state, name)
-    refusal = _in_use_refusal(state, name, "it cannot be removed", "pool.name")
-    if refusal is not None:
-        return refusal
+        return unknown_pool_rejection(state, name)
+    rejection = _in_use_rejection(state, name, "it cannot be removed", "pool.name")
+    if rejection is not None:
+        return rejection
     return (e.PoolRemoved(name),)
 
 
-def unknown_pool_refusal(state: Facts, name: str) -> Refusal:
+def unknown_pool_rejection(state: Facts, name: str) -> Rejection:
     """Build the rejection of a command about a pool that does not exist."""
     remedy = names_remedy(state.pools, "create one with `forebay pool create`")
-    return Refusal(
-        RefusalCode.UNKNOWN_POOL,
+    return Rejection(
+        RejectionCode.UNKNOWN_POOL,
         f"pool {name!r} does not exist",
         remedy[:MESSAGE_CHARACTERS_MAX],
         "pool.name",
     )
 
 
-def _in_use_refusal(state: State, name: str, therefore: str, place: str) -> Refusal | None:
+def _in_use_rejection(state: State, name: str, therefore: str, place: str) -> Rejection | None:
     users = list(pool_users(state, name))
     if not users:
         return None
     more = f" and {len(users) - USERS_NAMED_MAX} more" if len(users) > USERS_NAMED_MAX else ""
-    return Refusal(
-        RefusalCode.WRONG_STATE,
+    return Rejection(
+        RejectionCode.WRONG_STATE,
         f"pool {name!r} is in use, so {therefore}: {'; '.join(users[:USERS_NAMED_MAX])}{more}",
         "drain it with `forebay pool drain`, wait until its space is released, and cancel jobs that wait for it",
         place,
@@ -237,56 +237,60 @@ def pool_users(state: State, name: str) -> Iterator[str]:
 # ---- shared filesystems
 
 
-def filesystem_removal_refusal(state: Facts, name: str) -> Refusal | None:
+def filesystem_removal_rejection(state: Facts, name: str) -> Rejection | None:
     """Return the rejection of removing a shared filesystem, or None."""
     if name not in state.filesystems:
-        return _unknown_filesystem_refusal(state, name, "filesystem.name")
+        return _unknown_filesystem_rejection(state, name, "filesystem.name")
     pools = sorted(pool.name for pool in state.pools.values() if pool.filesystem == name)
     if pools:
         sentence = f"shared filesystem {name} is in use by pool {', '.join(pools)}"
         remedy = "remove these pools, or change their shared filesystem with `forebay pool set`"
-        return Refusal(RefusalCode.WRONG_STATE, sentence[:MESSAGE_CHARACTERS_MAX], remedy, "filesystem.name")
+        return Rejection(RejectionCode.WRONG_STATE, sentence[:MESSAGE_CHARACTERS_MAX], remedy, "filesystem.name")
     for mover in state.filesystems[name].movers:
         for job_id in state.on_node.get(mover, ()):
             buffer = state.buffers.get(job_id)
             if buffer is not None and name in buffer.filesystems:
                 sentence = f"shared filesystem {name} is in use by the buffer of job {job_id}"
-                return Refusal(RefusalCode.WRONG_STATE, sentence, "wait until the buffer is removed", "filesystem.name")
+                return Rejection(
+                    RejectionCode.WRONG_STATE, sentence, "wait until the buffer is removed", "filesystem.name"
+                )
     return None
 
 
-def mover_refusal(state: Facts, node: str, seen: tuple[ObservedFilesystem, ...]) -> Refusal | None:
+def mover_rejection(state: Facts, node: str, seen: tuple[ObservedFilesystem, ...]) -> Rejection | None:
     """Return the rejection of a node as mover of the shared filesystems that it found mounted, or None."""
     names = [found.name for found in seen]
     if len(names) != len(set(names)):
-        return Refusal(RefusalCode.INVALID_FIELD, "a shared filesystem is named twice", "name each once", "filesystems")
+        return Rejection(
+            RejectionCode.INVALID_FIELD, "a shared filesystem is named twice", "name each once", "filesystems"
+        )
     for found in seen:
         filesystem = state.filesystems.get(found.name)
         if filesystem is None:
-            return _unknown_filesystem_refusal(state, found.name, "filesystems")
+            return _unknown_filesystem_rejection(state, found.name, "filesystems")
         fault = name_fault(found.identity)
         if fault is not None:
-            return Refusal(
-                RefusalCode.INVALID_FIELD,
+            return Rejection(
+                RejectionCode.INVALID_FIELD,
                 f"the identity of {filesystem.name} {fault}",
                 "send the identity that the mount has",
                 "filesystems",
             )
         if filesystem.identity and found.identity != filesystem.identity:
             sentence = f"node {node} has a file system other than {filesystem.name} mounted at {filesystem.path}"
-            return Refusal(
-                RefusalCode.STORAGE_CHANGED,
+            return Rejection(
+                RejectionCode.STORAGE_CHANGED,
                 sentence,
                 f"mount shared filesystem {filesystem.name} on {node}",
                 "filesystems",
             )
         if node not in filesystem.movers and len(filesystem.movers) >= MOVERS_PER_FILESYSTEM_MAX:
             sentence = f"shared filesystem {filesystem.name} has the maximum of {MOVERS_PER_FILESYSTEM_MAX} movers"
-            return Refusal(RefusalCode.LIMIT_EXCEEDED, sentence, "use an existing mover", "filesystems")
+            return Rejection(RejectionCode.LIMIT_EXCEEDED, sentence, "use an existing mover", "filesystems")
     return None
 
 
-def _unknown_filesystem_refusal(state: Facts, name: str, field: str) -> Refusal:
+def _unknown_filesystem_rejection(state: Facts, name: str, field: str) -> Rejection:
     remedy = names_remedy(state.filesystems, "add one with `forebay pool filesystem add`")
     sentence = f"shared filesystem {name[:NAME_CHARACTERS_MAX]!r} does not exist"
-    return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy[:MESSAGE_CHARACTERS_MAX], field)
+    return Rejection(RejectionCode.INVALID_FIELD, sentence, remedy[:MESSAGE_CHARACTERS_MAX], field)

@@ -30,7 +30,7 @@ from forebay.replica.operations import (
     success_events,
 )
 from forebay.replica.state import Facts
-from forebay.replica.values import MAILS_SETTLED_MAX, NAME_CHARACTERS_MAX, Instant, Refusal, RefusalCode
+from forebay.replica.values import MAILS_SETTLED_MAX, NAME_CHARACTERS_MAX, Instant, Rejection, RejectionCode
 
 NO_TRANSFERS = JobTransfers()
 
@@ -81,14 +81,14 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
         return NOTHING
     job = state.jobs.get(command.job)
     if job is None:
-        return Refusal(RefusalCode.UNKNOWN_JOB, f"job {command.job} does not exist", "drop the report", "job")
+        return Rejection(RejectionCode.UNKNOWN_JOB, f"job {command.job} does not exist", "drop the report", "job")
     buffer = state.buffers.get(job.id)
     stage = active_stage(job, buffer)
     performs = agent_of(job, buffer)
     if performs != command.node or job.attempt != command.attempt or stage is not command.stage:
         ordered = "nothing" if stage is None else f"{stage.word} as attempt {job.attempt} on {performs}"
-        return Refusal(
-            RefusalCode.STALE_ATTEMPT,
+        return Rejection(
+            RejectionCode.STALE_ATTEMPT,
             f"job {job.id}: {command.stage.word} as attempt {command.attempt} on {command.node} is not ordered, "
             f"but {ordered}",
             "drop the report",
@@ -99,7 +99,9 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
         if isinstance(result, c.ScriptStarted):
             if job.state is JobState.CONFIGURING:
                 return Acceptance((e.RunStarted(job.id),))
-            return Refusal(RefusalCode.STALE_ATTEMPT, f"job {job.id} has already started", "drop the report", "result")
+            return Rejection(
+                RejectionCode.STALE_ATTEMPT, f"job {job.id} has already started", "drop the report", "result"
+            )
         if isinstance(result, c.ScriptEnded) and result.result in ENDED:
             return Acceptance(
                 script_end_events(state, job, buffer, result.result, result.exit_code, result.signal, result.message)
@@ -114,8 +116,8 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
             changed = persistent_change_events(state, job, stage, result.name)
             if changed:
                 return Acceptance(changed)
-            return Refusal(
-                RefusalCode.STALE_ATTEMPT,
+            return Rejection(
+                RejectionCode.STALE_ATTEMPT,
                 f"job {job.id} has no persistent buffer {result.name[:NAME_CHARACTERS_MAX]!r} to create or destroy",
                 "drop the report",
                 "result",
@@ -128,8 +130,8 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
                 state, job, stage, result.message, at, final=result.final, operation=result.operation
             )
             return Acceptance((*receipt_events(state, job, stage, result.receipt), *follows))
-    return Refusal(
-        RefusalCode.INVALID_FIELD,
+    return Rejection(
+        RejectionCode.INVALID_FIELD,
         f"result {type(result).__name__} does not fit stage {stage.word}",
         "report a result of the ordered stage",
         "result",
@@ -138,8 +140,8 @@ def _report_operation(state: Facts, actor: c.Actor, command: c.ReportOperation, 
 
 def _settle_mails(state: Facts, actor: c.Actor, command: c.SettleMails, at: Instant) -> Decision:
     if len(command.sent) + len(command.dropped) > MAILS_SETTLED_MAX:
-        return Refusal(
-            RefusalCode.LIMIT_EXCEEDED,
+        return Rejection(
+            RejectionCode.LIMIT_EXCEEDED,
             f"{len(command.sent) + len(command.dropped)} mails exceed the limit",
             f"settle at most {MAILS_SETTLED_MAX} at once",
             "sent",

@@ -15,7 +15,7 @@ from forebay.replica.messages import events as e
 from forebay.replica.model import ENDED, BufferState, Hold, Job, JobState
 from forebay.replica.operations import removal_events, revocation_events
 from forebay.replica.state import Facts
-from forebay.replica.values import RESTARTED_MAX, Refusal, RefusalCode
+from forebay.replica.values import RESTARTED_MAX, Rejection, RejectionCode
 
 Events = tuple[e.Event, ...]
 
@@ -23,11 +23,11 @@ _RESTARTABLE = (BufferState.PRE_RUN, BufferState.POST_RUN, BufferState.STAGING_O
 _STAGED_BEFORE_RUN = (BufferState.STAGING_IN, BufferState.STAGED_IN)
 
 
-def _wrong_state(job: Job, sentence: str, remedy: str) -> Refusal:
-    return Refusal(RefusalCode.WRONG_STATE, f"job {job.display_name} {sentence}", remedy, "job")
+def _wrong_state(job: Job, sentence: str, remedy: str) -> Rejection:
+    return Rejection(RejectionCode.WRONG_STATE, f"job {job.display_name} {sentence}", remedy, "job")
 
 
-def suspend_job(state: Facts, job: Job) -> Events | Refusal:
+def suspend_job(state: Facts, job: Job) -> Events | Rejection:
     """Return the events that stop the script of a job."""
     if job.state is JobState.SUSPENDED:
         return ()
@@ -38,18 +38,18 @@ def suspend_job(state: Facts, job: Job) -> Events | Refusal:
     return (e.JobSuspended(job.id),)
 
 
-def resume_job(state: Facts, job: Job) -> Events | Refusal:
+def resume_job(state: Facts, job: Job) -> Events | Rejection:
     """Return the events that continue the script of a suspended job."""
     if job.state is not JobState.SUSPENDED:
         return _wrong_state(job, f"is {job.state.name}", "only suspended jobs can be resumed")
     return (e.JobResumed(job.id),)
 
 
-def requeue_job(state: Facts, actor: c.Actor, job: Job) -> Events | Refusal:
+def requeue_job(state: Facts, actor: c.Actor, job: Job) -> Events | Rejection:
     """Return the events of a requeue: the job releases its space and CPUs, waits, and is staged in again."""
     if not job.request.effective_options.requeue:
-        return Refusal(
-            RefusalCode.WRONG_STATE,
+        return Rejection(
+            RejectionCode.WRONG_STATE,
             f"job {job.id} was submitted with --no-requeue",
             "cancel it, and submit it again",
             "job",
@@ -71,7 +71,7 @@ def requeue_job(state: Facts, actor: c.Actor, job: Job) -> Events | Refusal:
     return (e.RequeueRequested(job.id, reason),)
 
 
-def _requeue_finished(state: Facts, job: Job) -> Events | Refusal:
+def _requeue_finished(state: Facts, job: Job) -> Events | Rejection:
     """Return the events that requeue a finished job, as if it had never run."""
     buffer = state.buffers.get(job.id)
     if job.id in state.unfinished:
@@ -82,12 +82,12 @@ def _requeue_finished(state: Facts, job: Job) -> Events | Refusal:
         check_requeue(state, job.request, "" if buffer is None else buffer.pool)
         check_dependency_cycle(state, job, job.request)
     except RejectionError as error:
-        return error.refusal
+        return error.rejection
     run = (e.RunRequeued(job.id),)
     return run if buffer is None else (e.JobRequeued(job.id), *run)
 
 
-def clear_job_buffer(state: Facts, actor: c.Actor, job: Job, discard: bool) -> Events | Refusal:
+def clear_job_buffer(state: Facts, actor: c.Actor, job: Job, discard: bool) -> Events | Rejection:
     """Return the events that clear the buffer of a job.
 
     A buffer that could not be removed is deleted from the state. With `discard`, results that could not be staged out
@@ -123,12 +123,12 @@ def clear_job_buffer(state: Facts, actor: c.Actor, job: Job, discard: bool) -> E
     )
 
 
-def clear_persistent(state: Facts, actor: c.Actor, name: str, discard: bool) -> Events | Refusal:
+def clear_persistent(state: Facts, actor: c.Actor, name: str, discard: bool) -> Events | Rejection:
     """Return the events that delete a persistent buffer from the state and release its space."""
     buffer = state.persistent.get(name)
     if buffer is None:
-        return Refusal(
-            RefusalCode.WRONG_STATE,
+        return Rejection(
+            RejectionCode.WRONG_STATE,
             f"persistent buffer {name!r} does not exist",
             "forebay slurm burst shows the buffers",
             "name",
@@ -136,10 +136,10 @@ def clear_persistent(state: Facts, actor: c.Actor, name: str, discard: bool) -> 
     using = len(state.using.get(name, ()))
     if using:
         sentence = f"persistent buffer {name} is in use by {using} jobs"
-        return Refusal(RefusalCode.WRONG_STATE, sentence, "wait until they have finished", "name")
+        return Rejection(RejectionCode.WRONG_STATE, sentence, "wait until they have finished", "name")
     if buffer.state is BufferState.ALLOCATED and not discard:
-        return Refusal(
-            RefusalCode.WRONG_STATE,
+        return Rejection(
+            RejectionCode.WRONG_STATE,
             f"persistent buffer {name} is allocated",
             "submit a job with destroy_persistent, or use --discard if it cannot be removed",
             "name",
@@ -150,15 +150,15 @@ def clear_persistent(state: Facts, actor: c.Actor, name: str, discard: bool) -> 
     return (e.PersistentDeletionStarted(name, buffer.job, True), removal)
 
 
-def restart_operations(state: Facts, jobs: Iterable[int]) -> Events | Refusal:
+def restart_operations(state: Facts, jobs: Iterable[int]) -> Events | Rejection:
     """Return the events that restart the operations of `jobs` after a change of the leader (RestartPolicy slurm)."""
     if state.site.restart_policy != "slurm":
         return ()
     found: list[e.Event] = []
     wanted = list(jobs)
     if len(wanted) > RESTARTED_MAX:
-        return Refusal(
-            RefusalCode.LIMIT_EXCEEDED,
+        return Rejection(
+            RejectionCode.LIMIT_EXCEEDED,
             f"{len(wanted)} jobs exceed the limit of one restart",
             f"name at most {RESTARTED_MAX} at once",
             "jobs",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final
 
-from forebay.replica.fold import CacheLimits, may_cache, unknown_session_refusal
+from forebay.replica.fold import CacheLimits, may_cache, unknown_session_rejection
 from forebay.replica.messages import Acceptance, Actor, ActorRole, Decision, Session
 from forebay.replica.messages import commands as c
 from forebay.replica.messages import events as e
@@ -21,8 +21,8 @@ from forebay.replica.values import (
     SESSIONS_MAX,
     SESSIONS_PER_ACTOR_MAX,
     Instant,
-    Refusal,
-    RefusalCode,
+    Rejection,
+    RejectionCode,
     decode_session_command_id,
     is_in_session,
 )
@@ -73,8 +73,8 @@ def _open_session(state: State, actor: Actor, command: c.OpenSession, at: Instan
     own = sum(session.actor == actor for session in state.sessions.values())
     bounds = CacheLimits(SESSIONS_LEAST, SESSIONS_PER_ACTOR_MAX, SESSIONS_MAX)
     if not may_cache(own, len(state.sessions), bounds):
-        return Refusal(
-            RefusalCode.LIMIT_EXCEEDED,
+        return Rejection(
+            RejectionCode.LIMIT_EXCEEDED,
             f"{actor} has {own} of {len(state.sessions)} sessions; the limits are {SESSIONS_PER_ACTOR_MAX} per actor "
             f"and {SESSIONS_MAX} in total",
             "close an unused one (forebay support session list), or wait: a session expires when it is idle for "
@@ -86,16 +86,16 @@ def _open_session(state: State, actor: Actor, command: c.OpenSession, at: Instan
 def _close_session(state: Facts, actor: Actor, command: c.CloseSession, at: Instant) -> Decision:
     session = state.sessions.get(command.session)
     if session is None or (session.actor != actor and actor.role is not ActorRole.OPERATOR):
-        return unknown_session_refusal(command.session)
+        return unknown_session_rejection(command.session)
     return Acceptance((e.SessionsEnded((command.session,), "closed"),))
 
 
-def own_session_refusal(request: c.Request, command: c.CloseSession) -> Refusal | None:
+def own_session_rejection(request: c.Request, command: c.CloseSession) -> Rejection | None:
     """Return the rejection of a command that closes its own session, or None. Its reply could not be cached."""
     if not is_in_session(request.id) or decode_session_command_id(request.id).session != command.session:
         return None
     remedy = "use a command ID outside the session"
-    return Refusal(RefusalCode.WRONG_STATE, "a session cannot be closed by a command in it", remedy, "command_id")
+    return Rejection(RejectionCode.WRONG_STATE, "a session cannot be closed by a command in it", remedy, "command_id")
 
 
 SESSIONS_BY_KEY: dict[type, Callable[[Facts, Actor, Any, Instant], Decision]] = {c.CloseSession: _close_session}

@@ -40,7 +40,7 @@ from forebay.replica.model import (
     with_options,
 )
 from forebay.replica.state import Facts
-from forebay.replica.values import Refusal, RefusalCode, Steps, limits
+from forebay.replica.values import Rejection, RejectionCode, Steps, limits
 
 DEFAULT_OUTPUT = "forebay-%j.out"
 """Default output file of a job, in its working directory (Slurm: slurm-%j.out)."""
@@ -50,12 +50,12 @@ NO_OUTPUT = "/dev/null"
 """Output path of a job whose output is discarded."""
 
 
-def submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps[e.JobSubmitted | Refusal]:
-    """Return the event of a submit with all fields resolved, or a Refusal; in steps."""
+def submit_job(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps[e.JobSubmitted | Rejection]:
+    """Return the event of a submit with all fields resolved, or a Rejection; in steps."""
     try:
         return (yield from _resolve_submit(state, actor, command))
     except RejectionError as error:
-        return error.refusal
+        return error.rejection
 
 
 def _resolve_submit(state: Facts, actor: c.Actor, command: c.SubmitJob) -> Steps[e.JobSubmitted]:
@@ -120,7 +120,7 @@ def _check_ignored(state: Facts, command: c.SubmitJob) -> None:
     """
     if command.ignored and state.site.unknown_sbatch_options == "reject":
         raise RejectionError(
-            RefusalCode.INVALID_FIELD,
+            RejectionCode.INVALID_FIELD,
             f"options {', '.join(command.ignored)} are not supported",
             "remove them, or ask an operator to run: forebay config set UnknownSbatchOptions=warn",
             "ignored_options",
@@ -139,7 +139,7 @@ def _with_whole_node(state: Facts, request: JobRequest) -> JobRequest:
     ]
     if not nodes:
         raise RejectionError(
-            RefusalCode.WRONG_STATE,
+            RejectionCode.WRONG_STATE,
             "the job requests a whole node, but no node of its partition is registered",
             "wait until `forebay node list` shows one, or omit --exclusive",
             "exclusive",
@@ -172,7 +172,7 @@ def _resolve_job(state: Facts, request: JobRequest, job_id: int, command: c.Subm
     output = _resolve_file(request, job_id, written, "output")
     if NODE_SYMBOL in _resolve_file(request, job_id, written, "output", node=""):
         raise RejectionError(
-            RefusalCode.INVALID_FIELD,
+            RejectionCode.INVALID_FIELD,
             f"output {written[:48]!r} expands to {NODE_SYMBOL}, which is reserved for the job's node",
             "use another name",
             "output",
@@ -195,7 +195,7 @@ def check_requeue(state: Facts, request: JobRequest, pool: str) -> None:
     """
     if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
         raise RejectionError(
-            RefusalCode.LIMIT_EXCEEDED,
+            RejectionCode.LIMIT_EXCEEDED,
             f"the limit of {limits.JOBS_UNFINISHED_MAX} unfinished jobs is reached",
             "wait until some have finished",
             "",
@@ -204,7 +204,9 @@ def check_requeue(state: Facts, request: JobRequest, pool: str) -> None:
     if request.buffer is not None:
         check_buffer_user(state, request.user)
     if pool and pool not in state.pools:
-        raise RejectionError(RefusalCode.UNKNOWN_POOL, f"pool {pool!r} no longer exists", "submit the job again", "job")
+        raise RejectionError(
+            RejectionCode.UNKNOWN_POOL, f"pool {pool!r} no longer exists", "submit the job again", "job"
+        )
 
 
 def _resolve_file(request: JobRequest, job_id: int, written: str, place: str, node: str = NODE_SYMBOL) -> str:
@@ -224,7 +226,7 @@ def _resolve_file(request: JobRequest, job_id: int, written: str, place: str, no
 def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
     if actor.role is c.ActorRole.USER and request.user != actor.name:
         raise RejectionError(
-            RefusalCode.PERMISSION_DENIED,
+            RejectionCode.PERMISSION_DENIED,
             f"permission denied: submitting for user {request.user!r} requires the operator role",
             "submit as yourself",
             "user",
@@ -233,7 +235,7 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
         check_unprivileged(request.priority, DEFAULT_PRIORITY, request.effective_options.nice, 0)
     if request.user == "root" and not state.site.allow_root:
         raise RejectionError(
-            RefusalCode.ROOT_NOT_ALLOWED,
+            RejectionCode.ROOT_NOT_ALLOWED,
             "User root can not allocate burst buffers",
             "submit as another user, or set allow_root in the policy",
             "user",
@@ -242,7 +244,7 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
     check_name("name", request.name)
     if not request.script.startswith("#!"):
         raise RejectionError(
-            RefusalCode.INVALID_FIELD,
+            RejectionCode.INVALID_FIELD,
             "the script has no interpreter line",
             "start it with #!, for example #!/bin/bash",
             "script line 1, column 1",
@@ -250,20 +252,20 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
     most = script_bytes_max(request.script)
     if _utf8_bytes(request.script) > most:
         raise RejectionError(
-            RefusalCode.LIMIT_EXCEEDED,
+            RejectionCode.LIMIT_EXCEEDED,
             f"the script is longer than {most} bytes",
             "put its data into files and stage them in",
             "script",
         )
     if "\0" in request.script:
         raise RejectionError(
-            RefusalCode.INVALID_FIELD, "the script contains a NUL byte", "submit a text file", "script"
+            RejectionCode.INVALID_FIELD, "the script contains a NUL byte", "submit a text file", "script"
         )
     check_number("time_limit_s", request.time_limit_s)
     check_number("cpus", request.cpus)
     if request.effective_options.nodes and request.effective_options.tasks > request.cpus:
         raise RejectionError(
-            RefusalCode.INVALID_FIELD,
+            RejectionCode.INVALID_FIELD,
             f"the job has {request.effective_options.tasks} tasks on {request.cpus} CPUs",
             "request at least one CPU per task; cpus is the total",
             "tasks",
@@ -277,7 +279,7 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
     ):
         largest = max(node.cpus for node in state.nodes.values())
         raise RejectionError(
-            RefusalCode.LIMIT_EXCEEDED,
+            RejectionCode.LIMIT_EXCEEDED,
             f"the job requests {request.cpus} CPUs, but no node has more than {largest}",
             f"request at most {largest}",
             "cpus",
@@ -286,7 +288,7 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
     check_dependencies(state, request.dependencies)
     if len(state.unfinished) >= limits.JOBS_UNFINISHED_MAX:
         raise RejectionError(
-            RefusalCode.LIMIT_EXCEEDED,
+            RejectionCode.LIMIT_EXCEEDED,
             f"the limit of {limits.JOBS_UNFINISHED_MAX} unfinished jobs is reached",
             "wait until some have finished",
             "",
@@ -296,7 +298,7 @@ def _check_record(state: Facts, actor: c.Actor, request: JobRequest) -> None:
 def _check_environment(request: JobRequest) -> None:
     if len(request.environment) > limits.ENVIRONMENT_VARIABLES_MAX:
         raise RejectionError(
-            RefusalCode.LIMIT_EXCEEDED,
+            RejectionCode.LIMIT_EXCEEDED,
             f"the environment has more than {limits.ENVIRONMENT_VARIABLES_MAX} variables",
             "export fewer",
             "environment",
@@ -306,14 +308,14 @@ def _check_environment(request: JobRequest) -> None:
         size += _utf8_bytes(name) + _utf8_bytes(value)
         if not name or "=" in name or "\0" in name or "\0" in value:
             raise RejectionError(
-                RefusalCode.INVALID_FIELD,
+                RejectionCode.INVALID_FIELD,
                 f"{name!r} is not a valid environment variable",
                 "use NAME=VALUE",
                 "environment",
             )
     if size > limits.ENVIRONMENT_BYTES_MAX:
         raise RejectionError(
-            RefusalCode.LIMIT_EXCEEDED,
+            RejectionCode.LIMIT_EXCEEDED,
             f"the environment is longer than {limits.ENVIRONMENT_BYTES_MAX} bytes",
             "export less",
             "environment",

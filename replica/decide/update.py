@@ -44,7 +44,7 @@ from forebay.replica.model import (
 )
 from forebay.replica.scheduler import dependency_jobs
 from forebay.replica.state import Facts
-from forebay.replica.values import DEPENDENCY_CHAIN_MAX, Refusal, RefusalCode
+from forebay.replica.values import DEPENDENCY_CHAIN_MAX, Rejection, RejectionCode
 
 Events = tuple[e.Event, ...]
 
@@ -55,15 +55,15 @@ _WAIT_FIELDS = ("dependencies", "singleton", "name")
 """Fields whose change may create a dependency cycle."""
 
 
-def update_job(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs: int) -> Events | Refusal:
+def update_job(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs: int) -> Events | Rejection:
     """Return the events that change one job. `jobs` is the number of jobs changed alike by the same command."""
     if job.state is not JobState.PENDING:
         sentence = f"job {job.id} is {job.state.name}"
-        return Refusal(RefusalCode.WRONG_STATE, sentence, "only pending jobs can be changed", "job")
+        return Rejection(RejectionCode.WRONG_STATE, sentence, "only pending jobs can be changed", "job")
     try:
         return _update_job(state, actor, job, command, jobs)
     except RejectionError as error:
-        return error.refusal
+        return error.rejection
 
 
 def _update_job(state: Facts, actor: c.Actor, job: Job, command: c.UpdateJob, jobs: int) -> Events:
@@ -144,7 +144,7 @@ def check_dependency_cycle(state: Facts, job: Job, after: JobRequest) -> None:
         for other in _awaited_jobs(state, *waiting.pop(), job.id, after):
             if other == job.id:
                 sentence = f"job {job.id} would wait for itself, directly or through other jobs"
-                raise RejectionError(RefusalCode.WRONG_STATE, sentence, "remove this dependency", "dependencies")
+                raise RejectionError(RejectionCode.WRONG_STATE, sentence, "remove this dependency", "dependencies")
             if other in seen:
                 continue
             seen.add(other)
@@ -152,7 +152,7 @@ def check_dependency_cycle(state: Facts, job: Job, after: JobRequest) -> None:
                 sentence = (
                     f"job {job.id} would wait for more than {DEPENDENCY_CHAIN_MAX} jobs, directly or through other jobs"
                 )
-                raise RejectionError(RefusalCode.LIMIT_EXCEEDED, sentence, "depend on fewer", "dependencies")
+                raise RejectionError(RejectionCode.LIMIT_EXCEEDED, sentence, "depend on fewer", "dependencies")
             waiting.append((other, state.jobs[other].request))
 
 
@@ -194,21 +194,21 @@ def _resolve_new_buffer(
     if state.site.provider != NATIVE:
         # Other providers read the job's script, which cannot be changed.
         sentence = "Requested operation not supported on this system"
-        raise RejectionError(RefusalCode.WRONG_STATE, sentence, "cancel the job, and submit it again", "--bb")
+        raise RejectionError(RejectionCode.WRONG_STATE, sentence, "cancel the job, and submit it again", "--bb")
     buffer = state.buffers.get(job.id)
     if after.array is not None:
         sentence = "the buffer request of an array cannot be changed, because its tasks share it"
-        raise RejectionError(RefusalCode.WRONG_STATE, sentence, "cancel the array, and submit it again", "--bb")
+        raise RejectionError(RejectionCode.WRONG_STATE, sentence, "cancel the array, and submit it again", "--bb")
     if buffer is not None and buffer.state is not BufferState.PENDING:
         sentence = f"the buffer of job {job.id} is {buffer.state.word}, so its request cannot be changed"
         raise RejectionError(
-            RefusalCode.WRONG_STATE, sentence, "requeue the job first, which revokes its buffer", "--bb"
+            RejectionCode.WRONG_STATE, sentence, "requeue the job first, which revokes its buffer", "--bb"
         )
     asked = resolve_buffer(state, actor, replace(after, buffer=command.buffer), of_array=False).buffer
     assert asked is not None  # resolving keeps the request
     if asked.creates or asked.destroys or asked.uses or asked.lists:
         sentence = "persistent buffers and lists (type=list) cannot be added to an existing job"
-        raise RejectionError(RefusalCode.INVALID_DIRECTIVE, sentence, "submit another job", "--bb")
+        raise RejectionError(RejectionCode.INVALID_DIRECTIVE, sentence, "submit another job", "--bb")
     check_buffer_user(state, after.user)
     asked, pool, granted = resolve_space(state, after, asked, job.id)
     same = buffer is not None and job.request.buffer == asked and (buffer.pool, buffer.granted_bytes) == (pool, granted)

@@ -10,6 +10,6 @@ from forebay.replica.fold.dedup_cache import (
     may_cache,
     may_cache_next_reply,
     may_cache_reply,
-    unknown_session_refusal,
+    unknown_session_rejection,
 )
 from forebay.replica.fold.history import HistoryFold

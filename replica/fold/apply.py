@@ -147,7 +147,9 @@ def _cache_reply(builder: StateBuilder, entry: Entry) -> int:
     """Cache the reply of a folded entry; return the job it created or concerns."""
     job = _job_concerned(entry)
     if entry.id:
-        builder.settle(entry.id, CachedReply(Revision(builder.revision), job, entry.refusal, entry.digest, entry.actor))
+        builder.settle(
+            entry.id, CachedReply(Revision(builder.revision), job, entry.rejection, entry.digest, entry.actor)
+        )
     return job
 
 

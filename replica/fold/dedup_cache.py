@@ -19,8 +19,8 @@ from forebay.replica.values import (
     SESSION_OUTSTANDING_LEAST,
     Instant,
     LedgerViolation,
-    Refusal,
-    RefusalCode,
+    Rejection,
+    RejectionCode,
     client_ms,
     decode_session_command_id,
     is_in_session,
@@ -57,21 +57,21 @@ def may_be_forgotten(state: Facts, command_id: bytes) -> bool:
     return client_ms(command_id) <= state.receipts_horizon_ms and command_id not in state.receipts
 
 
-def look_up_reply(state: Facts, request: Request) -> CachedReply | Refusal | None:
+def look_up_reply(state: Facts, request: Request) -> CachedReply | Rejection | None:
     """Return the cached reply to a command; None if the command is new.
 
-    Return a Refusal if the reply may have been dropped, if the ID was used for another command, or if the session is
+    Return a Rejection if the reply may have been dropped, if the ID was used for another command, or if the session is
     not one of the actor's.
     """
     if is_in_session(request.id):
         said = decode_session_command_id(request.id)
         session = state.sessions.get(said.session)
         if session is None or session.actor != request.actor:
-            return unknown_session_refusal(said.session)
+            return unknown_session_rejection(said.session)
         known = state.session_reply(said.session, said.sequence)
         if known is None and said.sequence <= session.acknowledged:
-            return Refusal(
-                RefusalCode.COMMAND_TOO_OLD,
+            return Rejection(
+                RejectionCode.COMMAND_TOO_OLD,
                 f"the reply to command {said.sequence} of session {said.session} was dropped: its program acknowledged "
                 f"replies up to {session.acknowledged}",
                 "use a higher sequence number for a new command; check whether this one was carried out",
@@ -79,8 +79,8 @@ def look_up_reply(state: Facts, request: Request) -> CachedReply | Refusal | Non
             )
         return _compare_digest(known, request)
     if may_be_forgotten(state, request.id):
-        return Refusal(
-            RefusalCode.COMMAND_TOO_OLD,
+        return Rejection(
+            RejectionCode.COMMAND_TOO_OLD,
             "the command ID is older than the cached replies, so the command may have been carried out already",
             "check whether it was, and resend it with a new command ID if not",
             "command_id",
@@ -88,11 +88,11 @@ def look_up_reply(state: Facts, request: Request) -> CachedReply | Refusal | Non
     return _compare_digest(state.receipts.get(request.id), request)
 
 
-def _compare_digest(known: CachedReply | None, request: Request) -> CachedReply | Refusal | None:
+def _compare_digest(known: CachedReply | None, request: Request) -> CachedReply | Rejection | None:
     if known is None or not known.digest or known.digest == command_digest(request):
         return known
-    return Refusal(
-        RefusalCode.COMMAND_ID_REUSED,
+    return Rejection(
+        RejectionCode.COMMAND_ID_REUSED,
         f"the command ID was used for another command, settled at revision {known.revision}",
         "use a new command ID for each new command",
         "command_id",
@@ -141,10 +141,10 @@ def may_cache_next_reply(state: Facts, request: Request) -> bool:
     return said.sequence - said.acknowledged <= SESSION_OUTSTANDING_LEAST
 
 
-def unknown_session_refusal(session: int) -> Refusal:
+def unknown_session_rejection(session: int) -> Rejection:
     """Build the rejection of a command whose session has ended, was never opened, or belongs to another actor."""
-    return Refusal(
-        RefusalCode.UNKNOWN_SESSION,
+    return Rejection(
+        RejectionCode.UNKNOWN_SESSION,
         f"session {session} does not exist: it was closed, has expired, or belongs to another user",
         "open another one, and check whether unanswered commands were carried out",
         "session",

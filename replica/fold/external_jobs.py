@@ -133,7 +133,7 @@ def _fold_external_job_run_ended(builder: StateBuilder, event: e.ExternalJobRunE
 
 def _fold_external_job_retained(builder: StateBuilder, event: e.ExternalJobRetained) -> None:
     job, at = builder.job(event.job), Instant(builder.at)
-    external_job = replace(_find_external_job(builder, event.job), step=ExternalJobStep.PARKED, since=at)
+    external_job = replace(_find_external_job(builder, event.job), step=ExternalJobStep.RETAINED, since=at)
     builder.change(event.job, None, external_job=external_job, comment=append_comment(job.comment, event.reason, at))
 
 

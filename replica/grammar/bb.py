@@ -15,7 +15,7 @@ from forebay.replica.grammar.values import (
     read_type,
 )
 from forebay.replica.model import CreatePersistent, DestroyPersistent
-from forebay.replica.values import Quantity, RefusalCode, format_size, parse_quantity
+from forebay.replica.values import Quantity, RejectionCode, format_size, parse_quantity
 
 VERBS = ("create_persistent", "destroy_persistent")
 
@@ -51,8 +51,8 @@ def _read_create(verb: DirectiveWord, rest: tuple[DirectiveWord, ...], builder: 
     options = read_options(rest, known_keys, keep_bare=not builder.native)
     known = options.known
     for key, example, code in (
-        ("name", "name=alpha", RefusalCode.INVALID_DIRECTIVE),
-        ("capacity", "capacity=10GiB", RefusalCode.INVALID_CAPACITY),
+        ("name", "name=alpha", RejectionCode.INVALID_DIRECTIVE),
+        ("capacity", "capacity=10GiB", RejectionCode.INVALID_CAPACITY),
     ):
         if key not in known:
             raise verb.rejection(f"create_persistent has no {key}=", f"add {key}=, for example {example}", code=code)
@@ -113,7 +113,7 @@ def read_short(words: tuple[DirectiveWord, ...], builder: RequestBuilder) -> Non
         for key in ("access", "type"):
             if key in known:
                 raise known[key].word.rejection(
-                    f"{key}= has no effect without capacity=", "add capacity=", code=RefusalCode.INVALID_CAPACITY
+                    f"{key}= has no effect without capacity=", "add capacity=", code=RejectionCode.INVALID_CAPACITY
                 )
     if "swap" in known:
         set_swap(known["swap"].word, known["swap"], known.get("pool"), builder)

@@ -18,7 +18,7 @@ from forebay.replica.model import (
     Transfer,
     TransferKind,
 )
-from forebay.replica.values import Refusal, RefusalCode
+from forebay.replica.values import Rejection, RejectionCode
 
 Parts = tuple[str, ...]
 
@@ -49,8 +49,8 @@ def with_file_name(transfer: Transfer, *, outgoing: bool) -> Transfer:
 
 def find_overlap(
     transfers: Sequence[tuple[Transfer, str]], lists: Sequence[ListTransfer], *, outgoing: bool
-) -> Refusal | None:
-    """Return a refusal if two transfers of one stage overlap; each transfer comes with the place of its directive.
+) -> Rejection | None:
+    """Return a rejection if two transfers of one stage overlap; each transfer comes with the place of its directive.
 
     Of a stage-in only two files with one destination are rejected: its sources stay, and directories are often merged
     on purpose.
@@ -71,8 +71,8 @@ def find_overlap(
         for other in (*above[-1:], *(() if before is None else (before,))):
             if _overlap(other[1], row[1], outgoing=outgoing):
                 (_, earlier), (_, later) = sorted((other, row), key=lambda known: known[0])
-                return Refusal(
-                    RefusalCode.INVALID_DIRECTIVE,
+                return Rejection(
+                    RejectionCode.INVALID_DIRECTIVE,
                     f"the destination {later.shown!r} overlaps {earlier.shown!r} of another directive, "
                     "so one would replace files of the other",
                     "give each directive its own destination",
@@ -84,8 +84,8 @@ def find_overlap(
     return None
 
 
-def find_overlap_in(request: BufferRequest) -> Refusal | None:
-    """Return a refusal if transfers of a request overlap whose symbols have no values yet.
+def find_overlap_in(request: BufferRequest) -> Rejection | None:
+    """Return a rejection if transfers of a request overlap whose symbols have no values yet.
 
     One text becomes one path, whatever its symbols stand for. A stage with symbols in its sources, or with a backslash,
     after which symbols mean themselves, is left to `find_overlap` with the paths of the job.
@@ -99,9 +99,9 @@ def find_overlap_in(request: BufferRequest) -> Refusal | None:
         texts += [listed.destination for listed in lists]
         if any("%" in source for source in sources) or any("\\" in text for text in texts):
             continue
-        refusal = find_overlap(copies, lists, outgoing=outgoing)
-        if refusal is not None:
-            return refusal
+        rejection = find_overlap(copies, lists, outgoing=outgoing)
+        if rejection is not None:
+            return rejection
     return None
 
 

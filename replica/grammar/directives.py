@@ -36,7 +36,7 @@ from forebay.replica.grammar.slurm import read_external_job
 from forebay.replica.grammar.spur import is_spur, read_spur
 from forebay.replica.grammar.values import strip_comment
 from forebay.replica.model import NATIVE, BufferRequest, provider_facts
-from forebay.replica.values import Refusal, RefusalCode
+from forebay.replica.values import Rejection, RejectionCode
 
 __all__ = [
     "INSIDE_VARIABLES",
@@ -86,13 +86,13 @@ def _read_request(script: str, bb: str, bbf: str, provider: str, directive: str)
     warnings = RequestWarnings()
     kinds = _kinds(provider, directive)
     builder = RequestBuilder(provider, warnings)
-    refusals: list[Refusal] = []
+    rejections: list[Rejection] = []
     if bb:
-        collect_rejections(lambda: _read_command_line(bb, kinds, builder), refusals)
+        collect_rejections(lambda: _read_command_line(bb, kinds, builder), rejections)
     if bbf:
-        collect_rejections(lambda: _read_file(bbf, kinds, builder), refusals)
-    collect_rejections(lambda: _read(find_directives(script, SCRIPT, kinds, warnings), builder), refusals)
-    raise_collected(refusals)
+        collect_rejections(lambda: _read_file(bbf, kinds, builder), rejections)
+    collect_rejections(lambda: _read(find_directives(script, SCRIPT, kinds, warnings), builder), rejections)
+    raise_collected(rejections)
     if not builder.kind:
         return ParsedRequest(None, tuple(warnings.lines))
     return ParsedRequest(builder.finish(), tuple(warnings.lines))
@@ -146,8 +146,8 @@ def _read_file(text: str, kinds: DirectiveKinds, builder: RequestBuilder) -> Non
     found = find_directives(text, "--bbf", kinds, builder.warnings)
     if not found:
         raise DirectiveRejected(
-            Refusal(
-                RefusalCode.INVALID_DIRECTIVE,
+            Rejection(
+                RejectionCode.INVALID_DIRECTIVE,
                 "the file of --bbf contains no directive",
                 f"start its lines with {' or '.join(kinds.known)}",
                 "--bbf line 1, column 1",
@@ -162,10 +162,10 @@ def _read(found: list[Directive], builder: RequestBuilder) -> None:
     Raises:
         DirectiveRejected: a directive is invalid.
     """
-    refusals: list[Refusal] = []
+    rejections: list[Rejection] = []
     for directive in found:
-        collect_rejections(partial(_read_one, directive, builder), refusals)
-    raise_collected(refusals)
+        collect_rejections(partial(_read_one, directive, builder), rejections)
+    raise_collected(rejections)
 
 
 def _read_one(directive: Directive, builder: RequestBuilder) -> None:

@@ -21,7 +21,7 @@ from forebay.replica.grammar.values import (
     read_type,
 )
 from forebay.replica.model import CHOICE_KEYS, CHOOSABLE, LINKS, ListTransfer, Transfer, TransferKind
-from forebay.replica.values import RefusalCode
+from forebay.replica.values import RejectionCode
 
 VERBS = ("jobdw", "persistentdw", "swap", *STAGES)
 SPACE_KEYS = ("capacity", "pool", "type", "access_mode", "pfs")
@@ -88,7 +88,7 @@ def read_space(verb: DirectiveWord, options: Options, builder: RequestBuilder, a
 
 def _read_swap(verb: DirectiveWord, rest: tuple[DirectiveWord, ...], builder: RequestBuilder) -> None:
     if not rest or "=" in rest[0].text:
-        raise verb.rejection("swap has no size", "write #DW swap 2GiB", code=RefusalCode.INVALID_CAPACITY)
+        raise verb.rejection("swap has no size", "write #DW swap 2GiB", code=RejectionCode.INVALID_CAPACITY)
     options = read_options(rest[1:], ("pool",), keep_bare=not builder.native)
     set_swap(verb, OptionValue(rest[0], rest[0].text, 0), options.known.get("pool"), builder)
     builder.pass_on(verb.text, options.others)
@@ -103,7 +103,7 @@ def set_swap(verb: DirectiveWord, size: OptionValue, pool: OptionValue | None, b
             f"swap {quoted_text(size.text)} is a number of nodes",
             "write a size, for example 2GiB",
             0,
-            RefusalCode.INVALID_CAPACITY,
+            RejectionCode.INVALID_CAPACITY,
         )
     if quantity.unit == "bare":
         builder.warnings.add(size.word.place(size.offset), f"swap {size.text} is read as {size.text}GiB, as in Slurm")

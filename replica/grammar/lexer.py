@@ -20,8 +20,8 @@ from forebay.replica.values import (
     PACKED_HEAD_BYTES_MAX,
     PACKED_SCRIPT_BYTES_MAX,
     SCRIPT_BYTES_MAX,
-    Refusal,
-    RefusalCode,
+    Rejection,
+    RejectionCode,
 )
 
 SCRIPT = "script"
@@ -121,14 +121,14 @@ def find_directives(text: str, source: str, kinds: DirectiveKinds, warnings: Req
             raise DirectiveWord(head, source, number, 1).rejection(
                 f"the directives have more than {DIRECTIVE_WORDS_MAX} words",
                 "stage a directory instead of its files, and write comments into other lines",
-                code=RefusalCode.LIMIT_EXCEEDED,
+                code=RejectionCode.LIMIT_EXCEEDED,
             )
         pending = _read_line(line, DirectiveWord(head, source, number, 1), pending, found)
         if len(found) > DIRECTIVES_MAX:
             raise found[-1].at.rejection(
                 f"there are more than {DIRECTIVES_MAX} directives",
                 "stage a directory instead of its files",
-                code=RefusalCode.LIMIT_EXCEEDED,
+                code=RejectionCode.LIMIT_EXCEEDED,
             )
     if pending is not None:
         raise pending.backslash.rejection("the last directive ends in a continuation", "remove the backslash")
@@ -219,8 +219,8 @@ def check_length(text: str, source: str) -> None:
     """
     if len(text.encode("utf-8", "surrogatepass")) > DIRECTIVE_TEXT_BYTES_MAX:
         raise DirectiveRejected(
-            Refusal(
-                RefusalCode.LIMIT_EXCEEDED,
+            Rejection(
+                RejectionCode.LIMIT_EXCEEDED,
                 f"the text of {source} is longer than {DIRECTIVE_TEXT_BYTES_MAX} bytes",
                 "stage a directory instead of its files",
                 source,
@@ -242,12 +242,12 @@ _WORD = re.compile(r"[^ \t]+")
 
 
 class DirectiveRejected(Exception):
-    """A rejected request; `refusal.place` is the line and column."""
+    """A rejected request; `rejection.place` is the line and column."""
 
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(f"{refusal.place}: {refusal.sentence}; {refusal.remedy}")
-        self.refusal = refusal
-        self.others: tuple[Refusal, ...] = ()
+    def __init__(self, rejection: Rejection) -> None:
+        super().__init__(f"{rejection.place}: {rejection.sentence}; {rejection.remedy}")
+        self.rejection = rejection
+        self.others: tuple[Rejection, ...] = ()
         """Further mistakes in the request, in reading order."""
 
 
@@ -255,23 +255,23 @@ REJECTIONS_MAX = 64
 """Mistakes reported for one request, count: a screen or two."""
 
 
-def collect_rejections(read: Callable[[], None], refusals: list[Refusal]) -> None:
+def collect_rejections(read: Callable[[], None], rejections: list[Rejection]) -> None:
     """Run `read`, and append its rejections to a list instead of raising them."""
     try:
         read()
     except DirectiveRejected as error:
-        refusals += (error.refusal, *error.others)
+        rejections += (error.rejection, *error.others)
 
 
-def raise_collected(refusals: list[Refusal]) -> None:
+def raise_collected(rejections: list[Rejection]) -> None:
     """Raise all collected rejections together, if any.
 
     Raises:
         DirectiveRejected: the list is not empty.
     """
-    if refusals:
-        error = DirectiveRejected(refusals[0])
-        error.others = tuple(refusals[1:REJECTIONS_MAX])
+    if rejections:
+        error = DirectiveRejected(rejections[0])
+        error.others = tuple(rejections[1:REJECTIONS_MAX])
         raise error
 
 
@@ -288,10 +288,10 @@ class DirectiveWord(msgspec.Struct, frozen=True):
         return f"{self.source} line {self.line}, column {self.column + offset}"
 
     def rejection(
-        self, sentence: str, remedy: str, offset: int = 0, code: RefusalCode = RefusalCode.INVALID_DIRECTIVE
+        self, sentence: str, remedy: str, offset: int = 0, code: RejectionCode = RejectionCode.INVALID_DIRECTIVE
     ) -> DirectiveRejected:
         """Return the exception that names this word's place."""
-        return DirectiveRejected(Refusal(code, sentence, remedy, self.place(offset)))
+        return DirectiveRejected(Rejection(code, sentence, remedy, self.place(offset)))
 
 
 def quoted_text(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from forebay.replica.grammar.lexer import Directive
 from forebay.replica.grammar.request import RequestBuilder
 from forebay.replica.grammar.values import OptionValue, read_capacity, read_pool
-from forebay.replica.values import SIZE_BYTES_MAX, Quantity, RefusalCode
+from forebay.replica.values import SIZE_BYTES_MAX, Quantity, RejectionCode
 
 
 def read_lua(directive: Directive, builder: RequestBuilder) -> None:
@@ -39,7 +39,7 @@ def read_lua(directive: Directive, builder: RequestBuilder) -> None:
         raise capacity.word.rejection(
             "capacity= needs pool=: there is no default pool for these directives",
             f"add pool= to this {directive.kind} line",
-            code=RefusalCode.NO_DEFAULT_POOL,
+            code=RejectionCode.NO_DEFAULT_POOL,
         )
     builder.capacity = _sum(builder.capacity, read_capacity(capacity), capacity)
     builder.capacity_at = builder.capacity_at or capacity.word
@@ -68,4 +68,4 @@ def _sum(before: Quantity | None, more: Quantity, at: OptionValue) -> Quantity:
     return Quantity(before.value + more.value, unit)
 
 
-_CAPACITY = RefusalCode.INVALID_CAPACITY
+_CAPACITY = RejectionCode.INVALID_CAPACITY

@@ -17,8 +17,8 @@ from forebay.replica.values import (
     FILESYSTEMS_MAX,
     MESSAGE_CHARACTERS_MAX,
     PATH_BYTES_MAX,
-    Refusal,
-    RefusalCode,
+    Rejection,
+    RejectionCode,
     has_control_character,
     name_fault,
 )
@@ -152,37 +152,37 @@ def check_access(
         raise word.rejection(f"the job has no buffer for ${variable}", f"add {directive} jobdw capacity=10GiB")
 
 
-def check_filesystem(filesystems: Mapping[str, SharedFilesystem], name: str, path: str) -> Refusal | None:
+def check_filesystem(filesystems: Mapping[str, SharedFilesystem], name: str, path: str) -> Rejection | None:
     """Return a rejection if a shared filesystem of this name and path cannot be added, or None."""
     fault = name_fault(name)
     if fault is not None:
-        return Refusal(
-            RefusalCode.INVALID_FIELD,
+        return Rejection(
+            RejectionCode.INVALID_FIELD,
             f"the name of the shared filesystem {fault}",
             "choose another name",
             "filesystem.name",
         )
     if name in filesystems:
         sentence = f"shared filesystem {name!r} already exists, at {filesystems[name].path}"
-        return Refusal(
-            RefusalCode.WRONG_STATE, sentence, "choose another name, or remove that one first", "filesystem.name"
+        return Rejection(
+            RejectionCode.WRONG_STATE, sentence, "choose another name, or remove that one first", "filesystem.name"
         )
     fault = path_fault(path)
     if fault is None and (path == "/" or any(part in ("", ".") for part in path[1:].split("/"))):
         fault = f"{path!r:.200} is not in its shortest form"
     if fault is not None:
         remedy = "write an absolute path such as /bb/fast, without `..`, `.`, or a slash too many"
-        return Refusal(
-            RefusalCode.INVALID_FIELD, f"the path of shared filesystem {name} {fault}", remedy, "filesystem.path"
+        return Rejection(
+            RejectionCode.INVALID_FIELD, f"the path of shared filesystem {name} {fault}", remedy, "filesystem.path"
         )
     for other in sorted(filesystems):
         if are_nested(path, filesystems[other].path):
             sentence = f"paths {path} of shared filesystem {name} and {filesystems[other].path} of {other} are nested"
             remedy = "give each shared filesystem a directory of its own, not below that of another"
-            return Refusal(RefusalCode.INVALID_FIELD, sentence[:MESSAGE_CHARACTERS_MAX], remedy, "filesystem.path")
+            return Rejection(RejectionCode.INVALID_FIELD, sentence[:MESSAGE_CHARACTERS_MAX], remedy, "filesystem.path")
     if len(filesystems) >= FILESYSTEMS_MAX:
-        return Refusal(
-            RefusalCode.LIMIT_EXCEEDED,
+        return Rejection(
+            RejectionCode.LIMIT_EXCEEDED,
             f"the limit of {FILESYSTEMS_MAX} shared filesystems is reached",
             "use an existing one",
             "filesystem.name",

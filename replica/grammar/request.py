@@ -24,7 +24,7 @@ from forebay.replica.values import (
     SIZE_BYTES_MAX,
     TRANSFERS_PER_STAGE_MAX,
     Quantity,
-    RefusalCode,
+    RejectionCode,
 )
 
 STAGES = ("stage_in", "stage_out")
@@ -132,7 +132,7 @@ class RequestBuilder:
             raise verb.rejection(
                 f"the job has more than {TRANSFERS_PER_STAGE_MAX} {stage} directives",
                 "stage a directory instead of its files",
-                code=RefusalCode.LIMIT_EXCEEDED,
+                code=RejectionCode.LIMIT_EXCEEDED,
             )
 
     def use(self, name: str, at: DirectiveWord) -> None:
@@ -168,7 +168,7 @@ class RequestBuilder:
             raise at.rejection(
                 f"more than {PERSISTENT_PER_JOB_MAX} persistent buffers are {done}",
                 "use several jobs",
-                code=RefusalCode.LIMIT_EXCEEDED,
+                code=RejectionCode.LIMIT_EXCEEDED,
             )
 
     def access_modes(self, value: OptionValue) -> tuple[Access, ...]:
@@ -279,4 +279,4 @@ class RequestBuilder:
             )
 
 
-_CAPACITY = RefusalCode.INVALID_CAPACITY
+_CAPACITY = RejectionCode.INVALID_CAPACITY

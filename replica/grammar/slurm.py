@@ -29,7 +29,7 @@ from forebay.replica.values import (
     SIZE_MULTIPLIERS,
     SUFFIXES,
     TRANSFERS_PER_STAGE_MAX,
-    RefusalCode,
+    RejectionCode,
 )
 
 COUNTED: Final = ("pool", "capacity")
@@ -123,20 +123,20 @@ def _check_whole(builder: RequestBuilder, found: list[Directive]) -> None:
             "a capacity in nodes is requested, but the nodes of the job are not known yet",
             "write a size, for example capacity=10GiB",
             value_at,
-            RefusalCode.INVALID_CAPACITY,
+            RejectionCode.INVALID_CAPACITY,
         )
     if "." in text:
         raise at.rejection(
             f"Slurm reads {quoted_text(text[value_at:])} as the whole number before its point",
             "write a whole number with a smaller unit, for example 1536MiB",
             text.index("."),
-            RefusalCode.INVALID_CAPACITY,
+            RejectionCode.INVALID_CAPACITY,
         )
     if builder.pool_at is None:
         raise at.rejection(
             "capacity= needs pool=: Slurm counts by the pool that the line names",
             "add pool= to this line",
-            code=RefusalCode.NO_DEFAULT_POOL,
+            code=RejectionCode.NO_DEFAULT_POOL,
         )
     if Access.PRIVATE in builder.access:
         word = next(word for each in found for word in each.words if word.text.startswith("access_mode="))

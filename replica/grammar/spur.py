@@ -8,7 +8,7 @@ from __future__ import annotations
 from forebay.replica.grammar.lexer import DirectiveWord, control_offset, quoted_text
 from forebay.replica.grammar.request import STAGES, RequestBuilder
 from forebay.replica.grammar.values import OptionValue, read_capacity
-from forebay.replica.values import SIZE_BYTES_MAX, Quantity, RefusalCode
+from forebay.replica.values import SIZE_BYTES_MAX, Quantity, RejectionCode
 
 BARE_BYTES = 1024**3
 """Unit of a capacity without a suffix, bytes."""
@@ -67,11 +67,11 @@ def _add_capacity(value: OptionValue, builder: RequestBuilder) -> None:
     more = read_capacity(value, BARE_BYTES)
     if more.unit == "nodes":
         raise value.rejection(
-            "this form does not support a capacity in nodes", "write a size", 0, RefusalCode.INVALID_CAPACITY
+            "this form does not support a capacity in nodes", "write a size", 0, RejectionCode.INVALID_CAPACITY
         )
     total = more.value + (0 if builder.capacity is None else builder.capacity.value)
     if total > SIZE_BYTES_MAX:
-        raise value.rejection("the capacities together overflow", "request less", 0, RefusalCode.INVALID_CAPACITY)
+        raise value.rejection("the capacities together overflow", "request less", 0, RejectionCode.INVALID_CAPACITY)
     if builder.capacity is None:
         builder.begin_space(value.word)
         builder.capacity_at = value.word

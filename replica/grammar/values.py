@@ -10,7 +10,7 @@ import msgspec
 
 from forebay.replica.grammar.lexer import DirectiveRejected, DirectiveWord, ends_in_backslash, quoted_text
 from forebay.replica.model import Access
-from forebay.replica.values import Quantity, RefusalCode, SizeError, name_fault, parse_quantity
+from forebay.replica.values import Quantity, RejectionCode, SizeError, name_fault, parse_quantity
 
 STOP = "\\\\"
 """Two backslashes: no symbol after them is replaced, up to the end of the line."""
@@ -30,7 +30,7 @@ class OptionValue(msgspec.Struct, frozen=True):
         return STOP + self.text if self.literal and not self.text.startswith(STOP) else self.text
 
     def rejection(
-        self, sentence: str, remedy: str, offset: int = 0, code: RefusalCode = RefusalCode.INVALID_DIRECTIVE
+        self, sentence: str, remedy: str, offset: int = 0, code: RejectionCode = RejectionCode.INVALID_DIRECTIVE
     ) -> DirectiveRejected:
         """Return the exception that names this value's place, `offset` characters into it."""
         return self.word.rejection(sentence, remedy, self.offset + offset, code)
@@ -123,10 +123,10 @@ def missing_capacity(verb: DirectiveWord, options: Options) -> DirectiveRejected
         key = word.text.partition("=")[0]
         if did_you_mean(key, ("capacity",)):
             return word.rejection(
-                f"unknown option {quoted_text(key)}", "did you mean capacity=?", code=RefusalCode.INVALID_CAPACITY
+                f"unknown option {quoted_text(key)}", "did you mean capacity=?", code=RejectionCode.INVALID_CAPACITY
             )
     return verb.rejection(
-        "the request has no capacity", "add capacity=, for example capacity=10GiB", code=RefusalCode.INVALID_CAPACITY
+        "the request has no capacity", "add capacity=, for example capacity=10GiB", code=RejectionCode.INVALID_CAPACITY
     )
 
 
@@ -139,7 +139,7 @@ def read_capacity(value: OptionValue, bare: int = 1) -> Quantity:
     try:
         return parse_quantity(value.text, bare)
     except SizeError as error:
-        raise value.rejection(error.sentence, error.remedy, error.offset, RefusalCode.INVALID_CAPACITY) from None
+        raise value.rejection(error.sentence, error.remedy, error.offset, RejectionCode.INVALID_CAPACITY) from None
 
 
 def read_pool(value: OptionValue) -> str:

@@ -7,7 +7,7 @@ import msgspec
 from forebay.replica.messages import events as e
 from forebay.replica.messages.commands import CONTROLLER, Actor
 from forebay.replica.messages.events import Event
-from forebay.replica.values import Instant, Refusal, Revision
+from forebay.replica.values import Instant, Rejection, Revision
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -19,7 +19,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     command: str
     """Name of the command, for example `submit_job`."""
     events: tuple[Event, ...]
-    refusal: Refusal | None = None
+    rejection: Rejection | None = None
     digest: bytes = b""
     """Digest of actor and command (`commands.command_digest`); empty for commands without fields.
 
@@ -41,7 +41,7 @@ class CachedReply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     revision: Revision
     job: int
     """Job that the command created or concerned; 0: none."""
-    refusal: Refusal | None
+    rejection: Rejection | None
     digest: bytes = b""
     """Digest of the command. A command with the same ID and another digest is rejected, because it is no retry."""
     actor: Actor = CONTROLLER
@@ -74,12 +74,12 @@ class Acceptance(msgspec.Struct, frozen=True):
     events: tuple[e.Event, ...]
 
 
-Decision = Acceptance | Refusal
+Decision = Acceptance | Rejection
 
 NOTHING = Acceptance(())
 """Accepted command that changes nothing."""
 
 
-def decision_of(events: tuple[e.Event, ...] | Refusal) -> Decision:
+def decision_of(events: tuple[e.Event, ...] | Rejection) -> Decision:
     """Wrap events as a decision; return a rejection unchanged."""
-    return events if isinstance(events, Refusal) else Acceptance(events)
+    return events if isinstance(events, Rejection) else Acceptance(events)

@@ -5,17 +5,17 @@ it and every member supports the next level. Records of a level are not written 
 read the records of a leader of a newer release. The event names the first release that supports the level. A replica
 that does not support it stops there, names the required release, and changes nothing.
 
-To add a level, append it to LEVELS with the release that introduces it. Set `since_level` of its events, and reject the
-commands that lead to them below the level (`level_refusal`). Never add fields to a record of an earlier level, because
-a replica of an earlier release could not read it: define a new event. New values of an enumeration (rejection codes,
-job states) may also occur only in events of the new level.
+To add a level, append it to LEVELS with the release that introduces it. Set `since_level` of its events, and reject
+commands that lead to them below the level (`level_rejection`). Never add fields to a record of an earlier level,
+because a replica of an earlier release could not read it: define a new event. New values of an enumeration (rejection
+codes, job states) may also occur only in events of the new level.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from forebay.replica.values import Refusal, RefusalCode
+from forebay.replica.values import Rejection, RejectionCode
 
 FOUNDING_LEVEL = 1
 """Level of a new cluster, whose members may have different releases."""
@@ -75,15 +75,15 @@ def check_level(level: int, release: str, *, revision: int | None = None, place:
         raise ReleaseNeeded(what, level=level, release=release, revision=revision, place=place)
 
 
-def level_refusal(feature_level: int, needed: int, what: str, place: str = "") -> Refusal | None:
+def level_rejection(feature_level: int, needed: int, what: str, place: str = "") -> Rejection | None:
     """Return the rejection of a command that needs level `needed`, or None if the cluster has reached it.
 
     `what` names the feature in the message.
     """
     if feature_level >= needed:
         return None
-    return Refusal(
-        RefusalCode.WRONG_STATE,  # the ledger contains rejections, so only codes of level 1 are possible
+    return Rejection(
+        RejectionCode.WRONG_STATE,  # the ledger contains rejections, so only codes of level 1 are possible
         f"{what} requires feature level {needed}, but the cluster has {feature_level}",
         "raise it once every replica runs a release that supports it: forebay cluster raise-feature-level",
         place,

@@ -28,8 +28,8 @@ from forebay.replica.values import (
     PRIORITY_MAX,
     SIZE_BYTES_MAX,
     Instant,
-    Refusal,
-    RefusalCode,
+    Rejection,
+    RejectionCode,
     name_fault,
 )
 
@@ -263,17 +263,17 @@ def is_group_limit(limit: Limit) -> bool:
 # Validation of records -----------------------------------------------------------------------------------------------
 
 
-def _invalid(place: str, sentence: str, remedy: str) -> Refusal:
-    return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, place)
+def _invalid(place: str, sentence: str, remedy: str) -> Rejection:
+    return Rejection(RejectionCode.INVALID_FIELD, sentence, remedy, place)
 
 
-def check_name(name: str, place: str) -> Refusal | None:
+def check_name(name: str, place: str) -> Rejection | None:
     """Return a rejection if the name is invalid, or None."""
     fault = name_fault(name)
     return None if fault is None else _invalid(place, f"the name {fault}", "choose another name")
 
 
-def check_limits(limits: tuple[Limit, ...], known: Mapping[LimitKind, str], place: str) -> Refusal | None:
+def check_limits(limits: tuple[Limit, ...], known: Mapping[LimitKind, str], place: str) -> Rejection | None:
     """Return a rejection if the limits are invalid, or None. `known` has the kinds that are supported here."""
     if len(limits) > LIMITS_PER_RECORD_MAX:
         return _invalid(place, f"{len(limits)} limits are given", f"set at most {LIMITS_PER_RECORD_MAX}")
@@ -285,9 +285,9 @@ def check_limits(limits: tuple[Limit, ...], known: Mapping[LimitKind, str], plac
         if limit.kind.counts_space != bool(limit.tres):
             remedy = f"write {limit.kind.word} with bb/NAME" if limit.kind.counts_space else "leave out bb/NAME"
             return _invalid(place, f"the limit {limit.kind.word} has the name {limit.tres!r}", remedy)
-        refusal = check_name(limit.tres, place) if limit.tres else None
-        if refusal is not None:
-            return refusal
+        rejection = check_name(limit.tres, place) if limit.tres else None
+        if rejection is not None:
+            return rejection
         if not 0 <= limit.value <= SIZE_BYTES_MAX:
             return _invalid(place, f"{limit.kind.word} is {limit.value}", f"use a number from 0 to {SIZE_BYTES_MAX}")
         if (limit.kind, limit.tres) in seen:
@@ -296,30 +296,30 @@ def check_limits(limits: tuple[Limit, ...], known: Mapping[LimitKind, str], plac
     return None
 
 
-def _check_names(names: Iterable[str], place: str) -> Refusal | None:
+def _check_names(names: Iterable[str], place: str) -> Rejection | None:
     listed = tuple(names)
     if len(listed) > ACCOUNT_USERS_MAX:
         return _invalid(place, f"{len(listed)} names are listed", f"list at most {ACCOUNT_USERS_MAX}")
     if len(set(listed)) != len(listed):
         return _invalid(place, "a name is listed twice", "list each once")
-    return next((refusal for name in listed if (refusal := check_name(name, place)) is not None), None)
+    return next((rejection for name in listed if (rejection := check_name(name, place)) is not None), None)
 
 
-def check_account(accounts: Accounts, account: Account) -> Refusal | None:
+def check_account(accounts: Accounts, account: Account) -> Rejection | None:
     """Return a rejection if the account is invalid or its parent does not fit, or None."""
-    refusal = (
+    rejection = (
         check_name(account.name, "account.name")
         or _check_names((member.user for member in account.members), "account.users")
         or check_limits(account.limits, ACCOUNT_REASONS, "account.limits")
     )
     for member in account.members:
-        refusal = refusal or check_limits(member.limits, ACCOUNT_REASONS, f"account.users.{member.user}")
-    if refusal is None and sum(len(member.limits) for member in account.members) > ACCOUNT_USERS_MAX:
-        refusal = _invalid(
+        rejection = rejection or check_limits(member.limits, ACCOUNT_REASONS, f"account.users.{member.user}")
+    if rejection is None and sum(len(member.limits) for member in account.members) > ACCOUNT_USERS_MAX:
+        rejection = _invalid(
             "account.users", "its users have too many limits of their own", f"set at most {ACCOUNT_USERS_MAX} in all"
         )
-    if refusal is not None or not account.parent:
-        return refusal
+    if rejection is not None or not account.parent:
+        return rejection
     if account.parent not in accounts:
         return _invalid("account.parent", f"account {account.parent!r} does not exist", "create the parent first")
     above = [one.name for one in ancestors(accounts, account.parent)]
@@ -342,25 +342,25 @@ def _depth_below(accounts: Accounts, name: str) -> int:
     return depth
 
 
-def check_qos(qos: Qos) -> Refusal | None:
+def check_qos(qos: Qos) -> Rejection | None:
     """Return a rejection if the QOS is invalid, or None."""
-    refusal = (
+    rejection = (
         check_name(qos.name, "qos.name")
         or check_limits(qos.limits, QOS_REASONS, "qos.limits")
         or _check_names(qos.users, "qos.users")
         or _check_names(qos.accounts, "qos.accounts")
     )
-    if refusal is None and not 0 <= qos.priority <= PRIORITY_MAX:
-        refusal = _invalid("qos.priority", f"priority is {qos.priority}", f"use a number from 0 to {PRIORITY_MAX}")
-    return refusal
+    if rejection is None and not 0 <= qos.priority <= PRIORITY_MAX:
+        rejection = _invalid("qos.priority", f"priority is {qos.priority}", f"use a number from 0 to {PRIORITY_MAX}")
+    return rejection
 
 
-def check_license(license: License) -> Refusal | None:
+def check_license(license: License) -> Rejection | None:
     """Return a rejection if the licence is invalid, or None."""
-    refusal = check_name(license.name, "license.name")
-    if refusal is None and not 0 <= license.total <= SIZE_BYTES_MAX:
-        refusal = _invalid("license.total", f"total is {license.total}", f"use a number from 0 to {SIZE_BYTES_MAX}")
-    return refusal
+    rejection = check_name(license.name, "license.name")
+    if rejection is None and not 0 <= license.total <= SIZE_BYTES_MAX:
+        rejection = _invalid("license.total", f"total is {license.total}", f"use a number from 0 to {SIZE_BYTES_MAX}")
+    return rejection
 
 
 _RULE_BOUNDS: dict[str, tuple[int, int]] = {
@@ -370,20 +370,20 @@ _RULE_BOUNDS: dict[str, tuple[int, int]] = {
 }
 
 
-def check_rules(rules: SchedulingRules) -> Refusal | None:
+def check_rules(rules: SchedulingRules) -> Rejection | None:
     """Return a rejection if the rules are out of range, or None."""
     for field, (least, most) in _RULE_BOUNDS.items():
         value = getattr(rules, field)
         if not least <= value <= most:
             return _invalid(f"rules.{field}", f"{field} is {value}", f"use a number from {least} to {most}")
     for field in ("default_account", "default_qos"):
-        refusal = check_name(getattr(rules, field), f"rules.{field}") if getattr(rules, field) else None
-        if refusal is not None:
-            return refusal
+        rejection = check_name(getattr(rules, field), f"rules.{field}") if getattr(rules, field) else None
+        if rejection is not None:
+            return rejection
     return None
 
 
-def check_licenses_and_nice(licenses: tuple[tuple[str, int], ...], nice: int) -> Refusal | None:
+def check_licenses_and_nice(licenses: tuple[tuple[str, int], ...], nice: int) -> Rejection | None:
     """Return a rejection if a job's licences or nice value are invalid, or None.
 
     The function does not check whether the licences exist.
@@ -397,11 +397,11 @@ def check_licenses_and_nice(licenses: tuple[tuple[str, int], ...], nice: int) ->
     if len({name for name, _ in licenses}) != len(licenses):
         return _invalid("licenses", "a licence is listed twice", "list each once")
     for name, count in licenses:
-        refusal = check_name(name, "licenses")
-        if refusal is None and not 0 < count <= SIZE_BYTES_MAX:
-            refusal = _invalid("licenses", f"{count} of licence {name} are requested", "request at least one")
-        if refusal is not None:
-            return refusal
+        rejection = check_name(name, "licenses")
+        if rejection is None and not 0 < count <= SIZE_BYTES_MAX:
+            rejection = _invalid("licenses", f"{count} of licence {name} are requested", "request at least one")
+        if rejection is not None:
+            return rejection
     return None
 
 

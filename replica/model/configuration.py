@@ -20,8 +20,8 @@ from forebay.replica.values import (
     SITE_USERS_MAX,
     SIZE_BYTES_MAX,
     TIME_LIMIT_S_MAX,
-    Refusal,
-    RefusalCode,
+    Rejection,
+    RejectionCode,
     has_control_character,
     name_fault,
 )
@@ -161,15 +161,15 @@ def allows_user_persistent(site: Site) -> bool:
     return "EnablePersistent" in site.flags
 
 
-def check_persistent_allowed(site: Site, *, is_operator: bool, place: str = "") -> Refusal | None:
+def check_persistent_allowed(site: Site, *, is_operator: bool, place: str = "") -> Rejection | None:
     """Return a rejection if the requester may not create or destroy persistent buffers at all, or None.
 
     Ownership is not checked here. The sentence is Slurm's.
     """
     if is_operator or allows_user_persistent(site):
         return None
-    return Refusal(
-        RefusalCode.PERMISSION_DENIED,
+    return Rejection(
+        RejectionCode.PERMISSION_DENIED,
         "Burst Buffer permission denied",
         "only operators may create and destroy persistent buffers here; to permit it to all users, an operator can "
         "set Flags=EnablePersistent",
@@ -177,22 +177,22 @@ def check_persistent_allowed(site: Site, *, is_operator: bool, place: str = "") 
     )
 
 
-def check_user_lists(site: Site, user: str, uid: int | None = None) -> Refusal | None:
+def check_user_lists(site: Site, user: str, uid: int | None = None) -> Rejection | None:
     """Return a rejection if AllowUsers or DenyUsers excludes the user from buffers, or None.
 
     With `uid`, IDs in the lists are compared too. The sentences are Slurm's. Jobs without a buffer are not checked.
     """
     known = {user} if uid is None else {user, str(uid)}
     if site.allow_users and known.isdisjoint(site.allow_users):
-        return Refusal(
-            RefusalCode.PERMISSION_DENIED,
+        return Rejection(
+            RejectionCode.PERMISSION_DENIED,
             "User not found in AllowUsers",
             "ask an operator to add the user to AllowUsers, or submit without a burst buffer",
             "user",
         )
     if not known.isdisjoint(site.deny_users):
-        return Refusal(
-            RefusalCode.PERMISSION_DENIED,
+        return Rejection(
+            RejectionCode.PERMISSION_DENIED,
             "User found in DenyUsers",
             "ask an operator to take the user out of DenyUsers, or submit without a burst buffer",
             "user",
@@ -260,7 +260,7 @@ _PROGRAMS = (
 """Fields that hold the absolute path of a program, which runs on other machines in any directory."""
 
 
-def check_site(site: Site) -> Refusal | None:
+def check_site(site: Site) -> Rejection | None:
     """Return a rejection if the configuration is invalid, or None; its `place` is `site.FIELD`."""
     for field, (least, most) in _NUMBERS.items():
         value = getattr(site, field)
@@ -286,7 +286,7 @@ def check_site(site: Site) -> Refusal | None:
     return _check_words(site)
 
 
-def _check_words(site: Site) -> Refusal | None:
+def _check_words(site: Site) -> Rejection | None:
     if site.flags != sort_flags(site.flags):
         return _invalid("flags", "the flags are not in the defined order", f"use the order {','.join(FLAGS)}")
     if "DisablePersistent" in site.flags and "EnablePersistent" in site.flags:
@@ -331,8 +331,8 @@ def program_fault(path: str) -> str | None:
     return None
 
 
-def _invalid(field: str, sentence: str, remedy: str) -> Refusal:
-    return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, f"site.{field}")
+def _invalid(field: str, sentence: str, remedy: str) -> Rejection:
+    return Rejection(RejectionCode.INVALID_FIELD, sentence, remedy, f"site.{field}")
 
 
 def expand_roots(roots: tuple[str, ...], user: str) -> tuple[str, ...]:

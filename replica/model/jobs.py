@@ -60,7 +60,7 @@ class ExternalJobStep(IntEnum):
     """Stage-in has been requested, and perhaps later operations."""
     LINGERING = 3
     """Torn down by its scheduler before the run: the data is kept for a while, and any job may take the space."""
-    PARKED = 4
+    RETAINED = 4
     """Torn down by its scheduler with unexported results."""
 
 

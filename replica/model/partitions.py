@@ -22,8 +22,8 @@ from forebay.replica.values import (
     PARTITION_NODES_CHARACTERS_MAX,
     TIME_LIMIT_S_MAX,
     Reason,
-    Refusal,
-    RefusalCode,
+    Rejection,
+    RejectionCode,
     Verdict,
 )
 
@@ -153,7 +153,7 @@ def partition_gate(partitions: Partitions, request: JobRequest) -> Verdict | Non
     return None
 
 
-def choose_partition(partitions: Partitions, partition: str, user: str, account: str) -> str | Refusal:
+def choose_partition(partitions: Partitions, partition: str, user: str, account: str) -> str | Rejection:
     """Return the partition of a submitted job, or a rejection; empty without a named or default partition.
 
     Jobs that exceed the partition's limits wait and are not rejected (Slurm: EnforcePartLimits=NO).
@@ -169,25 +169,27 @@ def choose_partition(partitions: Partitions, partition: str, user: str, account:
     if found is None:
         listed = ", ".join(sorted(partitions)[:20])
         sentence = f"partition {partition!r} does not exist"
-        return Refusal(RefusalCode.INVALID_FIELD, sentence, f"use one of: {listed}", "partition")
+        return Rejection(RejectionCode.INVALID_FIELD, sentence, f"use one of: {listed}", "partition")
     if not found.admits(user, account):
         who = f"user {user} may not use partition {partition}" + (f" in account {account}" if account else "")
         remedy = "use another partition or account, or ask an operator"
-        return Refusal(RefusalCode.PERMISSION_DENIED, who, remedy, "partition")
+        return Rejection(RejectionCode.PERMISSION_DENIED, who, remedy, "partition")
     if not found.state.takes_jobs:
         sentence = f"partition {partition} is {found.state.name}, and accepts no new jobs"
-        return Refusal(RefusalCode.WRONG_STATE, sentence, "use another partition, or wait until it is up", "partition")
+        return Rejection(
+            RejectionCode.WRONG_STATE, sentence, "use another partition, or wait until it is up", "partition"
+        )
     return partition
 
 
 # Validation of records -----------------------------------------------------------------------------------------------
 
 
-def check_partition(partition: Partition) -> Refusal | None:
+def check_partition(partition: Partition) -> Rejection | None:
     """Return a rejection if the partition is invalid, or None."""
-    refusal = check_name(partition.name, "partition.name")
-    if refusal is not None:
-        return refusal
+    rejection = check_name(partition.name, "partition.name")
+    if rejection is not None:
+        return rejection
     if partition.name.upper() == "ALL":
         return _invalid("name", "ALL cannot name a partition", "choose another name")
     for place, names, most in (
@@ -200,9 +202,9 @@ def check_partition(partition: Partition) -> Refusal | None:
         if len(set(names)) != len(names):
             return _invalid(place, "a name is listed twice", "list each once")
         for name in names:
-            refusal = check_name(name, f"partition.{place}")
-            if refusal is not None:
-                return refusal
+            rejection = check_name(name, f"partition.{place}")
+            if rejection is not None:
+                return rejection
     if partition.nodes != tuple(sorted(partition.nodes)) or (partition.every_node and partition.nodes):
         return _invalid("nodes", "its nodes are not sorted, or are listed in addition to ALL", "write names, or ALL")
     if not 0 <= partition.max_time_s <= TIME_LIMIT_S_MAX:
@@ -214,5 +216,5 @@ def check_partition(partition: Partition) -> Refusal | None:
     return None
 
 
-def _invalid(place: str, sentence: str, remedy: str) -> Refusal:
-    return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, f"partition.{place}")
+def _invalid(place: str, sentence: str, remedy: str) -> Rejection:
+    return Rejection(RejectionCode.INVALID_FIELD, sentence, remedy, f"partition.{place}")

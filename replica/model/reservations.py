@@ -13,7 +13,7 @@ import immutables
 import msgspec
 
 from forebay.replica.model.accounts import check_name
-from forebay.replica.values import ACCOUNT_USERS_MAX, POOLS_MAX, SIZE_BYTES_MAX, Instant, Refusal, RefusalCode
+from forebay.replica.values import ACCOUNT_USERS_MAX, POOLS_MAX, SIZE_BYTES_MAX, Instant, Rejection, RejectionCode
 
 
 class ReservedSpace(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -56,11 +56,11 @@ def unused_space(reservation: Reservation, pool: str, held: HeldSpace) -> int:
     return max(0, reservation.size_in(pool) - held(reservation.name, pool))
 
 
-def check_reservation(reservation: Reservation, pools: immutables.Map[str, object], at: Instant) -> Refusal | None:
+def check_reservation(reservation: Reservation, pools: immutables.Map[str, object], at: Instant) -> Rejection | None:
     """Return a rejection if the reservation cannot be created at `at`, or None."""
-    refusal = check_name(reservation.name, "reservation.name")
-    if refusal is not None:
-        return refusal
+    rejection = check_name(reservation.name, "reservation.name")
+    if rejection is not None:
+        return rejection
     if not 0 < reservation.start_at < reservation.end_at:
         return _invalid("end", "the reservation's end is not after its start", "choose an end after its start")
     if reservation.end_at <= at:
@@ -71,9 +71,9 @@ def check_reservation(reservation: Reservation, pools: immutables.Map[str, objec
         if len(names) > ACCOUNT_USERS_MAX:
             return _invalid(place, f"{len(names)} names are listed", f"list at most {ACCOUNT_USERS_MAX}")
         for name in names:
-            refusal = check_name(name, f"reservation.{place}")
-            if refusal is not None:
-                return refusal
+            rejection = check_name(name, f"reservation.{place}")
+            if rejection is not None:
+                return rejection
     if not reservation.space or len(reservation.space) > POOLS_MAX:
         return _invalid("burst_buffer", "it reserves no space", "name a pool and a size, for example fast:10TiB")
     listed = [space.pool for space in reservation.space]
@@ -88,5 +88,5 @@ def check_reservation(reservation: Reservation, pools: immutables.Map[str, objec
     return None
 
 
-def _invalid(place: str, sentence: str, remedy: str) -> Refusal:
-    return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, f"reservation.{place}")
+def _invalid(place: str, sentence: str, remedy: str) -> Rejection:
+    return Rejection(RejectionCode.INVALID_FIELD, sentence, remedy, f"reservation.{place}")

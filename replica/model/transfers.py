@@ -18,8 +18,8 @@ from forebay.replica.values import (
     TIME_LIMIT_S_MAX,
     Instant,
     Pattern,
-    Refusal,
-    RefusalCode,
+    Rejection,
+    RejectionCode,
 )
 
 VERIFY_LEVELS = ("none", "size", "digest", "read_back")
@@ -276,7 +276,7 @@ _AT_ONCE = ("user_at_once", "node_at_once", "cluster_at_once")
 _CHOICES = {"verify": VERIFY_LEVELS, "algorithm": ALGORITHMS, "timeouts": TIMEOUTS}
 
 
-def check_transfer_rules(rules: TransferRules) -> Refusal | None:
+def check_transfer_rules(rules: TransferRules) -> Rejection | None:
     """Return a rejection if the rules are invalid, or None; its `place` is `transfers.FIELD`."""
     for field, (least, most) in _TIMES.items():
         value = getattr(rules, field)
@@ -311,8 +311,8 @@ def check_transfer_rules(rules: TransferRules) -> Refusal | None:
     return None
 
 
-def _invalid(field: str, sentence: str, remedy: str) -> Refusal:
-    return Refusal(RefusalCode.INVALID_FIELD, sentence, remedy, f"transfers.{field}")
+def _invalid(field: str, sentence: str, remedy: str) -> Rejection:
+    return Rejection(RejectionCode.INVALID_FIELD, sentence, remedy, f"transfers.{field}")
 
 
 # ---- options of single transfers: backend, deletion of the source, links, access control lists

@@ -47,7 +47,7 @@ class ExternalJobPhase(StrEnum):
     STAGING_OUT = "staging-out"
     STAGE_OUT_FAILED = "stage-out-failed"
     LINGERING = "lingering"
-    PARKED = "parked"
+    RETAINED = "retained"
     """Torn down with results that are not exported yet."""
     TEARDOWN = "teardown"
     TEARDOWN_FAILED = "teardown-failed"
@@ -71,8 +71,8 @@ _STEPS = {
     (BufferState.STAGING_IN, ExternalJobStep.SET_UP): ExternalJobPhase.SET_UP,
     (BufferState.STAGING_IN, ExternalJobStep.LINGERING): ExternalJobPhase.LINGERING,
     (BufferState.STAGED_IN, ExternalJobStep.LINGERING): ExternalJobPhase.LINGERING,
-    (BufferState.POST_RUN, ExternalJobStep.PARKED): ExternalJobPhase.PARKED,
-    (BufferState.STAGING_OUT, ExternalJobStep.PARKED): ExternalJobPhase.PARKED,
+    (BufferState.POST_RUN, ExternalJobStep.RETAINED): ExternalJobPhase.RETAINED,
+    (BufferState.STAGING_OUT, ExternalJobStep.RETAINED): ExternalJobPhase.RETAINED,
 }
 
 _FAILED = {

@@ -347,7 +347,7 @@ def external_job_verdict(state: Facts, job: Job, buffer: Buffer) -> Verdict:
                 f"{scheduler} has torn down the external job before it ran; its data is kept until the space is needed"
             )
             return Verdict(Reason.NONE, sentence, figures)
-        case ExternalJobPhase.PARKED:
+        case ExternalJobPhase.RETAINED:
             what = "the export is under way" if _is_exporting(job, buffer) else "forebay buffer export retries it"
             sentence = f"{scheduler} has torn down the external job, and its results are not exported: {what}"
             return Verdict(job.message if failed else Reason.NONE, sentence)

@@ -12,7 +12,7 @@ from forebay.replica.values.command_ids import (
     is_in_session,
     reply_key,
 )
-from forebay.replica.values.errors import LedgerViolation, Refusal, RefusalCode
+from forebay.replica.values.errors import LedgerViolation, Rejection, RejectionCode
 from forebay.replica.values.etags import ABSENT, ETAG_BYTES, etag_of
 from forebay.replica.values.limits import (
     ACCOUNT_DEPTH_MAX,

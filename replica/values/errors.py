@@ -7,7 +7,7 @@ from enum import IntEnum
 import msgspec
 
 
-class RefusalCode(IntEnum):
+class RejectionCode(IntEnum):
     """Kinds of rejection. The numbers are wire numbers (law 12): append only, never reused."""
 
     UNKNOWN_POOL = 1
@@ -33,10 +33,10 @@ class RefusalCode(IntEnum):
     UNKNOWN_SESSION = 21
 
 
-class Refusal(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Rejection(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Rejection of a command: `place` names the field, or the line and column; `remedy` says how to correct it."""
 
-    code: RefusalCode
+    code: RejectionCode
     sentence: str
     remedy: str = ""
     place: str = ""

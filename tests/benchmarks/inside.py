@@ -91,8 +91,8 @@ class _Load:
                 await asyncio.sleep(ERROR_PAUSE_S)
                 continue
             ids.acknowledge(command_id)
-            if settled.refusal is not None:
-                self.errors.append(settled.refusal.sentence)
+            if settled.rejection is not None:
+                self.errors.append(settled.rejection.sentence)
                 await asyncio.sleep(ERROR_PAUSE_S)
                 continue
             if not job:

@@ -193,8 +193,8 @@ class Maker:
         settled = await self._replica.controller.submit(
             c.Request(bytes.fromhex(command_id), USER, c.SubmitJob(self._asked))
         )
-        if settled.refusal is not None:
-            raise VerificationFailed(settled.refusal.sentence)
+        if settled.rejection is not None:
+            raise VerificationFailed(settled.rejection.sentence)
         self._ids.acknowledge(command_id)
 
     def _reports(self) -> list[c.Request]:
@@ -210,8 +210,8 @@ class Maker:
 
     async def _settled(self, request: c.Request) -> None:
         settled = await self._replica.controller.submit(request)
-        if settled.refusal is not None:
-            raise VerificationFailed(settled.refusal.sentence)
+        if settled.rejection is not None:
+            raise VerificationFailed(settled.rejection.sentence)
 
 
 async def founded(config: Config, clock: Clock) -> Replica:

@@ -40,7 +40,7 @@ async def configure(harness: Harness, programs: Programs, *, validate_s: int = 6
     )
     actor = msgspec.structs.replace(CONTROLLER, role=type(CONTROLLER.role).OPERATOR)
     settled = await harness.controller.submit(Request(b"", actor, ConfigureSite(settings, partial=True)))
-    assert settled.refusal is None, settled.refusal
+    assert settled.rejection is None, settled.rejection
     service = harness.service
     watch = PoolWatch(
         service.providing.calls,

@@ -21,7 +21,7 @@ from forebay.replica.grammar import ConfSetting
 from forebay.replica.messages import commands as c
 from forebay.replica.model.pools import Pool
 from forebay.replica.state.digest import state_digest
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from forebay.replica.values.units import Instant, seconds
 from tests.contract.golden import HERE
 from tests.contract.in_memory import Answer, InMemory
@@ -135,7 +135,7 @@ class Repeated:
     def _inside(self, line: Line) -> Answer:
         actor, command = leaders_command(line, self.replica)
         outcome = self.replica.settle(command, actor)
-        if not isinstance(outcome, Refusal):
+        if not isinstance(outcome, Rejection):
             return Answer(200, None)
         error = {"code": outcome.code.name.lower(), "sentence": outcome.sentence, "remedy": outcome.remedy}
         # How many levels there are is not the day's to say.

@@ -55,7 +55,7 @@ from forebay.replica.messages.events import jobs_of
 from forebay.replica.scheduler.index import SchedulingIndex
 from forebay.replica.scheduler.scheduling_cycle import run_cycle
 from forebay.replica.state.state import EMPTY, State
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from forebay.replica.values.units import NEVER, Instant, Revision
 from forebay.replica.views.jobs import buffer_word
 from forebay.replica.views.orders import orders_for
@@ -305,18 +305,18 @@ class InMemory(World):
 
     def _queue(self, request: c.Request, asker: Asker) -> None:
         known = look_up_reply(self.state, request) if request.id else None
-        if isinstance(known, Refusal):
+        if isinstance(known, Rejection):
             resolve(asker, Settlement(Revision(self.state.revision), 0, known, self.state, False))
             return
-        outcome: Refusal | int = 0
+        outcome: Rejection | int = 0
         if known is None:
             outcome = self.settle(request.command, request.actor, request.id or None)
             known = find_reply(self.state, request.id) if request.id else None
         if known is not None:
-            resolve(asker, Settlement(known.revision, known.job, known.refusal, self.state, False))
+            resolve(asker, Settlement(known.revision, known.job, known.rejection, self.state, False))
         else:
-            refusal = outcome if isinstance(outcome, Refusal) else None
-            resolve(asker, Settlement(Revision(self.state.revision), 0, refusal, self.state, True))
+            rejection = outcome if isinstance(outcome, Rejection) else None
+            resolve(asker, Settlement(Revision(self.state.revision), 0, rejection, self.state, True))
 
     def _fail(self, error: BaseException) -> NoReturn:
         raise error

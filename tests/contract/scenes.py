@@ -1,4 +1,4 @@
-"""Scenes of a day, written for what chance would hardly bring about: each command and event, each refusal."""
+"""Scenes of a day, written for what chance would hardly bring about: each command and event, each rejection."""
 
 from __future__ import annotations
 
@@ -754,7 +754,7 @@ SHARED = asks(
 
 
 async def external_jobs(m: Maker) -> None:
-    """Buffers whose jobs another scheduler has: whole lives, restarts, what lingers and what is parked."""
+    """Buffers whose jobs another scheduler has: whole lives, restarts, what lingers and what is retained."""
     await m.clear_away()
     slurm = Bridge(m)
     await slurm.setup()
@@ -805,14 +805,14 @@ async def external_jobs(m: Maker) -> None:
     passed = await m.submit("ben", script=asks("#DW jobdw capacity=6GiB access_mode=striped pool=shared"))
     await m.submit("ben", script=asks("#DW jobdw capacity=6GiB access_mode=striped pool=shared"))
     await slurm.life(12, "stage-out")
-    parked = int(m.state.external_jobs["slurm:12"].job)
-    await m.report(parked, failed("the disk quota is used up", final=True))
+    retained = int(m.state.external_jobs["slurm:12"].job)
+    await m.report(retained, failed("the disk quota is used up", final=True))
     await slurm.tell("teardown", 12)
-    await m.operator("GET /v1/buffers?parked=yes")
+    await m.operator("GET /v1/buffers?retained=yes")
     await m.operator("GET /v1/jobs?external_jobs=yes")
     await m.ask("user ben", "POST /v1/jobs/slurm:12/export")
     await m.ask("user ada", "POST /v1/jobs/slurm:12/export", partial=True)
-    await m.finish(parked)
+    await m.finish(retained)
     await m.finish(passed)
     gone = await slurm.life(13, "begin-run")
     await slurm.tell("teardown", 13)

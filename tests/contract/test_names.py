@@ -51,7 +51,7 @@ from forebay.replica.model.mail import MAIL_TYPES
 from forebay.replica.model.requests import DependencyKind
 from forebay.replica.model.stages import Stage
 from forebay.replica.state.state import EMPTY
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from forebay.replica.values.units import Instant
 from forebay.replica.values.verdicts import Reason
 from forebay.snapshots.image import WORDS
@@ -81,7 +81,7 @@ def _is_denied(actor: c.Actor, command: c.Command) -> bool:
         decided = decide(EMPTY, c.Request(b"", actor, command), Instant(1))
     except Exception:  # whoever may send it is believed before what it says, and these say nothing
         return False
-    return isinstance(decided, Refusal) and decided.code is RefusalCode.PERMISSION_DENIED
+    return isinstance(decided, Rejection) and decided.code is RejectionCode.PERMISSION_DENIED
 
 
 def test_every_command_has_the_name_in_the_ledger_and_the_senders_that_it_had() -> None:
@@ -148,9 +148,9 @@ def test_every_exit_code_means_what_it_meant() -> None:
 # Refusals and problems
 
 
-def test_every_refusal_has_the_number_the_code_and_the_status_that_it_had() -> None:
+def test_every_rejection_has_the_number_the_code_and_the_status_that_it_had() -> None:
     compare(
-        "names/refusals.txt", (f"{int(code)} {code.name.lower()}: {STATUS_OF.get(code, 409)}" for code in RefusalCode)
+        "names/refusals.txt", (f"{int(code)} {code.name.lower()}: {STATUS_OF.get(code, 409)}" for code in RejectionCode)
     )
 
 
@@ -328,7 +328,7 @@ def test_every_metric_has_the_name_the_type_and_the_labels_that_it_had(
 
     async def scrape() -> None:
         async with Harness(placed(make_cluster(tmp_path / "cluster"), tmp_path)) as harness:
-            # What is told of only where there is such a thing: a limit, a snapshot, a refusal, a sync.
+            # What is told of only where there is such a thing: a limit, a snapshot, a rejection, a sync.
             limit = {
                 "command_id": harness.new_id(),
                 "settings": [{"key": "TransferRate", "value": "1MiB"}],

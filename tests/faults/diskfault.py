@@ -199,7 +199,7 @@ class DiskFaults:
                 view = await client.call(ops.SAVE_SNAPSHOT, replica=self.cluster.config.replica(name).api)
             except ApiError as error:
                 if "space" not in str(error).lower():
-                    raise RunFailed(f"the refusal of a snapshot does not name the reason: {error}") from error
+                    raise RunFailed(f"the rejection of a snapshot does not name the reason: {error}") from error
             else:
                 raise RunFailed(f"{name} says that it wrote {view.path} on a full disk")
         self.hits += faults.hits(self.plan_file(name))

@@ -173,7 +173,7 @@ class DyingServer:
         if request == Request.INIT:
             return b"=" + _INIT.pack(7, 31, 1 << 17, 0, 16, 12, 1 << 16, 1, 16, 0, 0)
         if node is None:
-            return _refusal(errno.ENOENT)
+            return _rejection(errno.ENOENT)
         content = node.content
         match request:
             case Request.GETATTR:
@@ -181,7 +181,7 @@ class DyingServer:
             case Request.LOOKUP if isinstance(content, dict):
                 number = content.get(os.fsdecode(asked.rstrip(b"\0")))
                 if number is None:
-                    return _refusal(errno.ENOENT)
+                    return _rejection(errno.ENOENT)
                 return b"=" + _ENTRY.pack(number, 0, 0, 0, 0, 0) + self._nodes[number].attributes()
             case Request.OPEN | Request.OPENDIR:
                 return b"=" + _OPENED.pack(0, 0, 0)
@@ -193,7 +193,7 @@ class DyingServer:
                 return b"=" + self._listing(content, offset, size)
             case Request.RELEASE | Request.RELEASEDIR | Request.FLUSH | Request.DESTROY:
                 return b"="
-        return _refusal(errno.ENOSYS)
+        return _rejection(errno.ENOSYS)
 
     def _listing(self, names: dict[str, int], offset: int, size: int) -> bytes:
         found = b""
@@ -208,5 +208,5 @@ class DyingServer:
         return found
 
 
-def _refusal(number: int) -> bytes:
+def _rejection(number: int) -> bytes:
     return b"!" + number.to_bytes(4, "little")

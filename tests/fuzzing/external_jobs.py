@@ -140,9 +140,9 @@ def _overlap_of(request: BufferRequest) -> str:
                     each.kind, expand_job_symbols(each.outside, job, 1), expand_job_symbols(each.inside, job, 1)
                 )
                 copies.append((with_file_name(whole, outgoing=outgoing), next(places)))
-            refusal = find_overlap(copies, lists, outgoing=outgoing)
-            if refusal is not None:
-                return f"{refusal.place}: {refusal.sentence}"
+            rejection = find_overlap(copies, lists, outgoing=outgoing)
+            if rejection is not None:
+                return f"{rejection.place}: {rejection.sentence}"
     except UnknownSymbol:
         return ""
     return ""
@@ -193,7 +193,7 @@ def kind_of(difference: Difference) -> str:
 
 
 def place_of(sentence: str) -> str:
-    """Return where a refusal says that the fault is."""
+    """Return where a rejection says that the fault is."""
     return sentence.partition(": ")[0]
 
 

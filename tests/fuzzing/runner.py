@@ -37,11 +37,11 @@ def check_case(case: Case) -> str | None:
     try:
         reading = _read(case)
     except DirectiveRejected as refused:
-        refusal = refused.refusal
-        if not refusal.sentence or not refusal.remedy or not refusal.place:
-            return f"refused without sentence, remedy or place: {refusal}"
-        if len(refusal.sentence) > 1_000 or len(refusal.remedy) > 1_000:
-            return "a refusal that nobody can read"
+        rejection = refused.rejection
+        if not rejection.sentence or not rejection.remedy or not rejection.place:
+            return f"refused without sentence, remedy or place: {rejection}"
+        if len(rejection.sentence) > 1_000 or len(rejection.remedy) > 1_000:
+            return "a rejection that nobody can read"
         return None
     wrong = nonsense(case, reading.request)
     if wrong is not None:

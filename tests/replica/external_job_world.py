@@ -15,7 +15,7 @@ from forebay.replica.model.orders import Order
 from forebay.replica.model.pools import ObservedFilesystem
 from forebay.replica.model.requests import JobOptions, JobRequest, with_options
 from forebay.replica.operations.external_jobs import ExternalJobPhase, find_external_job
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from tests.replica.world import World, agent
 
 SLURM = c.Actor(c.ActorRole.SCHEDULER, "slurm")
@@ -52,7 +52,7 @@ class ExternalJobWorld(World):
         for mover in MOVERS:
             assert self.register(mover) == 0
 
-    def register(self, node: str, cpus: int = 8, instance: str = "i1", storage: str = "s1") -> Refusal | int:
+    def register(self, node: str, cpus: int = 8, instance: str = "i1", storage: str = "s1") -> Rejection | int:
         if node not in MOVERS:
             return super().register(node, cpus, instance, storage)
         return self.settle(
@@ -62,25 +62,27 @@ class ExternalJobWorld(World):
     def orders(self, node: str = "m1") -> tuple[Order, ...]:
         return super().orders(node)
 
-    def ask(self, command: Any, actor: c.Actor = SLURM) -> Refusal | int:
+    def ask(self, command: Any, actor: c.Actor = SLURM) -> Rejection | int:
         return self.settle(command, actor)
 
-    def setup(self, job: str = "42", request: JobRequest = WANTED, *, uid: int = 1000, epoch: int = 0) -> Refusal | int:
+    def setup(
+        self, job: str = "42", request: JobRequest = WANTED, *, uid: int = 1000, epoch: int = 0
+    ) -> Rejection | int:
         return self.ask(c.SetUpExternalJob(CLUSTER, job, uid, request, epoch))
 
-    def stage_in(self, job: str = "42", epoch: int = 0) -> Refusal | int:
+    def stage_in(self, job: str = "42", epoch: int = 0) -> Rejection | int:
         return self.ask(c.StageInExternalJob(CLUSTER, job, epoch))
 
-    def begin(self, job: str = "42", epoch: int = 0) -> Refusal | int:
+    def begin(self, job: str = "42", epoch: int = 0) -> Rejection | int:
         return self.ask(c.BeginExternalJobRun(CLUSTER, job, epoch))
 
-    def end(self, job: str = "42", epoch: int = 0) -> Refusal | int:
+    def end(self, job: str = "42", epoch: int = 0) -> Rejection | int:
         return self.ask(c.EndExternalJobRun(CLUSTER, job, epoch))
 
-    def stage_out(self, job: str = "42", epoch: int = 0) -> Refusal | int:
+    def stage_out(self, job: str = "42", epoch: int = 0) -> Rejection | int:
         return self.ask(c.StageOutExternalJob(CLUSTER, job, epoch))
 
-    def tear_down(self, job: str = "42", *, hurry: bool = False, epoch: int = 0) -> Refusal | int:
+    def tear_down(self, job: str = "42", *, hurry: bool = False, epoch: int = 0) -> Rejection | int:
         return self.ask(c.TearDownExternalJob(CLUSTER, job, hurry, epoch))
 
     def phase(self, job: str = "42", scheduler: str = "slurm") -> ExternalJobPhase:
@@ -101,18 +103,18 @@ class ExternalJobWorld(World):
     def fail(self, job: str = "42") -> None:
         """Have what is ordered for an external job fail for good."""
         failed = c.OperationFailed("no such file", final=True)
-        assert not isinstance(self.report(self.external_job(job).id, failed), Refusal)
+        assert not isinstance(self.report(self.external_job(job).id, failed), Rejection)
 
     def ready(self, job: str = "42", request: JobRequest = WANTED) -> None:
         """Have an external job staged in."""
         for step in (self.setup(job, request), self.stage_in(job)):
-            assert not isinstance(step, Refusal), step
+            assert not isinstance(step, Rejection), step
         self.finish_operation(job)
         assert self.phase(job) is ExternalJobPhase.STAGED_IN
 
     def running(self, job: str = "42", request: JobRequest = WANTED) -> None:
         self.ready(job, request)
-        assert not isinstance(self.begin(job), Refusal)
+        assert not isinstance(self.begin(job), Rejection)
 
 
 def _waiting(world: ExternalJobWorld) -> None:
@@ -150,7 +152,7 @@ def _lingering(world: ExternalJobWorld) -> None:
     world.tear_down(hurry=True)
 
 
-def _parked(world: ExternalJobWorld) -> None:
+def _retained(world: ExternalJobWorld) -> None:
     _stage_out_failed(world)
     world.tear_down()
 
@@ -182,7 +184,7 @@ WAYS: dict[ExternalJobPhase, Callable[[ExternalJobWorld], object]] = {
     ExternalJobPhase.STAGING_OUT: _staging_out,
     ExternalJobPhase.STAGE_OUT_FAILED: _stage_out_failed,
     ExternalJobPhase.LINGERING: _lingering,
-    ExternalJobPhase.PARKED: _parked,
+    ExternalJobPhase.RETAINED: _retained,
     ExternalJobPhase.TEARDOWN: _teardown,
     ExternalJobPhase.TEARDOWN_FAILED: _teardown_failed,
     ExternalJobPhase.OVER: _over,
@@ -198,7 +200,7 @@ def world_at(phase: ExternalJobPhase) -> ExternalJobWorld:
     return world
 
 
-COMMANDS: dict[str, Callable[[ExternalJobWorld], Refusal | int]] = {
+COMMANDS: dict[str, Callable[[ExternalJobWorld], Rejection | int]] = {
     "setup": lambda world: world.setup(),
     "setup of another": lambda world: world.setup(request=OTHER),
     "stage-in": lambda world: world.stage_in(),

@@ -21,13 +21,13 @@ from forebay.replica.model.accounts import (
 )
 from forebay.replica.model.requests import JobOptions, JobRequest, with_options
 from forebay.replica.state.derived import derive
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from tests.replica.world import SCRIPT, World, submitter, user
 
 K = LimitKind
 
 
-def tried(world: World, bb: str = "", who: str = "alan", **asked: Any) -> Refusal | int:
+def tried(world: World, bb: str = "", who: str = "alan", **asked: Any) -> Rejection | int:
     options = {field: asked.pop(field) for field in JobOptions.__struct_fields__ if field in asked}
     fields: dict[str, Any] = {"name": "job", "user": who, "script": SCRIPT, "workdir": "/out", "time_limit_s": 60}
     request = parse_request(SCRIPT, bb) if bb else None
@@ -43,7 +43,7 @@ def given(world: World, bb: str = "", who: str = "alan", **asked: Any) -> int:
 
 
 def changed(world: World, command: c.Command) -> None:
-    assert not isinstance(result := world.settle(command), Refusal), result
+    assert not isinstance(result := world.settle(command), Rejection), result
 
 
 def qos(world: World, *limits: Limit, **fields: Any) -> None:
@@ -216,28 +216,28 @@ def test_an_account_or_qos_that_is_taken_away_makes_its_jobs_wait_with_that_reas
 @pytest.mark.parametrize(
     ("asked", "code", "place"),
     [
-        ({"account": "x"}, RefusalCode.INVALID_FIELD, "account"),
-        ({"account": "b"}, RefusalCode.PERMISSION_DENIED, "account"),
-        ({"qos": "x"}, RefusalCode.INVALID_FIELD, "qos"),
-        ({"qos": "closed"}, RefusalCode.PERMISSION_DENIED, "qos"),
-        ({"licenses": (("x", 1),)}, RefusalCode.INVALID_FIELD, "licenses"),
-        ({"licenses": (("matlab", 3),)}, RefusalCode.LIMIT_EXCEEDED, "licenses"),
-        ({"licenses": (("matlab", 0),)}, RefusalCode.INVALID_FIELD, "licenses"),
-        ({"reservation": "x"}, RefusalCode.INVALID_FIELD, "reservation"),
-        ({"nice": 2**31}, RefusalCode.INVALID_FIELD, "nice"),
+        ({"account": "x"}, RejectionCode.INVALID_FIELD, "account"),
+        ({"account": "b"}, RejectionCode.PERMISSION_DENIED, "account"),
+        ({"qos": "x"}, RejectionCode.INVALID_FIELD, "qos"),
+        ({"qos": "closed"}, RejectionCode.PERMISSION_DENIED, "qos"),
+        ({"licenses": (("x", 1),)}, RejectionCode.INVALID_FIELD, "licenses"),
+        ({"licenses": (("matlab", 3),)}, RejectionCode.LIMIT_EXCEEDED, "licenses"),
+        ({"licenses": (("matlab", 0),)}, RejectionCode.INVALID_FIELD, "licenses"),
+        ({"reservation": "x"}, RejectionCode.INVALID_FIELD, "reservation"),
+        ({"nice": 2**31}, RejectionCode.INVALID_FIELD, "nice"),
     ],
 )
 def test_what_a_job_may_not_ask_for_is_refused_at_submit_with_its_place(
-    asked: dict[str, Any], code: RefusalCode, place: str
+    asked: dict[str, Any], code: RejectionCode, place: str
 ) -> None:
     world = World()
     account(world, name="b", users=("eve",))
     changed(world, c.SetQos(Qos("closed", users=("eve",))))
     changed(world, c.SetLicense(License("matlab", 2)))
-    refusal = tried(world, **asked)
-    assert isinstance(refusal, Refusal)
-    assert (refusal.code, refusal.place) == (code, place)
-    assert refusal.remedy
+    rejection = tried(world, **asked)
+    assert isinstance(rejection, Rejection)
+    assert (rejection.code, rejection.place) == (code, place)
+    assert rejection.remedy
 
 
 def test_submitted_jobs_are_counted_without_a_walk_and_more_are_refused() -> None:
@@ -245,8 +245,8 @@ def test_submitted_jobs_are_counted_without_a_walk_and_more_are_refused() -> Non
     qos(world, Limit(K.MAX_SUBMIT_JOBS_PER_USER, "", 2))
     first = given(world, qos="q")
     given(world, qos="q")
-    refusal = tried(world, qos="q")
-    assert isinstance(refusal, Refusal) and "QOSMaxSubmitJobPerUserLimit" in refusal.sentence
+    rejection = tried(world, qos="q")
+    assert isinstance(rejection, Rejection) and "QOSMaxSubmitJobPerUserLimit" in rejection.sentence
     given(world, who="eve", qos="q")
     world.finish(first)
     given(world, qos="q")
@@ -256,8 +256,8 @@ def test_submitted_jobs_are_counted_without_a_walk_and_more_are_refused() -> Non
 def test_a_qos_that_denies_on_a_limit_refuses_what_it_alone_forbids() -> None:
     world = World({"fast": 100})
     qos(world, Limit(K.MAX_BB_PER_JOB, "fast", 10), deny_on_limit=True)
-    refusal = tried(world, "capacity=20", qos="q")
-    assert isinstance(refusal, Refusal) and refusal.sentence.startswith("QOSMaxBBPerJob: ")
+    rejection = tried(world, "capacity=20", qos="q")
+    assert isinstance(rejection, Rejection) and rejection.sentence.startswith("QOSMaxBBPerJob: ")
     given(world, "capacity=10", qos="q")
 
 
@@ -268,8 +268,8 @@ def test_the_site_s_default_account_and_qos_are_filled_in_and_an_account_may_be_
     world.configure(DefaultAccount="a", DefaultQOS="q", AccountsRequired="yes")
     job = given(world)
     assert (world.state.jobs[job].request.options.account, world.state.jobs[job].request.options.qos) == ("a", "q")
-    refusal = tried(world, who="eve")
-    assert isinstance(refusal, Refusal) and refusal.place == "account"
+    rejection = tried(world, who="eve")
+    assert isinstance(rejection, Rejection) and rejection.place == "account"
 
 
 def test_a_priority_counts_nice_qos_and_size() -> None:
@@ -316,7 +316,7 @@ def test_a_priority_counts_nice_qos_and_size() -> None:
 def test_a_record_that_makes_no_sense_is_refused_and_changes_nothing(command: c.Command) -> None:
     world = World()
     before = world.state
-    assert isinstance(world.settle(command), Refusal)
+    assert isinstance(world.settle(command), Rejection)
     assert (world.state.accounts, world.state.qos, world.state.licenses) == (
         before.accounts,
         before.qos,
@@ -326,15 +326,15 @@ def test_a_record_that_makes_no_sense_is_refused_and_changes_nothing(command: c.
 
 def test_nobody_but_an_operator_changes_them() -> None:
     world = World()
-    refusal = world.settle(c.SetLicense(License("x", 1)), user())
-    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.PERMISSION_DENIED
+    rejection = world.settle(c.SetLicense(License("x", 1)), user())
+    assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.PERMISSION_DENIED
 
 
 def test_an_account_with_accounts_below_it_is_not_deleted() -> None:
     world = World()
     account(world, name="all")
     account(world, name="a", parent="all")
-    refusal = world.settle(c.DeleteAccount("all"))
-    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.WRONG_STATE
+    rejection = world.settle(c.DeleteAccount("all"))
+    assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.WRONG_STATE
     changed(world, c.DeleteAccount("a"))
     changed(world, c.DeleteAccount("all"))

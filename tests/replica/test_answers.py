@@ -34,7 +34,7 @@ from forebay.replica.values.command_ids import (
     is_in_session,
     reply_key,
 )
-from forebay.replica.values.errors import LedgerViolation, Refusal, RefusalCode
+from forebay.replica.values.errors import LedgerViolation, Rejection, RejectionCode
 from forebay.replica.values.limits import (
     RECEIPTS_KEPT_S,
     RECEIPTS_MAX,
@@ -136,7 +136,7 @@ def test_whatever_is_sent_again_is_answered_as_at_first_or_refused_and_never_car
             if isinstance(again, CachedReply):
                 assert again == first
             else:
-                assert isinstance(again, Refusal), "it would be carried out again"
+                assert isinstance(again, Rejection), "it would be carried out again"
                 if is_in_session(request.id):
                     said = decode_session_command_id(request.id)
                     session_now = world.state.sessions.get(said.session)
@@ -157,8 +157,8 @@ def test_whatever_is_sent_again_is_answered_as_at_first_or_refused_and_never_car
             request = c.Request(made, who, command)
             known = look_up_reply(world.state, request)
             if known is not None:
-                assert isinstance(known, Refusal)
-                assert known.code in (RefusalCode.UNKNOWN_SESSION, RefusalCode.COMMAND_TOO_OLD)
+                assert isinstance(known, Rejection)
+                assert known.code in (RejectionCode.UNKNOWN_SESSION, RejectionCode.COMMAND_TOO_OLD)
                 if not is_in_session(made):
                     assert world.at // 1000 - int.from_bytes(made[:6], "big") > (RECEIPTS_KEPT_S - 260) * 1000
                 continue
@@ -187,16 +187,16 @@ def test_a_session_is_its_actors_and_its_program_is_told_where_it_is_over() -> N
     world = World()
     session = opened(world, user("ann"))
     for who in (user("bob"), OPERATOR, agent("ann"), c.Actor(c.ActorRole.OPERATOR, "ann")):
-        refusal = look_up_reply(world.state, c.Request(encode_session_command_id(session, 1, 0), who, c.CancelJob(1)))
-        assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.UNKNOWN_SESSION
-    refusal = world.settle(c.CloseSession(session), user("bob"))
-    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.UNKNOWN_SESSION
-    refusal = world.settle(c.CloseSession(session), user("ann"), encode_session_command_id(session, 1, 0))
-    assert isinstance(refusal, Refusal) and "outside the session" in refusal.remedy
+        rejection = look_up_reply(world.state, c.Request(encode_session_command_id(session, 1, 0), who, c.CancelJob(1)))
+        assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.UNKNOWN_SESSION
+    rejection = world.settle(c.CloseSession(session), user("bob"))
+    assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.UNKNOWN_SESSION
+    rejection = world.settle(c.CloseSession(session), user("ann"), encode_session_command_id(session, 1, 0))
+    assert isinstance(rejection, Rejection) and "outside the session" in rejection.remedy
     assert world.settle(c.CloseSession(session), OPERATOR) == 0
     assert not world.state.sessions and not world.state.answers
     again = world.settle(c.CancelJob(1), user("ann"), encode_session_command_id(session, 2, 0))
-    assert isinstance(again, Refusal) and again.code is RefusalCode.UNKNOWN_SESSION
+    assert isinstance(again, Rejection) and again.code is RejectionCode.UNKNOWN_SESSION
 
 
 def test_a_session_ends_when_nothing_came_for_an_hour_of_the_replicated_clock() -> None:
@@ -286,9 +286,9 @@ def test_sessions_are_bounded_for_each_actor_and_all() -> None:
     world = World()
     for _ in range(SESSIONS_PER_ACTOR_MAX):
         opened(world, user("ann"))
-    refusal = world.settle(c.OpenSession(), user("ann"))
-    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.LIMIT_EXCEEDED
-    assert "support session list" in refusal.remedy
+    rejection = world.settle(c.OpenSession(), user("ann"))
+    assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.LIMIT_EXCEEDED
+    assert "support session list" in rejection.remedy
     assert opened(world, user("bob"))
 
 

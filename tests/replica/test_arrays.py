@@ -21,7 +21,7 @@ from forebay.replica.model.requests import (
     JobOptions,
 )
 from forebay.replica.values import limits
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from tests.replica.world import OPERATOR, World, user
 
 
@@ -146,7 +146,9 @@ def test_only_so_many_tasks_hold_space_before_they_start() -> None:
     assert reasons(world, array) == ["BurstBufferStageIn"] * 10 + ["BurstBufferResources"] * 20
     world.done(array)
     assert reasons(world, array).count("BurstBufferStageIn") == 10  # one has started, so an eleventh stages
-    assert not isinstance(world.settle(c.ConfigureSite((ConfSetting("ArrayStageCount", "12"),), partial=True)), Refusal)
+    assert not isinstance(
+        world.settle(c.ConfigureSite((ConfSetting("ArrayStageCount", "12"),), partial=True)), Rejection
+    )
     assert reasons(world, array).count("BurstBufferStageIn") == 12
 
 
@@ -167,10 +169,10 @@ def test_holding_and_releasing_a_whole_array_is_one_entry() -> None:
     array = world.submit(array=(1, 2, 3))
     world.settle(c.HoldJob(array), user())
     assert reasons(world, array) == ["None", "JobHeldUser", "JobHeldUser"]  # the first runs already
-    assert isinstance(world.settle(c.HoldJob(array, (1,)), user()), Refusal)
+    assert isinstance(world.settle(c.HoldJob(array, (1,)), user()), Rejection)
     world.settle(c.ReleaseJob(array, (3,)), user())
     assert reasons(world, array) == ["None", "JobHeldUser", "Resources"]
-    assert isinstance(world.settle(c.CancelJob(array), user("ada")), Refusal)
+    assert isinstance(world.settle(c.CancelJob(array), user("ada")), Rejection)
 
 
 def test_an_unknown_task_or_an_array_that_is_none_is_refused_by_name() -> None:
@@ -181,8 +183,8 @@ def test_an_unknown_task_or_an_array_that_is_none_is_refused_by_name() -> None:
         (c.CancelJob(single, tasks=(1,)), "array 3 does not exist"),
         (c.CancelJob(77, tasks=(1,)), "job 77 does not exist"),
     ):
-        refusal = world.settle(command, OPERATOR)
-        assert isinstance(refusal, Refusal) and words in refusal.sentence
+        rejection = world.settle(command, OPERATOR)
+        assert isinstance(rejection, Rejection) and words in rejection.sentence
 
 
 @pytest.mark.parametrize(
@@ -198,8 +200,8 @@ def test_an_unknown_task_or_an_array_that_is_none_is_refused_by_name() -> None:
     ],
 )
 def test_an_array_that_cannot_be_is_refused(tasks: tuple[int, ...], asked: dict[str, Any], words: str) -> None:
-    refusal = World().try_submit(array=tasks, **asked)
-    assert isinstance(refusal, Refusal) and words in refusal.sentence
+    rejection = World().try_submit(array=tasks, **asked)
+    assert isinstance(rejection, Rejection) and words in rejection.sentence
 
 
 def test_an_array_is_bounded_in_bytes() -> None:
@@ -207,7 +209,7 @@ def test_an_array_is_bounded_in_bytes() -> None:
         f"#DW stage_in type=file source=/in/{'x' * 200}{n}.%a destination=$DW_JOB_STRIPED/{n}\n" for n in range(400)
     )
     large = World().try_submit(script=script + "true\n", array=tuple(range(1_000)))
-    assert isinstance(large, Refusal) and large.code is RefusalCode.LIMIT_EXCEEDED and "too large" in large.sentence
+    assert isinstance(large, Rejection) and large.code is RejectionCode.LIMIT_EXCEEDED and "too large" in large.sentence
 
 
 def test_the_largest_array_is_one_entry_below_the_bound_of_a_batch() -> None:
@@ -271,8 +273,8 @@ def test_a_dependency_on_one_task_is_on_that_task_alone() -> None:
     assert world.reason(waiter) == "Dependency"
     world.finish(array)
     assert world.reason(waiter) == "None"
-    refusal = world.try_submit(after_tasks=(AfterTask(DependencyKind.AFTER_OK, array, 6),))
-    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.UNKNOWN_DEPENDENCY
+    rejection = world.try_submit(after_tasks=(AfterTask(DependencyKind.AFTER_OK, array, 6),))
+    assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.UNKNOWN_DEPENDENCY
 
 
 def test_a_kind_for_arrays_is_refused_where_there_is_no_array() -> None:
@@ -280,8 +282,8 @@ def test_a_kind_for_arrays_is_refused_where_there_is_no_array() -> None:
     job = world.submit()
     for kind in DependencyKind:
         if kind.is_for_array:
-            refusal = world.try_submit(**after(kind, job))
-            assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.UNKNOWN_DEPENDENCY
+            rejection = world.try_submit(**after(kind, job))
+            assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.UNKNOWN_DEPENDENCY
 
 
 def test_after_an_array_means_after_all_its_tasks_have_started() -> None:

@@ -14,7 +14,7 @@ from forebay.replica.scheduler import SchedulingIndex, run_cycle
 from forebay.replica.state.digest import state_digest
 from forebay.replica.state.invariants import find_violations
 from forebay.replica.state.state import EMPTY
-from forebay.replica.values import Instant, LedgerViolation, Refusal, RefusalCode, Revision, seconds
+from forebay.replica.values import Instant, LedgerViolation, Rejection, RejectionCode, Revision, seconds
 from tests.replica.external_job_world import ExternalJobWorld
 from tests.replica.world import OPERATOR, World, user
 
@@ -24,7 +24,7 @@ HOUR_S = 3600
 def set_back(world: World, by_s: int) -> None:
     """Set the clock back, as the leader does: what follows is at the time that was set."""
     at = Instant(world.at - seconds(by_s))
-    assert not isinstance(world.settle(c.SetClock(at)), Refusal)
+    assert not isinstance(world.settle(c.SetClock(at)), Rejection)
     assert world.at == at
     assert find_violations(world.state) == []
 
@@ -73,14 +73,14 @@ def test_what_people_wrote_stays_and_counts_by_the_right_time() -> None:
 @pytest.mark.parametrize("later_s", [0, 1, HOUR_S])
 def test_the_clock_is_never_set_forward(later_s: int) -> None:
     world = World()
-    refusal = world.settle(c.SetClock(Instant(world.at + seconds(later_s))))
-    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.WRONG_STATE
+    rejection = world.settle(c.SetClock(Instant(world.at + seconds(later_s))))
+    assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.WRONG_STATE
 
 
 def test_only_an_operator_may_set_it() -> None:
     world = World()
-    refusal = world.settle(c.SetClock(Instant(world.at - 1)), user("ada"))
-    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.PERMISSION_DENIED
+    rejection = world.settle(c.SetClock(Instant(world.at - 1)), user("ada"))
+    assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.PERMISSION_DENIED
 
 
 def test_nothing_may_follow_it_in_its_batch() -> None:

@@ -13,7 +13,7 @@ from forebay.replica.messages import commands as c
 from forebay.replica.model.accounts import Account, AccountUser, License, Qos
 from forebay.replica.model.partitions import Partition
 from forebay.replica.model.reservations import Reservation, ReservedSpace
-from forebay.replica.values import ABSENT, Instant, Refusal, RefusalCode, seconds
+from forebay.replica.values import ABSENT, Instant, Rejection, RejectionCode, seconds
 from tests.replica.world import OPERATOR, World
 
 
@@ -49,9 +49,9 @@ KINDS = {
 def rejection(world: World, command: c.Command) -> str:
     """Return the sentence of the rejection, empty if the command is carried out."""
     result = world.settle(command)
-    if not isinstance(result, Refusal):
+    if not isinstance(result, Rejection):
         return ""
-    assert (result.code, result.place) == (RefusalCode.WRONG_STATE, "if_match"), result
+    assert (result.code, result.place) == (RejectionCode.WRONG_STATE, "if_match"), result
     return result.sentence
 
 

@@ -32,7 +32,7 @@ from forebay.replica.model.pools import Pool
 from forebay.replica.model.transfers import check_transfer_rules
 from forebay.replica.state.digest import state_digest
 from forebay.replica.state.state import EMPTY, State
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from forebay.replica.views.jobs import reason_of
 from forebay.snapshots.image import Image, to_sections
 from tests.replica.test_site_file import VALUES
@@ -57,7 +57,7 @@ def settings(text: str) -> tuple[ConfSetting, ...]:
     return parsed.settings
 
 
-def apply(world: World, text: str, *, partial: bool = False, expected: int | None = None) -> Refusal | int:
+def apply(world: World, text: str, *, partial: bool = False, expected: int | None = None) -> Rejection | int:
     return world.settle(c.ConfigureSite(settings(text), partial, expected))
 
 
@@ -69,7 +69,7 @@ def applied(text: str, **fields: bool) -> World:
 
 def changes(state: State, text: str, *, partial: bool = False) -> dict[str, tuple[str, str]]:
     wanted = target_configuration(state, settings(text), partial=partial)
-    assert not isinstance(wanted, Refusal), wanted
+    assert not isinstance(wanted, Rejection), wanted
     return {change.key: (change.before, change.after) for change in differences(state, wanted)}
 
 
@@ -188,9 +188,9 @@ def test_clearing_one_of_two_lists_leaves_the_other() -> None:
 def test_a_key_without_a_value_in_a_whole_file_stays_a_fault_and_the_flag_of_a_pool_is_not_cleared_here() -> None:
     world = World()
     refused = world.settle(c.ConfigureSite((ConfSetting("AllowUsers", ""),)))
-    assert isinstance(refused, Refusal) and "AllowUsers has no value" in refused.sentence
+    assert isinstance(refused, Rejection) and "AllowUsers has no value" in refused.sentence
     refused = world.settle(c.ConfigureSite((ConfSetting("DefaultPool", ""),), True))
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, Rejection)
     assert (refused.sentence, refused.place) == ("pool fast is the default pool", "DefaultPool")
     assert refused.remedy == "use `forebay pool set fast --no-default`"
 
@@ -219,7 +219,7 @@ def test_a_change_that_is_based_on_an_older_configuration_is_refused() -> None:
     changed_at = world.state.site.revision
     assert changed_at == seen + 1
     refused = apply(world, "StageInTimeout=50", expected=seen)
-    assert isinstance(refused, Refusal) and refused.code is RefusalCode.WRONG_STATE
+    assert isinstance(refused, Rejection) and refused.code is RejectionCode.WRONG_STATE
     assert f"changed at revision {changed_at}" in refused.sentence and f"revision {seen}" in refused.sentence
     assert world.state.site.stage_in_timeout_s == 30
     assert apply(world, "StageInTimeout=50", expected=changed_at) == 0
@@ -232,7 +232,7 @@ def test_only_operators_change_the_configuration(who: c.Actor) -> None:
     # The leader itself changes pools where the provider tells which there are.
     for command in (c.ConfigureSite(settings(FILE)), *(() if who == c.CONTROLLER else pools)):
         refused = world.settle(command, who)
-        assert isinstance(refused, Refusal) and refused.code is RefusalCode.PERMISSION_DENIED
+        assert isinstance(refused, Rejection) and refused.code is RejectionCode.PERMISSION_DENIED
     assert world.state.site.revision == 0
 
 
@@ -254,7 +254,7 @@ def test_only_operators_change_the_configuration(who: c.Actor) -> None:
 def test_what_a_record_cannot_hold_is_refused_at_the_place_in_the_file(text: str, place: str, sentence: str) -> None:
     world = World()
     refused = apply(world, text)
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, Rejection)
     assert (refused.place, refused.sentence[: len(sentence)]) == (place, sentence)
     assert refused.remedy and world.state.site.revision == 0
 
@@ -266,13 +266,13 @@ def test_settings_that_come_without_a_file_are_refused_by_their_key() -> None:
         (ConfSetting("OtherTimeout", "x"), "OtherTimeout is 'x'"),
     ):
         refused = world.settle(c.ConfigureSite((setting,)))
-        assert isinstance(refused, Refusal) and refused.place == setting.key and refused.sentence == sentence
+        assert isinstance(refused, Rejection) and refused.place == setting.key and refused.sentence == sentence
     twice = (ConfSetting("OtherTimeout", "1"), ConfSetting("othertimeout", "2"))
     refused = world.settle(c.ConfigureSite(twice))
-    assert isinstance(refused, Refusal) and "written twice" in refused.sentence
+    assert isinstance(refused, Rejection) and "written twice" in refused.sentence
     many = tuple(ConfSetting("OtherTimeout", "1") for _ in range(257))
     refused = world.settle(c.ConfigureSite(many))
-    assert isinstance(refused, Refusal) and refused.code is RefusalCode.LIMIT_EXCEEDED
+    assert isinstance(refused, Rejection) and refused.code is RejectionCode.LIMIT_EXCEEDED
 
 
 def test_replicas_and_snapshots_carry_the_configuration() -> None:
@@ -341,12 +341,12 @@ def test_the_lists_of_users_are_enforced_at_submit_with_slurms_sentences(
     world = applied(text)
     assert isinstance(world.try_submit("capacity=1", who=allowed), int)
     refused = world.try_submit("capacity=1", who=denied)
-    assert isinstance(refused, Refusal)
-    assert (refused.code, refused.sentence) == (RefusalCode.PERMISSION_DENIED, sentence)
+    assert isinstance(refused, Rejection)
+    assert (refused.code, refused.sentence) == (RejectionCode.PERMISSION_DENIED, sentence)
     without = world.try_submit(who=denied)
     assert isinstance(without, int), "a job without a buffer is nobody's business here"
     refused = world.try_submit(who=denied, buffer=beside_space(directives_kind="bb"))
-    assert isinstance(refused, Refusal) and refused.sentence == sentence
+    assert isinstance(refused, Rejection) and refused.sentence == sentence
 
 
 def test_a_list_may_name_ids() -> None:
@@ -385,8 +385,8 @@ def test_any_set_of_settings_is_applied_as_the_dry_run_said_or_refused_as_a_whol
     wanted = target_configuration(world.state, given_settings, partial=partial)
     before = world.state
     outcome = world.settle(c.ConfigureSite(given_settings, partial))
-    if isinstance(wanted, Refusal):
-        assert isinstance(outcome, Refusal) and outcome.sentence == wanted.sentence
+    if isinstance(wanted, Rejection):
+        assert isinstance(outcome, Rejection) and outcome.sentence == wanted.sentence
         assert world.state.site == before.site
         assert world.state.transfer_rules == before.transfer_rules
         return
@@ -406,7 +406,7 @@ def test_every_kind_of_value_is_a_kind_of_some_key() -> None:
 def test_what_can_never_fit_is_refused_unless_the_site_holds_it_and_then_it_stops_nobody() -> None:
     world = World(max_passes=1)
     refused = world.try_submit("capacity=500")
-    assert isinstance(refused, Refusal) and refused.code is RefusalCode.CAPACITY_OVER_TOTAL
+    assert isinstance(refused, Rejection) and refused.code is RejectionCode.CAPACITY_OVER_TOTAL
     assert apply(world, "HoldOversized=yes", partial=True) == 0
     oversized = world.submit("capacity=500", priority=9)
     small = [world.submit("capacity=10") for _ in range(10)]
@@ -417,9 +417,9 @@ def test_what_can_never_fit_is_refused_unless_the_site_holds_it_and_then_it_stop
 def test_a_default_account_is_configured_only_if_it_exists_and_with_the_rest_in_one_entry() -> None:
     world = World()
     settings = (ConfSetting("DefaultAccount", "physics"), ConfSetting("SizePointsPerGiB", "-2"))
-    refusal = world.settle(c.ConfigureSite(settings, True))
-    assert isinstance(refusal, Refusal) and "'physics' does not exist" in refusal.sentence
-    assert refusal.place == "DefaultAccount" and world.state.scheduling_rules == DEFAULT_SCHEDULING_RULES
+    rejection = world.settle(c.ConfigureSite(settings, True))
+    assert isinstance(rejection, Rejection) and "'physics' does not exist" in rejection.sentence
+    assert rejection.place == "DefaultAccount" and world.state.scheduling_rules == DEFAULT_SCHEDULING_RULES
     assert world.settle(c.SetAccount(Account("physics"))) == 0
     assert world.settle(c.ConfigureSite(settings, True)) == 0
     assert world.state.scheduling_rules == SchedulingRules(size_points_per_gib=-2, default_account="physics")

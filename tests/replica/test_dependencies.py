@@ -9,7 +9,7 @@ from forebay.replica.model.job_names import NamedJobs, add_job, first_job, remov
 from forebay.replica.model.job_states import JobState
 from forebay.replica.model.jobs import Hold
 from forebay.replica.model.requests import Dependency, DependencyKind, JobOptions
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from forebay.replica.values.limits import WHOLE_ARRAYS_MAX
 from tests.replica.world import World, user
 
@@ -145,9 +145,9 @@ def test_a_job_waits_for_no_more_whole_arrays_than_can_be_looked_at_in_a_turn_of
     arrays = [world.submit(array=(0, 1), hold=Hold.USER) for _ in range(WHOLE_ARRAYS_MAX + 1)]
     named = tuple(Dependency(kind, array) for array in arrays)
     assert isinstance(world.try_submit(dependencies=named[1:]), int)
-    refusal = world.try_submit(dependencies=named)
-    assert isinstance(refusal, Refusal) and (refusal.code, refusal.place) == (
-        RefusalCode.LIMIT_EXCEEDED,
+    rejection = world.try_submit(dependencies=named)
+    assert isinstance(rejection, Rejection) and (rejection.code, rejection.place) == (
+        RejectionCode.LIMIT_EXCEEDED,
         "dependencies",
     )
     assert isinstance(world.try_submit(dependencies=(*named[1:], named[1])), int), "the same one again is no more"

@@ -7,17 +7,17 @@ import itertools
 import pytest
 
 from forebay.replica.model.buffers import Transfer
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from tests.replica.world import World
 
 SPACE = "#!/bin/sh\n#DW jobdw capacity=1\n"
 
 
-def submitted(*directives: str) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]] | Refusal:
+def submitted(*directives: str) -> tuple[tuple[Transfer, ...], tuple[Transfer, ...]] | Rejection:
     """Submit a job with these directives; return its stage-in and stage-out, or the rejection."""
     world = World()
     found = world.try_submit(script=SPACE + "\n".join(f"#DW {line}" for line in directives) + "\n")
-    if isinstance(found, Refusal):
+    if isinstance(found, Rejection):
         return found
     request = world.state.jobs[found].request.buffer
     assert request is not None
@@ -40,7 +40,7 @@ def submitted(*directives: str) -> tuple[tuple[Transfer, ...], tuple[Transfer, .
 )
 def test_a_file_goes_into_a_directory_as_with_cp(directive: str, outside: str, inside: str) -> None:
     found = submitted(directive)
-    assert not isinstance(found, Refusal), found
+    assert not isinstance(found, Rejection), found
     (transfer,) = found[0] + found[1]
     assert (transfer.outside, transfer.inside) == (outside, inside)
 
@@ -70,8 +70,8 @@ def test_stage_outs_that_lose_a_file_are_rejected_and_others_are_not() -> None:
         found = submitted(*lines)
         first, second = files_written(*one), files_written(*other)
         loses = any(second.get(path, source) != source for path, source in first.items())
-        if isinstance(found, Refusal):
-            assert found.code is RefusalCode.INVALID_DIRECTIVE and "overlaps" in found.sentence
+        if isinstance(found, Rejection):
+            assert found.code is RejectionCode.INVALID_DIRECTIVE and "overlaps" in found.sentence
             assert found.place.startswith("script line 4, column ")
         else:
             assert not loses, lines
@@ -94,7 +94,7 @@ def test_stage_outs_that_lose_a_file_are_rejected_and_others_are_not() -> None:
 )
 def test_overlaps_of_stage_outs(lines: tuple[str, ...], is_accepted: bool) -> None:
     found = submitted(*("stage_out type={} source={} destination={}".format(*line.split()) for line in lines))
-    assert isinstance(found, Refusal) is not is_accepted, found
+    assert isinstance(found, Rejection) is not is_accepted, found
 
 
 def test_stage_ins_may_merge_directories_but_not_replace_each_others_file() -> None:
@@ -103,10 +103,10 @@ def test_stage_ins_may_merge_directories_but_not_replace_each_others_file() -> N
         "stage_in type=directory source=/in/b destination=$DW_JOB_STRIPED/",
         "stage_in type=file source=/in/c destination=$DW_JOB_STRIPED/",
     )
-    assert not isinstance(merged, Refusal)
+    assert not isinstance(merged, Rejection)
     for destination in ("$DW_JOB_STRIPED/c", "$FOREBAY_JOB_DIR/striped/c", "${DW_JOB_STRIPED}/./c"):
         found = submitted(
             "stage_in type=file source=/in/a destination=$DW_JOB_STRIPED/c",
             f"stage_in type=file source=/in/b destination={destination}",
         )
-        assert isinstance(found, Refusal) and "overlaps" in found.sentence
+        assert isinstance(found, Rejection) and "overlaps" in found.sentence

@@ -17,7 +17,7 @@ from forebay.replica.grammar.directives import (
 )
 from forebay.replica.grammar.lexer import REJECTIONS_MAX, DirectiveRejected
 from forebay.replica.model.buffers import Access, TransferKind
-from forebay.replica.values.errors import RefusalCode
+from forebay.replica.values.errors import RejectionCode
 
 FULL = """#!/bin/bash
 #SBATCH --job-name=x
@@ -67,7 +67,7 @@ def test_directives_of_the_command_line_and_of_a_file_are_added_to_those_of_the_
     assert request.places[2] == "--bbf line 1, column 24"
 
 
-DIRECTIVE, CAPACITY = RefusalCode.INVALID_DIRECTIVE, RefusalCode.INVALID_CAPACITY
+DIRECTIVE, CAPACITY = RejectionCode.INVALID_DIRECTIVE, RejectionCode.INVALID_CAPACITY
 REFUSED = [
     ("#DW jobdw capacity=0", 11 + 9, "zero", CAPACITY),
     ("#DW jobdw capacity=-5", 20, "sign", CAPACITY),
@@ -149,14 +149,14 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("line", "column", "says", "code"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_a_mistake_is_named_with_line_and_column(line: str, column: int, says: str, code: RefusalCode) -> None:
+def test_a_mistake_is_named_with_line_and_column(line: str, column: int, says: str, code: RejectionCode) -> None:
     with pytest.raises(DirectiveRejected) as caught:
         read_request(f"#!/bin/sh\n#SBATCH -J x\n{line}\n")
-    refusal = caught.value.refusal
-    assert says in refusal.sentence
-    assert refusal.place == f"script line 3, column {column}"
-    assert refusal.code is code
-    assert refusal.remedy
+    rejection = caught.value.rejection
+    assert says in rejection.sentence
+    assert rejection.place == f"script line 3, column {column}"
+    assert rejection.code is code
+    assert rejection.remedy
 
 
 def test_two_requests_for_capacity_are_refused_at_the_second() -> None:
@@ -188,7 +188,7 @@ def test_any_text_is_a_request_or_is_refused_with_a_place(text: str, in_bb: bool
     try:
         reading = read_request("" if in_bb else text, bb=text if in_bb else "")
     except DirectiveRejected as refused:
-        assert refused.refusal.sentence and refused.refusal.remedy and refused.refusal.place
+        assert refused.rejection.sentence and refused.rejection.remedy and refused.rejection.place
     else:
         request = reading.request
         assert request is None or request.capacity_bytes or request.stage_in or request.stage_out or reading.request
@@ -202,7 +202,7 @@ def test_any_mix_of_lines_is_a_request_or_is_refused_with_a_place(lines: list[st
     try:
         read_request("\n".join(lines))
     except DirectiveRejected as refused:
-        assert "line" in refused.refusal.place and "column" in refused.refusal.place
+        assert "line" in refused.rejection.place and "column" in refused.rejection.place
 
 
 CRAY = (
@@ -282,7 +282,7 @@ def test_every_wrong_directive_is_refused_at_its_line_in_order(lines: list[str])
         return
     with pytest.raises(DirectiveRejected) as caught:
         parse_request("\n".join(["#!/bin/sh", *lines, "true"]))
-    found = [caught.value.refusal, *caught.value.others]
+    found = [caught.value.rejection, *caught.value.others]
     assert [int(one.place.split()[2].rstrip(",")) for one in found] == wrong[:REJECTIONS_MAX]
 
 
@@ -292,7 +292,7 @@ def test_a_right_directive_after_a_wrong_one_is_not_refused() -> None:
     )
     with pytest.raises(DirectiveRejected) as caught:
         parse_request(f"#!/bin/sh\n#DW jobdw capacity=many\n{right}\n#DW wobble\ntrue\n")
-    assert [one.place for one in (caught.value.refusal, *caught.value.others)] == [
+    assert [one.place for one in (caught.value.rejection, *caught.value.others)] == [
         "script line 2, column 20",
         "script line 5, column 5",
     ]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forebay.replica.messages import commands as c
 from forebay.replica.model import SCENARIOS, DrillVerdict
-from forebay.replica.values import DRILL_S_MAX, DRILLS_KEPT, Refusal
+from forebay.replica.values import DRILL_S_MAX, DRILLS_KEPT, Rejection
 from tests.replica.world import OPERATOR, World
 
 ROOT, EVE = OPERATOR, c.Actor(c.ActorRole.OPERATOR, "eve")
@@ -18,8 +18,8 @@ START = c.StartDrill("switchover", "r2", 60)
 SECOND_US = 1_000_000
 
 
-def refused(found: Refusal | int) -> str:
-    assert isinstance(found, Refusal), found
+def refused(found: Rejection | int) -> str:
+    assert isinstance(found, Rejection), found
     return found.sentence
 
 

@@ -16,7 +16,7 @@ from forebay.replica.operations.external_jobs import ExternalJobPhase, external_
 from forebay.replica.scheduler.backfill import BEING_REMOVED
 from forebay.replica.scheduler.index import SchedulingIndex
 from forebay.replica.scheduler.scheduling_cycle import space_for_setups
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from tests.replica.external_job_world import DATA, RESULTS, ExternalJobWorld, asked
 from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.test_histories import Histories
@@ -100,7 +100,7 @@ class ExternalJobHistories(Histories):
                 self.external_jobs.tear_down(job, hurry=True)
 
     @rule(data=st.data(), partial=st.booleans(), discard=st.booleans())
-    def somebody_cares_for_what_is_parked(self, data: st.DataObject, partial: bool, discard: bool) -> None:
+    def somebody_cares_for_what_is_retained(self, data: st.DataObject, partial: bool, discard: bool) -> None:
         job = self.some_job(data)
         if job is not None:
             self.world.settle(c.ClearBuffer(job, discard=True) if discard else c.ExportBuffer(job, partial), OPERATOR)
@@ -140,7 +140,7 @@ class ExternalJobHistories(Histories):
             if job.external_job is None or buffer is None or state.external_jobs[job.external_job.name].job == job_id:
                 continue
             phase = external_job_phase(job, buffer)
-            assert phase in (ExternalJobPhase.PARKED, ExternalJobPhase.TEARDOWN, ExternalJobPhase.TEARDOWN_FAILED)
+            assert phase in (ExternalJobPhase.RETAINED, ExternalJobPhase.TEARDOWN, ExternalJobPhase.TEARDOWN_FAILED)
 
     @invariant()
     def who_waits_has_no_space_and_who_lingers_has(self) -> None:
@@ -179,7 +179,7 @@ class ExternalJobHistories(Histories):
         made.state, made.at, made.counter = self.world.state, self.world.at, self.world.counter
         made.ledger, made.reasons = [], []
         outcome = made.setup("more", asked(size, DATA, pool=pool))
-        assert not isinstance(outcome, Refusal), outcome
+        assert not isinstance(outcome, Rejection), outcome
         return made
 
     def teardown(self) -> None:
@@ -190,7 +190,7 @@ class ExternalJobHistories(Histories):
         for job_id in sorted(world.state.unfinished):
             if world.state.jobs[job_id].external_job is not None:
                 outcome = world.settle(c.ClearBuffer(job_id, discard=True))
-                assert isinstance(outcome, Refusal | int)
+                assert isinstance(outcome, Rejection | int)
         super().teardown()
 
 

@@ -15,7 +15,7 @@ import pytest
 from forebay.replica.messages import commands as c
 from forebay.replica.messages import events as e
 from forebay.replica.operations.external_jobs import ExternalJobPhase
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from tests.replica.external_job_world import CLUSTER, DATA, MOVERS, RESULTS, ExternalJobWorld, asked
 
 JOBS = 12
@@ -45,7 +45,7 @@ class Slurm:
         """Make a call; return whether it succeeded. One in ten dies with its caller, and comes again later."""
         if not self.random.randrange(10):
             self.late.append(command)
-        return not isinstance(self.world.ask(command), Refusal)
+        return not isinstance(self.world.ask(command), Rejection)
 
     def epoch(self, job: str) -> int:
         known = self.world.state.external_jobs.get(f"slurm:{job}")

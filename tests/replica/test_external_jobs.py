@@ -17,7 +17,7 @@ from forebay.replica.model.job_states import JobState
 from forebay.replica.operations.external_jobs import ExternalJobPhase, external_job_phase, find_external_job
 from forebay.replica.scheduler.index import SchedulingIndex
 from forebay.replica.scheduler.scheduling_cycle import space_for_setups
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from forebay.replica.views.jobs import verdict_of
 from tests.replica.external_job_world import (
     CLUSTER,
@@ -60,7 +60,7 @@ def after(world: ExternalJobWorld, command: str) -> str:
     before, jobs = find_external_job(world.state, "slurm:42"), world.state.next_job
     revision = world.state.revision
     outcome = COMMANDS[command](world)
-    if isinstance(outcome, Refusal):
+    if isinstance(outcome, Rejection):
         return "rejected"
     if not any(entry.events for batch in world.ledger[revision:] for entry in batch.entries):
         return "="
@@ -86,13 +86,13 @@ def test_a_command_that_comes_again_changes_nothing(phase: ExternalJobPhase, com
     world = world_at(phase)
     first = after(world, command)
     assert after(world, command) in ("=", "rejected")
-    assert (first == "rejected") == isinstance(COMMANDS[command](world), Refusal)
+    assert (first == "rejected") == isinstance(COMMANDS[command](world), Rejection)
 
 
 WITH_RESULTS = [
     phase
     for phase in ExternalJobPhase
-    if phase.value.startswith(("running", "post-run", "staging-out", "stage-out", "parked"))
+    if phase.value.startswith(("running", "post-run", "staging-out", "stage-out", "retained"))
 ]
 
 
@@ -102,7 +102,7 @@ def test_nothing_but_a_teardown_with_hurry_takes_results(phase: ExternalJobPhase
     job = world.external_job().id
     COMMANDS[command](world)
     gone = world.state.buffers[job].state in (BufferState.TEARDOWN, BufferState.COMPLETE)
-    assert gone == (command == "teardown --hurry" and phase is not ExternalJobPhase.PARKED)
+    assert gone == (command == "teardown --hurry" and phase is not ExternalJobPhase.RETAINED)
 
 
 @pytest.mark.parametrize(("phase", "command"), PAIRS)
@@ -192,10 +192,10 @@ def test_the_number_in_its_paths_is_that_of_its_scheduler() -> None:
 def test_what_becomes_of_an_external_job_its_own_scheduler_says(command: c.Command, words: str) -> None:
     for phase in (ExternalJobPhase.STAGED_IN, ExternalJobPhase.RUNNING, ExternalJobPhase.STAGE_OUT_FAILED):
         world = world_at(phase)
-        refusal = world.settle(command)
-        assert isinstance(refusal, Refusal)
-        assert words in refusal.sentence
-        assert "slurm:42" in refusal.sentence
+        rejection = world.settle(command)
+        assert isinstance(rejection, Rejection)
+        assert words in rejection.sentence
+        assert "slurm:42" in rejection.sentence
 
 
 @pytest.mark.parametrize("phase", ExternalJobPhase)
@@ -234,10 +234,10 @@ def limited(world: ExternalJobWorld, most: int) -> None:
 def test_a_setup_over_a_limit_by_itself_is_refused_at_once_with_the_limit() -> None:
     world = ExternalJobWorld()
     limited(world, 5)
-    refusal = world.setup("1", asked(6, DATA))
-    assert isinstance(refusal, Refusal)
-    assert refusal.code is RefusalCode.LIMIT_EXCEEDED
-    assert refusal.sentence == (
+    rejection = world.setup("1", asked(6, DATA))
+    assert isinstance(rejection, Rejection)
+    assert rejection.code is RejectionCode.LIMIT_EXCEEDED
+    assert rejection.sentence == (
         "AssocGrpBB: account people never permits the job: change the job, or ask an operator to change the limit "
         "(in_use 0, asked 6, limit 5)"
     )
@@ -321,34 +321,34 @@ REFUSED = [
 def test_a_setup_that_cannot_be_had_is_refused_and_changes_nothing(how: dict[str, Any], words: str) -> None:
     world = world_at(ExternalJobPhase.STAGED_IN)
     jobs = world.state.jobs
-    refusal = world.setup(**{"job": "42", **how})
-    assert isinstance(refusal, Refusal)
-    assert words in refusal.sentence
+    rejection = world.setup(**{"job": "42", **how})
+    assert isinstance(rejection, Rejection)
+    assert words in rejection.sentence
     assert world.state.jobs == jobs
 
 
 def test_a_pool_that_is_on_the_nodes_is_refused_with_those_that_are_not() -> None:
     world = ExternalJobWorld({"fast": 100, "local": 100})
     world.settle(c.ChangePool("local", filesystem=""))
-    refusal = world.setup(request=asked(10, pool="local"))
-    assert isinstance(refusal, Refusal)
-    assert "pool local has its buffers on nodes" in refusal.sentence
-    assert refusal.remedy == "use one of: fast"
+    rejection = world.setup(request=asked(10, pool="local"))
+    assert isinstance(rejection, Rejection)
+    assert "pool local has its buffers on nodes" in rejection.sentence
+    assert rejection.remedy == "use one of: fast"
 
 
 def test_access_mode_private_is_refused() -> None:
     world = ExternalJobWorld()
     assert WANTED.buffer is not None
-    refusal = world.setup(request=replace(WANTED, buffer=replace(WANTED.buffer, access=(Access.PRIVATE,))))
-    assert isinstance(refusal, Refusal)
-    assert "access_mode=private is not possible" in refusal.sentence
+    rejection = world.setup(request=replace(WANTED, buffer=replace(WANTED.buffer, access=(Access.PRIVATE,))))
+    assert isinstance(rejection, Rejection)
+    assert "access_mode=private is not possible" in rejection.sentence
 
 
 def test_a_user_who_may_have_no_buffers_has_none_as_an_external_job() -> None:
     world = ExternalJobWorld(deny_users=("alan",))
-    refusal = world.setup()
-    assert isinstance(refusal, Refusal)
-    assert refusal.sentence == "User found in DenyUsers"
+    rejection = world.setup()
+    assert isinstance(rejection, Rejection)
+    assert rejection.sentence == "User found in DenyUsers"
 
 
 # ---- whose external jobs they are
@@ -361,10 +361,10 @@ def test_the_same_name_of_another_cluster_is_refused_with_the_address_of_the_fir
         c.TearDownExternalJob("another", "42"),
         c.StageInExternalJob("x", "42"),
     ):
-        refusal = world.ask(command)
-        assert isinstance(refusal, Refusal)
-        assert "last seen at head1" in refusal.sentence
-        assert "forebay slurm release slurm" in refusal.remedy
+        rejection = world.ask(command)
+        assert isinstance(rejection, Rejection)
+        assert "last seen at head1" in rejection.sentence
+        assert "forebay slurm release slurm" in rejection.remedy
     assert world.phase() is ExternalJobPhase.STAGED_IN
 
 
@@ -372,16 +372,16 @@ def test_another_host_of_the_same_cluster_takes_over() -> None:
     world = world_at(ExternalJobPhase.STAGED_IN)
     assert world.ask(c.RegisterScheduler(CLUSTER, "backup2")) == 0
     assert world.begin() != 0
-    refusal = world.ask(c.RegisterScheduler("another", "head7"))
-    assert isinstance(refusal, Refusal)
-    assert "last seen at backup2" in refusal.sentence
+    rejection = world.ask(c.RegisterScheduler("another", "head7"))
+    assert isinstance(rejection, Rejection)
+    assert "last seen at backup2" in rejection.sentence
 
 
 def test_a_name_that_an_operator_releases_is_free_for_another_cluster() -> None:
     world = ExternalJobWorld()
     assert world.settle(c.ReleaseScheduler("slurm")) == 0
     assert world.ask(c.RegisterScheduler("another", "head7")) == 0
-    assert isinstance(world.setup(), Refusal)
+    assert isinstance(world.setup(), Rejection)
 
 
 def test_a_scheduler_has_its_own_external_jobs_and_no_others() -> None:
@@ -390,7 +390,7 @@ def test_a_scheduler_has_its_own_external_jobs_and_no_others() -> None:
     world.ask(c.RegisterScheduler("pbs-1", "head3"), pbs)
     assert world.ask(c.TearDownExternalJob("pbs-1", "42", True), pbs) == 0
     assert world.phase() is ExternalJobPhase.STAGED_IN
-    assert isinstance(world.ask(c.BeginExternalJobRun("pbs-1", "42"), pbs), Refusal)
+    assert isinstance(world.ask(c.BeginExternalJobRun("pbs-1", "42"), pbs), Rejection)
 
 
 EXTERNAL_JOB_COMMANDS = (
@@ -408,17 +408,17 @@ EXTERNAL_JOB_COMMANDS = (
 def test_nobody_but_a_scheduler_asks_for_external_jobs(command: c.Command) -> None:
     world = world_at(ExternalJobPhase.STAGED_IN)
     for actor in (OPERATOR, user("alan"), user("slurm"), agent("n1"), c.CONTROLLER):
-        refusal = world.settle(command, actor)
-        assert isinstance(refusal, Refusal)
-        assert refusal.code is RefusalCode.PERMISSION_DENIED
+        rejection = world.settle(command, actor)
+        assert isinstance(rejection, Rejection)
+        assert rejection.code is RejectionCode.PERMISSION_DENIED
 
 
 def test_a_scheduler_asks_for_nothing_else() -> None:
     world = world_at(ExternalJobPhase.STAGED_IN)
     for command in (c.CancelJob(1), c.ClearBuffer(1), c.ExportBuffer(1), c.ReleaseScheduler("slurm"), c.ReleaseJob(1)):
-        refusal = world.ask(command)
-        assert isinstance(refusal, Refusal)
-        assert refusal.code is RefusalCode.PERMISSION_DENIED
+        rejection = world.ask(command)
+        assert isinstance(rejection, Rejection)
+        assert rejection.code is RejectionCode.PERMISSION_DENIED
 
 
 # ---- what lingers
@@ -470,8 +470,8 @@ def test_a_report_of_a_stage_in_that_was_torn_down_no_longer_counts() -> None:
     order = world.order(world.external_job().id)
     world.tear_down(hurry=True)
     late = world.report(world.external_job().id, c.OperationDone(1, 1), order)
-    assert isinstance(late, Refusal)
-    assert late.code is RefusalCode.STALE_ATTEMPT
+    assert isinstance(late, Rejection)
+    assert late.code is RejectionCode.STALE_ATTEMPT
 
 
 def test_it_lingers_for_as_long_as_agreed() -> None:
@@ -532,11 +532,11 @@ def test_what_ran_never_lingers() -> None:
             assert world.phase() is not ExternalJobPhase.LINGERING
 
 
-# ---- what is parked
+# ---- what is retained
 
 
-def test_what_is_parked_counts_is_exported_later_and_then_gone() -> None:
-    world = world_at(ExternalJobPhase.PARKED)
+def test_what_is_retained_counts_is_exported_later_and_then_gone() -> None:
+    world = world_at(ExternalJobPhase.RETAINED)
     assert world.free() == 90
     job = world.external_job().id
     assert world.settle(c.ExportBuffer(job), user()) == job
@@ -546,7 +546,7 @@ def test_what_is_parked_counts_is_exported_later_and_then_gone() -> None:
     assert (world.phase(), world.free()) == (ExternalJobPhase.OVER, 100)
 
 
-def test_what_is_parked_before_any_export_is_exported_when_somebody_says_so() -> None:
+def test_what_is_retained_before_any_export_is_exported_when_somebody_says_so() -> None:
     world = world_at(ExternalJobPhase.RUNNING)
     world.tear_down()
     assert world.orders() == ()
@@ -554,35 +554,35 @@ def test_what_is_parked_before_any_export_is_exported_when_somebody_says_so() ->
     assert [order.stage for order in world.orders()] == ["stage_out"]
 
 
-def test_a_stage_out_that_goes_on_as_it_is_parked_goes_on() -> None:
+def test_a_stage_out_that_goes_on_as_it_is_retained_goes_on() -> None:
     world = world_at(ExternalJobPhase.STAGING_OUT)
     order = world.order(world.external_job().id)
     world.tear_down()
-    assert world.phase() is ExternalJobPhase.PARKED
+    assert world.phase() is ExternalJobPhase.RETAINED
     assert world.orders() == (order,)
     world.finish_operation()
     assert world.phase() is ExternalJobPhase.TEARDOWN
 
 
-def test_what_is_parked_is_removed_only_with_discard() -> None:
-    world = world_at(ExternalJobPhase.PARKED)
+def test_what_is_retained_is_removed_only_with_discard() -> None:
+    world = world_at(ExternalJobPhase.RETAINED)
     job = world.external_job().id
     refused = world.settle(c.ClearBuffer(job))
-    assert isinstance(refused, Refusal) and refused.sentence.startswith("job slurm:42 has results")
+    assert isinstance(refused, Rejection) and refused.sentence.startswith("job slurm:42 has results")
     assert refused.remedy.startswith("export it (forebay buffer export) to retry")
     assert world.settle(c.ClearBuffer(job, discard=True)) == job
     again = world.settle(c.ExportBuffer(job))
-    assert isinstance(again, Refusal) and again.sentence.startswith("job slurm:42 has no results")
+    assert isinstance(again, Rejection) and again.sentence.startswith("job slurm:42 has no results")
     assert world.phase() is ExternalJobPhase.TEARDOWN
 
 
 def test_nobody_but_its_user_and_operators_export_it() -> None:
-    world = world_at(ExternalJobPhase.PARKED)
-    assert isinstance(world.settle(c.ExportBuffer(world.external_job().id), user("eve")), Refusal)
+    world = world_at(ExternalJobPhase.RETAINED)
+    assert isinstance(world.settle(c.ExportBuffer(world.external_job().id), user("eve")), Rejection)
 
 
-def test_a_job_number_used_again_never_mixes_with_what_is_parked() -> None:
-    world = world_at(ExternalJobPhase.PARKED)
+def test_a_job_number_used_again_never_mixes_with_what_is_retained() -> None:
+    world = world_at(ExternalJobPhase.RETAINED)
     old = world.external_job()
     world.setup()
     new = world.external_job()
@@ -698,7 +698,7 @@ def _events(world: ExternalJobWorld) -> list[e.Event]:
 @pytest.mark.parametrize("phase", [ExternalJobPhase.SET_UP, ExternalJobPhase.STAGING_IN, ExternalJobPhase.STAGED_IN])
 def test_what_its_scheduler_no_longer_knows_and_never_ran_does_not_linger(phase: ExternalJobPhase) -> None:
     world = world_at(phase)
-    assert not isinstance(world.ask(c.TearDownExternalJob(CLUSTER, "42", reason="Slurm does not know it")), Refusal)
+    assert not isinstance(world.ask(c.TearDownExternalJob(CLUSTER, "42", reason="Slurm does not know it")), Rejection)
     assert world.phase() in (ExternalJobPhase.TEARDOWN, ExternalJobPhase.OVER)
     assert [event.reason for event in _events(world) if isinstance(event, e.TeardownStarted)] == [
         "Slurm does not know it"
@@ -708,10 +708,10 @@ def test_what_its_scheduler_no_longer_knows_and_never_ran_does_not_linger(phase:
 @pytest.mark.parametrize(
     "phase", [ExternalJobPhase.RUNNING, ExternalJobPhase.POST_RUN, ExternalJobPhase.STAGE_OUT_FAILED]
 )
-def test_what_its_scheduler_no_longer_knows_and_ran_is_parked_with_the_reason(phase: ExternalJobPhase) -> None:
+def test_what_its_scheduler_no_longer_knows_and_ran_is_retained_with_the_reason(phase: ExternalJobPhase) -> None:
     world = world_at(phase)
-    assert not isinstance(world.ask(c.TearDownExternalJob(CLUSTER, "42", reason="Slurm does not know it")), Refusal)
-    assert world.phase() is ExternalJobPhase.PARKED
+    assert not isinstance(world.ask(c.TearDownExternalJob(CLUSTER, "42", reason="Slurm does not know it")), Rejection)
+    assert world.phase() is ExternalJobPhase.RETAINED
     assert "Slurm does not know it" in world.external_job().comment
 
 
@@ -731,8 +731,8 @@ def test_an_external_job_that_is_missed_is_an_event_and_nothing_else() -> None:
 def test_what_a_scheduler_says_is_bounded_and_has_no_control_characters(text: str) -> None:
     world = world_at(ExternalJobPhase.STAGED_IN)
     for command in (c.TearDownExternalJob(CLUSTER, "42", reason=text), c.ReportMissingExternalJob(CLUSTER, "43", text)):
-        refusal = world.ask(command)
-        assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.INVALID_FIELD
+        rejection = world.ask(command)
+        assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.INVALID_FIELD
     assert world.phase() is ExternalJobPhase.STAGED_IN
 
 

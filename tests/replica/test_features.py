@@ -17,11 +17,11 @@ from forebay.replica.messages import commands as c
 from forebay.replica.messages import events as e
 from forebay.replica.messages import features
 from forebay.replica.messages.entries import Acceptance, Entry
-from forebay.replica.messages.features import LEVELS, ReleaseNeeded, level_refusal
+from forebay.replica.messages.features import LEVELS, ReleaseNeeded, level_rejection
 from forebay.replica.model.requests import JobOptions
 from forebay.replica.state.digest import state_digest, state_records
 from forebay.replica.state.state import EMPTY, TABLES, State
-from forebay.replica.values.errors import LedgerViolation, Refusal, RefusalCode
+from forebay.replica.values.errors import LedgerViolation, Rejection, RejectionCode
 from tests.later_release import later_release
 from tests.replica.world import OPERATOR, World, user
 
@@ -41,18 +41,18 @@ def founded() -> World:
     return World(level=features.FOUNDING_LEVEL)
 
 
-def raised(world: World, level: int = 2, known: tuple[tuple[str, int], ...] = ALL_KNOW) -> Refusal | int:
+def raised(world: World, level: int = 2, known: tuple[tuple[str, int], ...] = ALL_KNOW) -> Rejection | int:
     return world.settle(c.RaiseFeatureLevel(level, known))
 
 
-def refused(world: World, level: int, known: tuple[tuple[str, int], ...] = ALL_KNOW) -> Refusal:
+def refused(world: World, level: int, known: tuple[tuple[str, int], ...] = ALL_KNOW) -> Rejection:
     before = world.state
-    refusal = raised(world, level, known)
-    assert isinstance(refusal, Refusal)
+    rejection = raised(world, level, known)
+    assert isinstance(rejection, Rejection)
     assert world.state.feature_level == before.feature_level
     # It is in the ledger, where a release of level 1 must be able to read it.
-    assert refusal.code.name in WORDS_OF_FORMAT_1["RefusalCode"]
-    return refusal
+    assert rejection.code.name in WORDS_OF_FORMAT_1["RejectionCode"]
+    return rejection
 
 
 def entry_that_raises(level: int, release: str) -> Entry:
@@ -62,17 +62,17 @@ def entry_that_raises(level: int, release: str) -> Entry:
 def test_every_cluster_begins_at_level_1_and_an_operator_raises_it_when_every_member_knows_the_next_level() -> None:
     world = founded()
     assert world.state.feature_level == features.FOUNDING_LEVEL == 1
-    assert not isinstance(raised(world), Refusal)
+    assert not isinstance(raised(world), Rejection)
     assert world.state.feature_level == 2
     assert world.ledger[-1].entries[0].events == (e.FeatureLevelRaised(2, features.release_of(2)),)
 
 
 @pytest.mark.parametrize("level", [-1, 0, 1, 3, 2**31])
 def test_a_level_that_is_not_the_next_one_is_refused(level: int) -> None:
-    refusal = refused(founded(), level, (("r1", 2**32),))
-    assert refusal.code is RefusalCode.WRONG_STATE
-    assert refusal.sentence == f"feature level {level} does not follow the cluster's level 1"
-    assert refusal.remedy == "raise it to 2"
+    rejection = refused(founded(), level, (("r1", 2**32),))
+    assert rejection.code is RejectionCode.WRONG_STATE
+    assert rejection.sentence == f"feature level {level} does not follow the cluster's level 1"
+    assert rejection.remedy == "raise it to 2"
 
 
 def test_a_level_that_was_reached_is_refused_and_nothing_is_left_to_raise() -> None:
@@ -86,25 +86,25 @@ def test_a_level_that_was_reached_is_refused_and_nothing_is_left_to_raise() -> N
 
 
 def test_a_level_that_a_member_does_not_know_or_did_not_say_is_refused_and_the_members_are_named() -> None:
-    refusal = refused(founded(), 2, (("r1", 2), ("r2", 1), ("r3#4", 0)))
-    assert refusal.code is RefusalCode.WRONG_STATE
-    assert refusal.sentence.endswith("by every member: r2 supports 1, r3#4 did not answer")
+    rejection = refused(founded(), 2, (("r1", 2), ("r2", 1), ("r3#4", 0)))
+    assert rejection.code is RejectionCode.WRONG_STATE
+    assert rejection.sentence.endswith("by every member: r2 supports 1, r3#4 did not answer")
 
 
 def test_a_level_above_what_this_release_knows_or_without_facts_is_refused_whatever_others_say() -> None:
     world = founded()
-    assert refused(world, 2, ()).code is RefusalCode.INVALID_FIELD
+    assert refused(world, 2, ()).code is RejectionCode.INVALID_FIELD
     raised(world)
     for level in range(3, features.FEATURE_LEVEL_KNOWN + 1):
         raised(world, level, (("r1", level),))
-    assert refused(world, features.FEATURE_LEVEL_KNOWN + 1, (("r1", 9),)).code is RefusalCode.INVALID_FIELD
+    assert refused(world, features.FEATURE_LEVEL_KNOWN + 1, (("r1", 9),)).code is RejectionCode.INVALID_FIELD
 
 
 @pytest.mark.parametrize("actor", [user(), c.Actor(c.ActorRole.AGENT, "n1")])
 def test_nobody_but_an_operator_or_the_leader_of_its_own_accord_raises_the_level(actor: c.Actor) -> None:
     world = founded()
     outcome = decide(world.state, c.Request(b"", actor, c.RaiseFeatureLevel(2, ALL_KNOW)), world.at)
-    assert isinstance(outcome, Refusal) and outcome.code is RefusalCode.PERMISSION_DENIED
+    assert isinstance(outcome, Rejection) and outcome.code is RejectionCode.PERMISSION_DENIED
 
 
 def test_a_retry_that_brings_other_facts_is_the_same_command() -> None:
@@ -206,11 +206,15 @@ def test_deciding_at_level_1_gives_nothing_that_level_1_does_not_have_except_the
 
 
 def test_what_came_with_a_level_is_refused_below_it_with_the_remedy() -> None:
-    refusal = level_refusal(1, 2, "a job that dances", "dance")
-    assert refusal is not None and refusal.code.name in WORDS_OF_FORMAT_1["RefusalCode"] and refusal.place == "dance"
-    assert refusal.sentence == "a job that dances requires feature level 2, but the cluster has 1"
-    assert refusal.remedy.endswith("forebay cluster raise-feature-level")
-    assert level_refusal(2, 2, "a job that dances") is None
+    rejection = level_rejection(1, 2, "a job that dances", "dance")
+    assert (
+        rejection is not None
+        and rejection.code.name in WORDS_OF_FORMAT_1["RejectionCode"]
+        and rejection.place == "dance"
+    )
+    assert rejection.sentence == "a job that dances requires feature level 2, but the cluster has 1"
+    assert rejection.remedy.endswith("forebay cluster raise-feature-level")
+    assert level_rejection(2, 2, "a job that dances") is None
 
 
 def test_options_of_a_purged_job_go_with_it() -> None:

@@ -17,7 +17,7 @@ from forebay.replica.model.requests import BufferRequest, CreatePersistent, Dest
 from forebay.replica.model.stages import Stage
 from forebay.replica.operations import directory_in_filesystem, persistent_directory
 from forebay.replica.scheduler.persistent import persistent_request
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.test_histories import Histories
 from tests.replica.test_persistent import asks
@@ -43,9 +43,9 @@ class FilesystemWorld(IndexedWorld):
 
     def made(self, command: c.Command) -> None:
         outcome = self.settle(command)
-        assert not isinstance(outcome, Refusal), outcome
+        assert not isinstance(outcome, Rejection), outcome
 
-    def register(self, node: str, cpus: int = 8, instance: str = "i1", storage: str = "s1") -> Refusal | int:
+    def register(self, node: str, cpus: int = 8, instance: str = "i1", storage: str = "s1") -> Rejection | int:
         if not node.startswith("m"):
             return super().register(node, cpus, instance, storage)
         return self.settle(c.RegisterNode(node, 0, instance, storage, filesystems=HERE), agent(node))
@@ -55,9 +55,9 @@ def filesystem_world(**changes: Any) -> FilesystemWorld:
     return FilesystemWorld({"fast": 100, "bulk": 100}, nodes=2, cpus=4, **changes)
 
 
-def refused(world: World, command: c.Command, code: RefusalCode, actor: c.Actor = OPERATOR) -> str:
+def refused(world: World, command: c.Command, code: RejectionCode, actor: c.Actor = OPERATOR) -> str:
     outcome = world.settle(command, actor)
-    assert isinstance(outcome, Refusal) and outcome.code is code, outcome
+    assert isinstance(outcome, Rejection) and outcome.code is code, outcome
     return outcome.sentence
 
 
@@ -169,9 +169,9 @@ def test_another_mover_takes_over_and_late_reports_of_the_first_are_refused(stag
     new = world.order(job)
     assert (new.stage, new.filesystem) == (old.stage, old.filesystem) and new.attempt > old.attempt
     report = c.ReportOperation(former, job, old.attempt, Stage[stage.upper()], c.OperationDone(1, 1))
-    refused(world, report, RefusalCode.STALE_ATTEMPT, agent(former))
+    refused(world, report, RejectionCode.STALE_ATTEMPT, agent(former))
     world.settle(c.MarkNodeBack(former) if not drained else c.ResumeNode(former), OPERATOR if drained else c.CONTROLLER)
-    refused(world, report, RefusalCode.STALE_ATTEMPT, agent(former))
+    refused(world, report, RejectionCode.STALE_ATTEMPT, agent(former))
     assert world.agent_of(job) == "m2", "nobody goes back because the first is there again"
     world.finish(job)
 
@@ -256,7 +256,7 @@ def test_the_restart_of_an_agent_starts_only_its_own_operations_again() -> None:
 )
 def test_a_path_that_could_not_be_a_shared_filesystem_of_its_own_is_refused(path: str, words: str) -> None:
     world = filesystem_world()
-    assert words in refused(world, c.AddFilesystem("other", path), RefusalCode.INVALID_FIELD)
+    assert words in refused(world, c.AddFilesystem("other", path), RejectionCode.INVALID_FIELD)
     assert world.settle(c.AddFilesystem("other", "/bb/fast2")) == 0, "a name that only begins alike is not below it"
 
 
@@ -264,19 +264,19 @@ def test_shared_filesystems_are_made_once_and_removed_when_no_pool_names_them() 
     world = filesystem_world()
     revision = world.state.filesystems
     assert world.settle(c.AddFilesystem("bb", "/bb/fast")) == 0 and world.state.filesystems == revision
-    refused(world, c.AddFilesystem("bb", "/bb/slow"), RefusalCode.WRONG_STATE)
-    assert "in use by pool bulk" in refused(world, c.RemoveFilesystem("bb"), RefusalCode.WRONG_STATE)
+    refused(world, c.AddFilesystem("bb", "/bb/slow"), RejectionCode.WRONG_STATE)
+    assert "in use by pool bulk" in refused(world, c.RemoveFilesystem("bb"), RejectionCode.WRONG_STATE)
     assert world.settle(c.ChangePool("bulk", filesystem="")) == 0
     assert world.settle(c.RemoveFilesystem("bb")) == 0 and not world.state.filesystems
-    refused(world, c.RemoveFilesystem("bb"), RefusalCode.INVALID_FIELD)
+    refused(world, c.RemoveFilesystem("bb"), RejectionCode.INVALID_FIELD)
 
 
 def test_a_pool_names_a_shared_filesystem_that_there_is_and_keeps_it_while_it_is_used() -> None:
     world = filesystem_world()
-    refused(world, c.ChangePool("fast", filesystem="bc"), RefusalCode.INVALID_FIELD)
-    refused(world, c.ChangePool("new", exists=False, quantity=1, filesystem="bc"), RefusalCode.INVALID_FIELD)
+    refused(world, c.ChangePool("fast", filesystem="bc"), RejectionCode.INVALID_FIELD)
+    refused(world, c.ChangePool("new", exists=False, quantity=1, filesystem="bc"), RejectionCode.INVALID_FIELD)
     job = world.submit("capacity=10 pool=bulk")
-    assert f"job {job}" in refused(world, c.ChangePool("bulk", filesystem=""), RefusalCode.WRONG_STATE)
+    assert f"job {job}" in refused(world, c.ChangePool("bulk", filesystem=""), RejectionCode.WRONG_STATE)
     # Whoever sets a pool anew without a word of its shared filesystem leaves it where it is.
     assert world.settle(c.SetPool(Pool("bulk", 200, 1))) == 0 and world.state.pools["bulk"].filesystem == "bb"
     assert world.settle(c.ChangePool("new", exists=False, quantity=1, filesystem="bb")) == 0
@@ -286,19 +286,19 @@ def test_a_mover_that_sees_another_file_system_at_the_path_is_refused() -> None:
     world = filesystem_world()
     world.made(c.AdmitNode("m3"))
     elsewhere = c.RegisterNode("m3", 0, "i1", "s1", filesystems=(ObservedFilesystem("bb", "other"),))
-    assert "a file system other than bb" in refused(world, elsewhere, RefusalCode.STORAGE_CHANGED, agent("m3"))
+    assert "a file system other than bb" in refused(world, elsewhere, RejectionCode.STORAGE_CHANGED, agent("m3"))
     for filesystems, cpus in (((ObservedFilesystem("bc", "x"),), 0), ((HERE[0], HERE[0]), 0), (HERE, 4), ((), 0)):
         command = c.RegisterNode("m3", cpus, "i1", "s1", filesystems=filesystems)
-        refused(world, command, RefusalCode.INVALID_FIELD, agent("m3"))
+        refused(world, command, RejectionCode.INVALID_FIELD, agent("m3"))
 
 
 def test_a_node_with_jobs_does_not_become_a_mover_nor_a_mover_a_node() -> None:
     world = filesystem_world()
     job = world.submit("capacity=10 pool=bulk")
-    refused(world, c.RegisterNode("m1", 4, "i2", "s1"), RefusalCode.WRONG_STATE, agent("m1"))
+    refused(world, c.RegisterNode("m1", 4, "i2", "s1"), RejectionCode.WRONG_STATE, agent("m1"))
     world.done(job)
     node = world.agent_of(job)
-    refused(world, c.RegisterNode(node, 0, "i2", "s1", filesystems=HERE), RefusalCode.WRONG_STATE, agent(node))
+    refused(world, c.RegisterNode(node, 0, "i2", "s1", filesystems=HERE), RejectionCode.WRONG_STATE, agent(node))
     world.finish(job)
     assert world.settle(c.RegisterNode("m1", 4, "i2", "s1"), agent("m1")) == 0
     assert world.state.filesystems["bb"].movers == ("m2",)
@@ -321,7 +321,7 @@ def test_a_cluster_is_founded_with_shared_filesystems() -> None:
         ((SharedFilesystem("a", "/x"), SharedFilesystem("b", "/x/y")), "a"),
         ((SharedFilesystem("a", "x"),), ""),
     ):
-        assert isinstance(founded(filesystems, pool), Refusal)
+        assert isinstance(founded(filesystems, pool), Rejection)
 
 
 # ---- persistent buffers in a shared filesystem
@@ -429,7 +429,7 @@ def test_another_mover_goes_on_making_and_removing_a_persistent_buffer(drained: 
     other = world.agent_of(job)
     assert {former, other} == set(MOVERS) and lies_at(world, job) == directory
     late = c.ReportOperation(former, job, old.attempt, Stage.STAGE_IN, c.PersistentChanged("lake"))
-    refused(world, late, RefusalCode.STALE_ATTEMPT, agent(former))
+    refused(world, late, RejectionCode.STALE_ATTEMPT, agent(former))
     assert world.report(job, c.PersistentChanged("lake")) == job
     assert ("lake" in world.state.persistent) != removing
     world.finish(job)
@@ -485,10 +485,10 @@ def test_what_lies_in_a_shared_filesystem_and_what_lies_on_a_node_is_refused_in_
         (creates_lake("fast"), "capacity=10 pool=bulk", "lake is created on one node", "line 2"),
     ):
         answer = asks(world, request, bb=bb)
-        assert isinstance(answer, Refusal) and words in answer.sentence and answer.place == where, answer
+        assert isinstance(answer, Rejection) and words in answer.sentence and answer.place == where, answer
     with_lake(world, "fast")
     answer = asks(world, USES_LAKE, bb="capacity=10 pool=bulk")
-    assert isinstance(answer, Refusal) and "persistent buffer lake is on one node" in answer.sentence
+    assert isinstance(answer, Rejection) and "persistent buffer lake is on one node" in answer.sentence
     assert answer.place == "persistentdw name=lake"
 
 
@@ -505,11 +505,11 @@ def test_a_job_that_waits_for_a_name_is_told_when_that_comes_where_the_job_canno
 def test_a_shared_filesystem_stays_while_a_persistent_buffer_or_a_job_that_removed_one_is_there() -> None:
     world = lake_world()
     with_lake(world)
-    assert "lake" in refused(world, c.ChangePool("bulk", filesystem=""), RefusalCode.WRONG_STATE)
+    assert "lake" in refused(world, c.ChangePool("bulk", filesystem=""), RejectionCode.WRONG_STATE)
     remover = submitted(world, DESTROYS_LAKE, nodes=0)
     world.report(remover, c.PersistentChanged("lake"))
     world.made(c.ChangePool("bulk", filesystem=""))
-    assert f"job {remover}" in refused(world, c.RemoveFilesystem("bb"), RefusalCode.WRONG_STATE)
+    assert f"job {remover}" in refused(world, c.RemoveFilesystem("bb"), RejectionCode.WRONG_STATE)
     world.finish(remover)
     assert world.settle(c.RemoveFilesystem("bb")) == 0
 
@@ -603,5 +603,5 @@ def test_a_node_that_is_known_registers_again_where_no_further_node_may(monkeypa
     world = World(nodes=2)
     world.settle(c.AdmitNode("third"))
     monkeypatch.setattr("forebay.replica.decide.cluster.NODES_MAX", len(world.state.nodes))
-    assert not isinstance(world.register("n1", instance="i2"), Refusal)
-    refused(world, c.RegisterNode("third", 4, "i1", "s1"), RefusalCode.LIMIT_EXCEEDED, agent("third"))
+    assert not isinstance(world.register("n1", instance="i2"), Rejection)
+    refused(world, c.RegisterNode("third", 4, "i1", "s1"), RejectionCode.LIMIT_EXCEEDED, agent("third"))

@@ -24,7 +24,7 @@ from forebay.replica.state.derived import derive
 from forebay.replica.state.digest import DigestChecker, state_digest
 from forebay.replica.state.invariants import find_violations
 from forebay.replica.state.state import EMPTY
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from forebay.replica.views.jobs import verdicts
 from tests.replica.reference.reference_scheduler import next_due, plan
 from tests.replica.world import OPERATOR, World, user
@@ -253,10 +253,10 @@ def test_the_same_command_id_gets_the_first_answer_and_changes_nothing() -> None
     revision = world.state.revision
     assert world.settle(c.SubmitJob(spec), user(), command_id) == first
     refused = b"\x02" * 16
-    refusal = world.settle(c.CancelJob(99), user(), refused)
-    assert isinstance(refusal, Refusal)
+    rejection = world.settle(c.CancelJob(99), user(), refused)
+    assert isinstance(rejection, Rejection)
     world.submit()
-    assert world.settle(c.CancelJob(99), user(), refused) == refusal
+    assert world.settle(c.CancelJob(99), user(), refused) == rejection
     assert world.state.revision > revision and len(world.state.jobs) == 2
 
 
@@ -269,7 +269,7 @@ def world_spec() -> object:
 
 def test_a_command_id_is_for_one_command_of_one_actor() -> None:
     from forebay.replica.fold.dedup_cache import look_up_reply
-    from forebay.replica.values.errors import RefusalCode
+    from forebay.replica.values.errors import RejectionCode
 
     world = World()
     job = world.submit()
@@ -279,4 +279,4 @@ def test_a_command_id_is_for_one_command_of_one_actor() -> None:
     assert again == world.state.receipts[command_id]
     for actor, command in ((OPERATOR, c.HoldJob(job)), (user(), c.ReleaseJob(job)), (user(), c.HoldJob(job + 1))):
         other = look_up_reply(world.state, c.Request(command_id, actor, command))
-        assert isinstance(other, Refusal) and other.code is RefusalCode.COMMAND_ID_REUSED
+        assert isinstance(other, Rejection) and other.code is RejectionCode.COMMAND_ID_REUSED

@@ -8,7 +8,7 @@ from forebay.replica.messages import commands as c
 from forebay.replica.model.job_states import JobState
 from forebay.replica.model.jobs import Hold
 from forebay.replica.model.nodes import CAPACITY_CONTROLS, PROCESS_CONTROLS
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from tests.replica.world import OPERATOR, World, agent, user
 
 STAGE_OUT = "burst_buffer/native: Stage-out in progress"
@@ -47,10 +47,10 @@ def test_of_two_jobs_of_60_from_100_one_stages_and_the_other_waits_for_space_in_
 
 def test_more_than_the_pool_has_is_refused_at_submit_with_the_place_and_changes_no_job() -> None:
     world = World({"fast": 100})
-    refusal = world.try_submit("capacity=500")
-    assert isinstance(refusal, Refusal)
-    assert refusal.code is RefusalCode.CAPACITY_OVER_TOTAL
-    assert refusal.place == "--bb line 1, column 1"
+    rejection = world.try_submit("capacity=500")
+    assert isinstance(rejection, Rejection)
+    assert rejection.code is RejectionCode.CAPACITY_OVER_TOTAL
+    assert rejection.place == "--bb line 1, column 1"
     assert not world.state.jobs
 
 
@@ -67,7 +67,7 @@ def test_a_request_is_rounded_up_to_the_granularity_of_its_pool() -> None:
     world = World({"fast": 100}, granularity=8)
     job = world.submit("capacity=9")
     assert world.state.buffers[job].granted_bytes == 16
-    assert isinstance(world.try_submit("capacity=97"), Refusal), "96 is the most whole grains of 100"
+    assert isinstance(world.try_submit("capacity=97"), Rejection), "96 is the most whole grains of 100"
 
 
 def test_a_job_without_a_buffer_runs_and_ends_without_stage_out() -> None:
@@ -155,7 +155,7 @@ def test_a_failed_stage_in_is_retried_with_back_off_and_then_held_with_its_messa
     assert world.shown(job) == ("PENDING", "burst_buffer/native: slurm_bb_data_in: no such file", "staging-in")
     assert world.state.jobs[job].hold is Hold.SYSTEM
     assert world.free() == 60, "the space is kept so that somebody can look"
-    assert not isinstance(world.settle(c.ReleaseJob(job), user()), Refusal), "its user may release it"
+    assert not isinstance(world.settle(c.ReleaseJob(job), user()), Rejection), "its user may release it"
     world.finish(job)
     assert world.state.jobs[job].state is JobState.COMPLETED
 
@@ -193,8 +193,8 @@ def test_a_job_that_was_cancelled_while_it_was_held_cannot_be_released_any_more(
     world.settle(c.CancelJob(job), user())
     world.finish(job)
     settled = world.settle(c.ReleaseJob(job), user())
-    assert isinstance(settled, Refusal)
-    assert settled.code is RefusalCode.WRONG_STATE
+    assert isinstance(settled, Rejection)
+    assert settled.code is RejectionCode.WRONG_STATE
 
 
 def test_a_failed_teardown_keeps_its_space_counted_and_is_retried() -> None:
@@ -222,11 +222,11 @@ def test_an_operation_over_its_time_fails_and_its_late_report_is_refused() -> No
     world.advance(10)
     assert not world.orders()
     late = world.report(job, c.OperationDone(), order)
-    assert isinstance(late, Refusal) and late.code is RefusalCode.STALE_ATTEMPT
+    assert isinstance(late, Rejection) and late.code is RejectionCode.STALE_ATTEMPT
     world.advance(2)
     assert world.order(job).attempt == order.attempt + 1
     late = world.report(job, c.OperationDone(), order)
-    assert isinstance(late, Refusal) and late.code is RefusalCode.STALE_ATTEMPT
+    assert isinstance(late, Rejection) and late.code is RejectionCode.STALE_ATTEMPT
     world.advance(10)
     assert world.reason(job) == "burst_buffer/native: slurm_bb_data_in: Timeout @ 10000 msec"
 
@@ -240,16 +240,16 @@ def test_a_restarted_agent_gets_its_staging_again_as_a_new_attempt_and_its_scrip
     after = {order.job: order for order in world.orders()}
     assert after[stages].attempt == before[stages].attempt + 1
     assert after[runs].attempt == before[runs].attempt
-    assert isinstance(world.report(stages, c.OperationDone(), before[stages]), Refusal)
+    assert isinstance(world.report(stages, c.OperationDone(), before[stages]), Rejection)
 
 
 def test_an_agent_with_another_disk_is_refused_while_jobs_have_data_on_the_former_one() -> None:
     world = World()
     job = world.submit("capacity=40")
-    refusal = world.register("n1", instance="i2", storage="s2")
-    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.STORAGE_CHANGED
+    rejection = world.register("n1", instance="i2", storage="s2")
+    assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.STORAGE_CHANGED
     world.finish(job)
-    assert not isinstance(world.register("n1", instance="i2", storage="s2"), Refusal)
+    assert not isinstance(world.register("n1", instance="i2", storage="s2"), Rejection)
 
 
 @pytest.mark.parametrize("processes", PROCESS_CONTROLS)
@@ -259,7 +259,7 @@ def test_a_node_says_how_it_ends_jobs_and_holds_buffers_and_a_change_of_either_i
 ) -> None:
     world = World()
     assert not isinstance(
-        world.settle(c.RegisterNode("n1", 8, "i1", "s1", "", processes, capacity), agent("n1")), Refusal
+        world.settle(c.RegisterNode("n1", 8, "i1", "s1", "", processes, capacity), agent("n1")), Rejection
     )
     node = world.state.nodes["n1"]
     assert (node.process_control, node.capacity_control) == (processes, capacity)
@@ -269,8 +269,11 @@ def test_a_node_says_how_it_ends_jobs_and_holds_buffers_and_a_change_of_either_i
 def test_a_node_that_promises_what_nobody_knows_is_refused_by_the_field(field: str) -> None:
     world = World()
     command = c.RegisterNode("n1", 8, "i2", "s1", **{field: "hope"})
-    refusal = world.settle(command, agent("n1"))
-    assert isinstance(refusal, Refusal) and (refusal.code, refusal.place) == (RefusalCode.INVALID_FIELD, field)
+    rejection = world.settle(command, agent("n1"))
+    assert isinstance(rejection, Rejection) and (rejection.code, rejection.place) == (
+        RejectionCode.INVALID_FIELD,
+        field,
+    )
 
 
 def test_clocks_of_operations_stand_still_while_their_node_is_down() -> None:
@@ -372,8 +375,8 @@ def test_users_act_on_their_own_jobs_only() -> None:
     world = World()
     job = world.submit("capacity=40", who="alan")
     for command in (c.CancelJob(job), c.HoldJob(job), c.ReleaseJob(job)):
-        refusal = world.settle(command, user("brenda"))
-        assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.PERMISSION_DENIED
+        rejection = world.settle(command, user("brenda"))
+        assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.PERMISSION_DENIED
 
 
 def test_an_agent_reports_for_its_own_node_only() -> None:
@@ -385,8 +388,8 @@ def test_an_agent_reports_for_its_own_node_only() -> None:
     report = c.ReportOperation(world.state.jobs[job].node, job, order.attempt, Stage.STAGE_IN, c.OperationDone())
     other = "n2" if report.node == "n1" else "n1"
     for actor in (agent(other), OPERATOR, user()):
-        refusal = world.settle(report, actor)
-        assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.PERMISSION_DENIED
+        rejection = world.settle(report, actor)
+        assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.PERMISSION_DENIED
 
 
 def test_dependencies_follow_the_guide_for_jobs_with_buffers() -> None:
@@ -421,5 +424,5 @@ def test_finished_jobs_beyond_the_number_kept_leave_the_state_oldest_first() -> 
     for job in jobs:
         world.finish(job)
     assert sorted(world.state.jobs) == jobs[2:]
-    refusal = world.settle(c.CancelJob(jobs[0]))
-    assert isinstance(refusal, Refusal) and "history" in refusal.remedy
+    rejection = world.settle(c.CancelJob(jobs[0]))
+    assert isinstance(rejection, Rejection) and "history" in rejection.remedy

@@ -10,7 +10,7 @@ from forebay.replica.model.job_states import ENDED, JobState
 from forebay.replica.model.requests import JobOptions
 from forebay.replica.model.stages import Stage
 from forebay.replica.operations.lost_nodes import Loss, loses_results, loss_of
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from tests.replica.world import OPERATOR, World, agent, user
 
 PLAIN = "#DW jobdw capacity=10 pool=fast access_mode=striped type=scratch\n"
@@ -19,11 +19,11 @@ STAGES = ("stage_in", "staged", "pre_run", "run", "post_run", "stage_out", "tear
 
 
 def down(here: World, node: str = "n1") -> None:
-    assert not isinstance(here.settle(c.MarkNodeDown(node, "silent"), c.CONTROLLER), Refusal)
+    assert not isinstance(here.settle(c.MarkNodeDown(node, "silent"), c.CONTROLLER), Rejection)
 
 
 def lose(here: World, node: str = "n1") -> None:
-    assert not isinstance(here.settle(c.LoseNode(node, "it burnt"), OPERATOR), Refusal)
+    assert not isinstance(here.settle(c.LoseNode(node, "it burnt"), OPERATOR), Rejection)
 
 
 def reach(here: World, stage: str, directives: str, **spec: object) -> int:
@@ -114,8 +114,8 @@ def test_an_agent_that_returns_removes_what_was_given_up_and_its_reports_do_not_
     lose(here)
     (given_up,) = here.state.abandoned["n1"].buffers
     assert (given_up.job, given_up.user) == (job, "alan")
-    refusal = here.settle(c.ReportOperation("n1", job, late.attempt, Stage.RUN, c.ScriptEnded(JobState.COMPLETED, 0)))
-    assert isinstance(refusal, Refusal)
+    rejection = here.settle(c.ReportOperation("n1", job, late.attempt, Stage.RUN, c.ScriptEnded(JobState.COMPLETED, 0)))
+    assert isinstance(rejection, Rejection)
     if restarted:
         here.register("n1", instance="i2")
     else:
@@ -126,15 +126,15 @@ def test_an_agent_that_returns_removes_what_was_given_up_and_its_reports_do_not_
     assert (order.job, order.stage, order.attempt, order.user) == (job, "teardown", given_up.attempt, "alan")
     assert order.hurry and order.has_buffer
 
-    def report(result: c.OperationResult) -> Refusal | int:
+    def report(result: c.OperationResult) -> Rejection | int:
         return here.settle(c.ReportOperation("n1", job, order.attempt, Stage.TEARDOWN, result), agent("n1"))
 
-    assert not isinstance(report(c.OperationFailed("it is busy")), Refusal)
+    assert not isinstance(report(c.OperationFailed("it is busy")), Rejection)
     assert "n1" in here.state.abandoned, "it is still there"
-    assert not isinstance(report(c.OperationDone()), Refusal)
+    assert not isinstance(report(c.OperationDone()), Rejection)
     assert "n1" not in here.state.abandoned
-    refusal = report(c.OperationDone())
-    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.STALE_ATTEMPT
+    rejection = report(c.OperationDone())
+    assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.STALE_ATTEMPT
     assert here.order(job).stage == "stage_in"
     here.finish(job)
     assert here.state.jobs[job].state is JobState.COMPLETED
@@ -214,13 +214,13 @@ def test_a_node_that_was_down_for_a_while_begins_anew() -> None:
 
 def test_nothing_but_a_node_that_is_down_is_lost() -> None:
     here = World()
-    assert isinstance(refusal := here.settle(c.LoseNode("n9", "")), Refusal)
-    assert refusal.code is RefusalCode.UNKNOWN_NODE
-    assert isinstance(refusal := here.settle(c.LoseNode("n1", "")), Refusal)
-    assert "its agent answers" in refusal.sentence and "drain" in refusal.remedy
+    assert isinstance(rejection := here.settle(c.LoseNode("n9", "")), Rejection)
+    assert rejection.code is RejectionCode.UNKNOWN_NODE
+    assert isinstance(rejection := here.settle(c.LoseNode("n1", "")), Rejection)
+    assert "its agent answers" in rejection.sentence and "drain" in rejection.remedy
     down(here)
-    assert isinstance(refusal := here.settle(c.LoseNode("n1", ""), user()), Refusal)
-    assert refusal.code is RefusalCode.PERMISSION_DENIED
+    assert isinstance(rejection := here.settle(c.LoseNode("n1", ""), user()), Rejection)
+    assert rejection.code is RejectionCode.PERMISSION_DENIED
     lose(here)
     assert here.state.nodes["n1"].reason == "declared lost by operator: it burnt"
     revision = here.state.revision
@@ -232,8 +232,8 @@ def test_a_buffer_on_a_node_that_is_down_is_not_cleared_before_the_node_is_lost(
     here = World()
     job = reach(here, "stage_out", OUT)
     down(here)
-    refusal = here.settle(c.ClearBuffer(job=job, discard=True))
-    assert isinstance(refusal, Refusal) and "forebay node lost n1" in refusal.remedy
+    rejection = here.settle(c.ClearBuffer(job=job, discard=True))
+    assert isinstance(rejection, Rejection) and "forebay node lost n1" in rejection.remedy
 
 
 def test_what_a_provider_has_is_for_an_operator_to_look_at() -> None:
@@ -247,5 +247,5 @@ def test_what_a_provider_has_is_for_an_operator_to_look_at() -> None:
     lose(here)
     assert here.state.buffers[job].state is BufferState.TEARDOWN_FAIL
     assert "provider" in here.state.jobs[job].message
-    assert not isinstance(here.settle(c.ClearBuffer(job=job)), Refusal)
+    assert not isinstance(here.settle(c.ClearBuffer(job=job)), Rejection)
     assert here.free() == 100

@@ -14,7 +14,7 @@ from forebay.replica.model.job_states import JobState
 from forebay.replica.model.mail import Mail, MailKind, message_id_local_part, wants_mail
 from forebay.replica.model.requests import JobOptions
 from forebay.replica.state.state import EMPTY, State
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from forebay.replica.values.limits import MAILS_OWED_MAX, MAILS_SETTLED_MAX
 from tests.replica.world import World
 
@@ -96,7 +96,7 @@ def test_a_job_that_is_cancelled_before_it_ran_has_ended_once() -> None:
     staged = submit(world, "end")
     world.report(staged, c.OperationDone())
     for job in (waiting, staged):
-        assert not isinstance(world.settle(c.CancelJob(job)), Refusal)
+        assert not isinstance(world.settle(c.CancelJob(job)), Rejection)
     if world.state.jobs[staged].state not in (JobState.CANCELLED,):
         world.report(staged, c.ScriptEnded(JobState.CANCELLED))
     assert sorted(mail.job for mail in world.state.mails.values()) == sorted({waiting, staged})
@@ -122,7 +122,7 @@ def test_a_mail_is_owed_until_it_is_settled_and_settling_it_again_changes_nothin
     begin, end = sorted(world.state.mails)
     settled = c.SettleMails((begin,), ((end, "no such mailbox"),))
     for _ in range(2):
-        assert not isinstance(world.settle(settled, c.CONTROLLER), Refusal)
+        assert not isinstance(world.settle(settled, c.CONTROLLER), Rejection)
         assert not world.state.mails
     events = [event for batch in world.ledger for entry in batch.entries for event in entry.events]
     assert [event for event in events if isinstance(event, e.MailSent | e.MailDropped)] == [
@@ -141,15 +141,15 @@ def test_a_mail_survives_the_purge_of_its_job() -> None:
     assert job not in world.state.jobs
     (mail,) = world.state.mails.values()
     assert (mail.job, mail.name) == (job, "job")
-    assert not isinstance(world.settle(c.SettleMails((mail.key,)), c.CONTROLLER), Refusal)
+    assert not isinstance(world.settle(c.SettleMails((mail.key,)), c.CONTROLLER), Rejection)
     assert not world.state.mails
 
 
 def test_only_the_leader_settles_mail_and_not_too_many_at_once() -> None:
     world = World()
-    assert isinstance(world.settle(c.SettleMails(())), Refusal)
+    assert isinstance(world.settle(c.SettleMails(())), Rejection)
     many = tuple(str(number) for number in range(MAILS_SETTLED_MAX + 1))
-    assert isinstance(world.settle(c.SettleMails(many), c.CONTROLLER), Refusal)
+    assert isinstance(world.settle(c.SettleMails(many), c.CONTROLLER), Rejection)
 
 
 def test_each_run_of_a_job_has_a_mail_of_its_own_and_each_try_of_a_mail_the_same_name() -> None:

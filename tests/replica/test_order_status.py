@@ -8,7 +8,7 @@ from forebay.replica.model.job_states import JobState
 from forebay.replica.model.jobs import Hold
 from forebay.replica.model.orders import JobStatus
 from forebay.replica.model.requests import Dependency, DependencyKind, JobOptions
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from forebay.replica.values.units import Instant
 from tests.replica.world import World
 
@@ -76,7 +76,7 @@ def test_a_job_that_was_started_waits_for_nothing_and_counts_its_restarts() -> N
     world.done(job)
     assert (status(world, job).dependency, status(world, job).restarts) == ("", 0)
     world.report(job, c.ScriptStarted())
-    assert not isinstance(world.settle(c.RequeueJob(job)), Refusal)
+    assert not isinstance(world.settle(c.RequeueJob(job)), Rejection)
     while world.state.jobs[job].state is not JobState.PENDING or world.state.buffers[job].state.word != "staging-in":
         world.done(job)
     assert status(world, job).restarts == 1

@@ -6,7 +6,7 @@ import pytest
 
 from forebay.replica.messages import commands as c
 from forebay.replica.model.job_states import JobState
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from tests.replica.world import World, user
 
 
@@ -50,9 +50,9 @@ def test_the_user_ends_a_job_without_what_its_script_did_not_make_and_keeps_the_
 def test_partial_is_refused_where_no_stage_out_has_failed_and_of_somebody_elses_job() -> None:
     world = World()
     job = staging_out(world, JobState.COMPLETED)
-    for who, code in ((user(), RefusalCode.WRONG_STATE), (user("eve"), RefusalCode.PERMISSION_DENIED)):
+    for who, code in ((user(), RejectionCode.WRONG_STATE), (user("eve"), RejectionCode.PERMISSION_DENIED)):
         refused = world.settle(c.ReleaseJob(job, partial=True), who)
-        assert isinstance(refused, Refusal) and refused.code is code
+        assert isinstance(refused, Rejection) and refused.code is code
 
 
 def test_a_jobs_output_may_be_nowhere() -> None:

@@ -16,7 +16,7 @@ from forebay.replica.model.accounts import Account, AccountUser
 from forebay.replica.model.job_states import JobState
 from forebay.replica.model.partitions import Partition, PartitionState
 from forebay.replica.model.requests import CreatePersistent, Dependency, DependencyKind, JobOptions
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from forebay.replica.values.limits import NODES_MAX
 from forebay.replica.values.names import NodeListError, format_nodes, parse_nodes
 from tests.replica.scheduler.test_index import IndexedWorld
@@ -28,7 +28,7 @@ P = PartitionState
 def world(*partitions: Partition, nodes: int = 3, cpus: int = 4) -> World:
     made = IndexedWorld({"fast": 100}, nodes=nodes, cpus=cpus)
     for partition in partitions:
-        assert not isinstance(made.settle(c.SetPartition(partition)), Refusal)
+        assert not isinstance(made.settle(c.SetPartition(partition)), Rejection)
     return made
 
 
@@ -132,16 +132,16 @@ def test_a_running_job_keeps_its_node_when_its_partition_changes_and_what_is_onl
 @pytest.mark.parametrize(
     "partition,code",
     [
-        (Partition("p", every_node=True, state=P.DRAIN), RefusalCode.WRONG_STATE),
-        (Partition("p", every_node=True, state=P.INACTIVE), RefusalCode.WRONG_STATE),
-        (Partition("p", every_node=True, users=("eve",)), RefusalCode.PERMISSION_DENIED),
-        (Partition("p", every_node=True, accounts=("physics",)), RefusalCode.PERMISSION_DENIED),
-        (Partition("other", every_node=True), RefusalCode.INVALID_FIELD),
+        (Partition("p", every_node=True, state=P.DRAIN), RejectionCode.WRONG_STATE),
+        (Partition("p", every_node=True, state=P.INACTIVE), RejectionCode.WRONG_STATE),
+        (Partition("p", every_node=True, users=("eve",)), RejectionCode.PERMISSION_DENIED),
+        (Partition("p", every_node=True, accounts=("physics",)), RejectionCode.PERMISSION_DENIED),
+        (Partition("other", every_node=True), RejectionCode.INVALID_FIELD),
     ],
 )
-def test_a_submit_is_refused_where_the_partition_takes_no_such_job(partition: Partition, code: RefusalCode) -> None:
-    refusal = world(partition).try_submit(options=of("p"))
-    assert isinstance(refusal, Refusal) and (refusal.code, refusal.place) == (code, "partition")
+def test_a_submit_is_refused_where_the_partition_takes_no_such_job(partition: Partition, code: RejectionCode) -> None:
+    rejection = world(partition).try_submit(options=of("p"))
+    assert isinstance(rejection, Rejection) and (rejection.code, rejection.place) == (code, "partition")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_job_that_names_none_goes_to_the_default_partition_or_where_there_is_n
 def test_the_account_that_counts_is_the_default_one_where_none_is_named() -> None:
     made = world(Partition("p", every_node=True, accounts=("physics",), is_default=True))
     made.settle(c.SetAccount(Account("physics", members=(AccountUser("alan"),))))
-    assert isinstance(made.try_submit(), Refusal)
+    assert isinstance(made.try_submit(), Rejection)
     made.configure(DefaultAccount="physics")
     assert isinstance(made.try_submit(), int)
 
@@ -180,8 +180,8 @@ def test_the_account_that_counts_is_the_default_one_where_none_is_named() -> Non
 def test_only_operators_change_partitions() -> None:
     made = world(Partition("p", every_node=True))
     for command in (c.SetPartition(Partition("q")), c.DeletePartition("p"), c.ResetUsage("a", "x")):
-        refusal = made.settle(command, user())
-        assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.PERMISSION_DENIED
+        rejection = made.settle(command, user())
+        assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.PERMISSION_DENIED
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_only_operators_change_partitions() -> None:
     ],
 )
 def test_a_record_that_cannot_be_is_refused(partition: Partition) -> None:
-    refusal = world().settle(c.SetPartition(partition))
-    assert isinstance(refusal, Refusal) and refusal.place.startswith("partition.")
+    rejection = world().settle(c.SetPartition(partition))
+    assert isinstance(rejection, Rejection) and rejection.place.startswith("partition.")
 
 
 def test_setting_what_is_there_already_changes_nothing_and_an_unknown_one_cannot_be_deleted() -> None:
@@ -209,7 +209,7 @@ def test_setting_what_is_there_already_changes_nothing_and_an_unknown_one_cannot
     before = len([e_ for batch in made.ledger for entry in batch.entries for e_ in entry.events])
     made.settle(c.SetPartition(Partition("p", ("n1",))))
     assert len([e_ for batch in made.ledger for entry in batch.entries for e_ in entry.events]) == before
-    assert isinstance(made.settle(c.DeletePartition("q")), Refusal)
+    assert isinstance(made.settle(c.DeletePartition("q")), Rejection)
 
 
 # Persistent buffers --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from forebay.replica.grammar.lexer import DirectiveRejected
 from forebay.replica.messages import commands as c
 from forebay.replica.model.buffers import BufferState
 from forebay.replica.model.requests import BufferRequest, CreatePersistent, DestroyPersistent, JobOptions, JobRequest
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from forebay.replica.values.verdicts import Reason
 from forebay.replica.views.jobs import persistent_notes
 from tests.replica.world import OPERATOR, SCRIPT, World, agent, beside_space, user
@@ -33,7 +33,7 @@ def world(**fields: Any) -> World:
 
 def asks(
     here: World, options: BufferRequest, *, who: str = "alan", bb: str = "", actor: c.Actor | None = None, **more: Any
-) -> int | Refusal:
+) -> int | Rejection:
     spec = {"name": "job", "user": who, "script": SCRIPT, "workdir": "/out", "time_limit_s": 60}
     request = parse_request(SCRIPT, bb) or options
     fields = {key: more.pop(key) for key in tuple(more) if key in JobRequest.__struct_fields__}
@@ -164,8 +164,8 @@ def test_destroying_an_unknown_name_succeeds() -> None:
 def test_users_may_neither_create_nor_destroy_unless_the_site_says_so_and_operators_may() -> None:
     here = World()
     for options in (CREATES_LAKE, DESTROYS_LAKE):
-        refusal = asks(here, options, nodes=0)
-        assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.PERMISSION_DENIED
+        rejection = asks(here, options, nodes=0)
+        assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.PERMISSION_DENIED
     assert isinstance(asks(here, CREATES_LAKE, nodes=0, actor=OPERATOR), int)
 
 
@@ -243,11 +243,11 @@ def test_an_agent_says_only_of_buffers_that_its_order_makes_or_removes_that_they
     submitted(here, CREATES_LAKE)
     other = submitted(here, beside_space(creates=(CreatePersistent("pond", 40),)))
     for name in ("lake", "nothing", "x" * 5000):
-        refusal = here.report(other, c.PersistentChanged(name))
-        assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.STALE_ATTEMPT
+        rejection = here.report(other, c.PersistentChanged(name))
+        assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.STALE_ATTEMPT
     assert lake(here) == "allocating"
     assert here.report(other, c.PersistentChanged("pond")) == other
-    assert isinstance(here.report(other, c.PersistentChanged("pond")), Refusal), "it is known"
+    assert isinstance(here.report(other, c.PersistentChanged("pond")), Rejection), "it is known"
 
 
 def test_who_wants_more_than_is_free_is_first_in_line_and_is_not_passed_without_bound() -> None:
@@ -276,12 +276,12 @@ def test_an_operator_clears_a_buffer_that_cannot_be_removed_and_nobody_else() ->
     made(here)
     job = submitted(here, USES_LAKE)
     for actor in (user(), agent("n1")):
-        assert isinstance(here.settle(c.ClearBuffer(name="lake", discard=True), actor), Refusal)
+        assert isinstance(here.settle(c.ClearBuffer(name="lake", discard=True), actor), Rejection)
     busy = here.settle(c.ClearBuffer(name="lake", discard=True))
-    assert isinstance(busy, Refusal) and "in use by 1 jobs" in busy.sentence
+    assert isinstance(busy, Rejection) and "in use by 1 jobs" in busy.sentence
     here.finish(job)
-    assert isinstance(here.settle(c.ClearBuffer(name="lake")), Refusal)
-    assert not isinstance(here.settle(c.ClearBuffer(name="lake", discard=True)), Refusal)
+    assert isinstance(here.settle(c.ClearBuffer(name="lake")), Rejection)
+    assert not isinstance(here.settle(c.ClearBuffer(name="lake", discard=True)), Rejection)
     assert (lake(here), here.free()) == ("none", 100)
 
 
@@ -296,8 +296,8 @@ def test_an_operator_clears_a_buffer_that_cannot_be_removed_and_nobody_else() ->
     ],
 )
 def test_names_that_cannot_be_are_refused_before_a_job_waits_for_them(options: BufferRequest, words: str) -> None:
-    refusal = asks(world(), options)
-    assert isinstance(refusal, Refusal) and words in refusal.sentence
+    rejection = asks(world(), options)
+    assert isinstance(rejection, Rejection) and words in rejection.sentence
 
 
 @pytest.mark.parametrize("state", list(BufferState))
@@ -353,11 +353,11 @@ def test_two_names_with_one_variable_are_rejected() -> None:
     pond = submitted(here, beside_space(creates=(CreatePersistent("a-2", 1),)), nodes=0)
     here.finish(pond)
     found = asks(here, beside_space(creates=(CreatePersistent("a_2", 1),)), nodes=0)
-    assert isinstance(found, Refusal) and "'a_2' and 'a-2' have the same variable $DW_PERSISTENT_STRIPED_a_2" in (
+    assert isinstance(found, Rejection) and "'a_2' and 'a-2' have the same variable $DW_PERSISTENT_STRIPED_a_2" in (
         found.sentence
     )
     both = beside_space(creates=(CreatePersistent("b.c", 1), CreatePersistent("b+c", 1)))
-    assert isinstance(asks(here, both, nodes=0), Refusal)
+    assert isinstance(asks(here, both, nodes=0), Rejection)
 
 
 @pytest.mark.parametrize("spelling", ["$DW_PERSISTENT_STRIPED_lake_2", "${DW_PERSISTENT_STRIPED_lake-2}"])

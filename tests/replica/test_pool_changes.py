@@ -33,7 +33,7 @@ from forebay.replica.scheduler.index import SchedulingIndex
 from forebay.replica.scheduler.scheduling_cycle import run_cycle, verdicts_of
 from forebay.replica.state.digest import state_digest
 from forebay.replica.state.invariants import find_violations
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from forebay.replica.values.units import Revision, SizeError, format_slurm_size
 from forebay.replica.views.jobs import pool_use, reason_of, verdict_of
 from tests.replica.reference.reference_scheduler import plan
@@ -43,9 +43,9 @@ from tests.replica.world import OPERATOR, World, agent, beside_space, user
 HUGE = 2**63 - 1
 
 
-def refused(world: World, command: c.Command, code: RefusalCode) -> Refusal:
+def refused(world: World, command: c.Command, code: RejectionCode) -> Rejection:
     answer = world.settle(command)
-    assert isinstance(answer, Refusal) and answer.code is code, answer
+    assert isinstance(answer, Rejection) and answer.code is code, answer
     return answer
 
 
@@ -65,7 +65,7 @@ def report(world: World, order: Order) -> None:
     if order.stage == "run":
         result = c.ScriptEnded(JobState.CANCELLED)
     command = c.ReportOperation("n1", order.job, order.attempt, Stage[order.stage.upper()], result)
-    assert not isinstance(world.settle(command, agent("n1")), Refusal)
+    assert not isinstance(world.settle(command, agent("n1")), Rejection)
 
 
 def test_a_pool_is_added_and_only_once() -> None:
@@ -74,14 +74,14 @@ def test_a_pool_is_added_and_only_once() -> None:
     assert world.state.pools["bulk"] == Pool("bulk", 50, 5)
     assert (
         "pool 'bulk' already exists"
-        in refused(world, c.ChangePool("bulk", exists=False, quantity=1), RefusalCode.WRONG_STATE).sentence
+        in refused(world, c.ChangePool("bulk", exists=False, quantity=1), RejectionCode.WRONG_STATE).sentence
     )
-    refused(world, c.ChangePool("none", quantity=1), RefusalCode.UNKNOWN_POOL)
-    refused(world, c.ChangePool("new", exists=False), RefusalCode.INVALID_FIELD)
-    refused(world, c.ChangePool("-x", exists=False, quantity=1), RefusalCode.INVALID_FIELD)
-    refused(world, c.ChangePool("new", exists=False, quantity=HUGE + 1), RefusalCode.INVALID_FIELD)
-    refused(world, c.ChangePool("fast", granularity=0), RefusalCode.INVALID_FIELD)
-    refused(world, c.ChangePool("fast", out_of_service=-1), RefusalCode.INVALID_FIELD)
+    refused(world, c.ChangePool("none", quantity=1), RejectionCode.UNKNOWN_POOL)
+    refused(world, c.ChangePool("new", exists=False), RejectionCode.INVALID_FIELD)
+    refused(world, c.ChangePool("-x", exists=False, quantity=1), RejectionCode.INVALID_FIELD)
+    refused(world, c.ChangePool("new", exists=False, quantity=HUGE + 1), RejectionCode.INVALID_FIELD)
+    refused(world, c.ChangePool("fast", granularity=0), RejectionCode.INVALID_FIELD)
+    refused(world, c.ChangePool("fast", out_of_service=-1), RejectionCode.INVALID_FIELD)
 
 
 def test_a_pool_without_a_granularity_gets_the_sites() -> None:
@@ -122,10 +122,10 @@ def test_draining_a_part_keeps_new_requests_out_and_resuming_lets_them_in() -> N
     assert world.settle(c.ChangePool("fast", out_of_service=70)) == 0
     assert pool_use(world.state, "fast").free_bytes == 30
     answer = world.try_submit("capacity=40")
-    assert isinstance(answer, Refusal) and answer.code is RefusalCode.CAPACITY_OVER_TOTAL
+    assert isinstance(answer, Rejection) and answer.code is RejectionCode.CAPACITY_OVER_TOTAL
     assert world.settle(c.ChangePool("fast", out_of_service=100)) == 0
     answer = world.try_submit("capacity=40")
-    assert isinstance(answer, Refusal) and answer.code is RefusalCode.CAPACITY_OVER_TOTAL
+    assert isinstance(answer, Rejection) and answer.code is RejectionCode.CAPACITY_OVER_TOTAL
     assert answer.sentence == "pool fast is out of service"
     assert world.settle(c.ChangePool("fast", out_of_service=0)) == 0
     job = world.submit("capacity=40")
@@ -160,22 +160,22 @@ def test_one_pool_is_the_default_whatever_is_changed() -> None:
     assert world.settle(c.ChangePool("bulk", is_default=False)) == 0
     assert not any(pool.is_default for pool in world.state.pools.values())
     answer = world.try_submit("capacity=1")
-    assert isinstance(answer, Refusal) and answer.code is RefusalCode.NO_DEFAULT_POOL
+    assert isinstance(answer, Rejection) and answer.code is RejectionCode.NO_DEFAULT_POOL
 
 
 def test_a_pool_is_removed_only_when_nobody_holds_a_part_of_it_or_waits_for_one() -> None:
     world = World({"fast": 100, "bulk": 50})
     holding, waiting = world.submit("capacity=80"), world.submit("capacity=80", who="brenda")
-    answer = refused(world, c.RemovePool("fast"), RefusalCode.WRONG_STATE)
+    answer = refused(world, c.RemovePool("fast"), RejectionCode.WRONG_STATE)
     assert f"job {holding} of alan holds 80" in answer.sentence
     assert f"job {waiting} of brenda waits for 80" in answer.sentence
     assert "forebay pool drain" in answer.remedy
     drained(world)
     assert world.settle(c.RemovePool("fast")) == 0
     assert sorted(world.state.pools) == ["bulk"]
-    refused(world, c.RemovePool("fast"), RefusalCode.UNKNOWN_POOL)
+    refused(world, c.RemovePool("fast"), RejectionCode.UNKNOWN_POOL)
     answer = world.try_submit("capacity=1 pool=fast")
-    assert isinstance(answer, Refusal) and answer.code is RefusalCode.UNKNOWN_POOL
+    assert isinstance(answer, Rejection) and answer.code is RejectionCode.UNKNOWN_POOL
     assert state_digest(imaged(world.state)) == state_digest(world.state)
 
 
@@ -197,7 +197,7 @@ def test_of_many_users_of_a_pool_some_are_named_and_the_others_counted() -> None
     world = World({"fast": 1000})
     for _ in range(12):
         world.submit("capacity=1")
-    assert refused(world, c.RemovePool("fast"), RefusalCode.WRONG_STATE).sentence.endswith(" and 4 more")
+    assert refused(world, c.RemovePool("fast"), RejectionCode.WRONG_STATE).sentence.endswith(" and 4 more")
 
 
 # Units ----------------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_a_pool_may_count_nodes_or_anything_and_says_so_to_all_replicas() -> Non
 def test_what_a_pool_counts_does_not_change_while_it_is_in_use() -> None:
     world = World({"fast": 100})
     world.submit("capacity=1")
-    answer = refused(world, c.ChangePool("fast", unit=PoolUnit.COUNT), RefusalCode.WRONG_STATE)
+    answer = refused(world, c.ChangePool("fast", unit=PoolUnit.COUNT), RejectionCode.WRONG_STATE)
     assert "its unit cannot be changed" in answer.sentence
 
 
@@ -346,7 +346,7 @@ class LivePools(RuleBasedStateMachine):
     def removes(self, pool: str) -> None:
         in_use = pool in self.world.state.pools and bool(list(pool_users(self.world.state, pool)))
         answer = self.world.settle(c.RemovePool(pool))
-        assert isinstance(answer, Refusal) or not in_use
+        assert isinstance(answer, Rejection) or not in_use
 
     @rule()
     def agents_work(self) -> None:
@@ -365,7 +365,7 @@ def test_users_change_no_pools() -> None:
     world = World()
     for command in (c.ChangePool("fast", quantity=1), c.RemovePool("fast")):
         answer = world.settle(command, user())
-        assert isinstance(answer, Refusal) and answer.code is RefusalCode.PERMISSION_DENIED
+        assert isinstance(answer, Rejection) and answer.code is RejectionCode.PERMISSION_DENIED
 
 
 def test_who_waits_for_more_than_a_shrunken_pool_has_keeps_nobody_from_it() -> None:

@@ -6,7 +6,7 @@ from forebay.cluster.api.render.jobs import holders
 from forebay.replica.messages import commands as c
 from forebay.replica.model.job_states import JobState
 from forebay.replica.model.requests import JobOptions, JobRequest
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from tests.replica.test_persistent import made, world
 from tests.replica.world import SCRIPT, World, user
 
@@ -49,7 +49,7 @@ def test_a_name_that_does_not_exist_comes_with_what_to_do() -> None:
     here = World({"fast": 100})
     request = JobRequest("job", "alan", SCRIPT, "/out", 60, options=JobOptions(qos="nosuch"))
     found = here.settle(c.SubmitJob(request), user())
-    assert isinstance(found, Refusal)
+    assert isinstance(found, Rejection)
     assert found.sentence == "qos 'nosuch' does not exist" and "defined no qos" in found.remedy
 
 

@@ -11,7 +11,7 @@ from forebay.replica.messages import commands as c
 from forebay.replica.messages import events as e
 from forebay.replica.model import Recovery
 from forebay.replica.state import EMPTY
-from forebay.replica.values import MEMBERS_MAX, RECOVERIES_KEPT, Instant, LedgerViolation, Refusal
+from forebay.replica.values import MEMBERS_MAX, RECOVERIES_KEPT, Instant, LedgerViolation, Rejection
 from tests.replica.world import OPERATOR, World
 
 MARK = "0123456789abcdef"
@@ -73,7 +73,7 @@ def test_recoveries_are_numbered_and_the_oldest_are_forgotten() -> None:
     ],
 )
 def test_what_cannot_be_a_recovery_is_refused(command: c.RecoverCluster) -> None:
-    assert isinstance(World().settle(command), Refusal)
+    assert isinstance(World().settle(command), Rejection)
 
 
 def test_no_ledger_has_a_recovery_out_of_turn_or_one_that_gives_numbers_out_again() -> None:

@@ -14,7 +14,7 @@ from forebay.replica.grammar.lexer import DirectiveRejected
 from forebay.replica.grammar.request import SUGGESTIONS_MAX
 from forebay.replica.model.buffers import Access, Transfer, TransferKind
 from forebay.replica.model.requests import BufferRequest, CreatePersistent, DestroyPersistent, ListTransfer
-from forebay.replica.values.errors import RefusalCode
+from forebay.replica.values.errors import RejectionCode
 from forebay.replica.values.limits import DIRECTIVE_TEXT_BYTES_MAX, PERSISTENT_PER_JOB_MAX, TRANSFERS_PER_STAGE_MAX
 from forebay.replica.values.units import SIZE_BYTES_MAX
 from tests.fuzzing.runner import asked
@@ -40,7 +40,7 @@ def options_of(*lines: str, **more: Any) -> BufferRequest:
 def refused(*lines: str, **more: Any) -> str:
     with pytest.raises(DirectiveRejected) as caught:
         read(*lines, **more)
-    assert caught.value.refusal.remedy
+    assert caught.value.rejection.remedy
     return str(caught.value)
 
 
@@ -262,7 +262,7 @@ def test_a_file_may_make_persistent_buffers_and_must_hold_a_directive() -> None:
     assert "--bbf line 1, column 1: the file of --bbf contains no directive" in refused(bbf="echo test_bbf\n")
     with pytest.raises(DirectiveRejected) as caught:
         read(bbf="#DW jobdw capacity=1G\n" + "#" * DIRECTIVE_TEXT_BYTES_MAX)
-    assert caught.value.refusal.code is RefusalCode.LIMIT_EXCEEDED
+    assert caught.value.rejection.code is RejectionCode.LIMIT_EXCEEDED
 
 
 # Spur (SPUR.md) ------------------------------------------------------------------------------------------------------
@@ -540,9 +540,9 @@ def test_every_size_survives_the_short_form(size_bytes: int, key: str) -> None:
 def test_a_misspelt_word_of_a_directive_gets_a_suggestion_at_its_place(line: str, remedy: str) -> None:
     with pytest.raises(DirectiveRejected) as caught:
         read(line)
-    refusal = caught.value.refusal
-    assert refusal.remedy.startswith(remedy) and "unknown" in refusal.sentence
-    assert refusal.place.startswith("script line 2, column ")
+    rejection = caught.value.rejection
+    assert rejection.remedy.startswith(remedy) and "unknown" in rejection.sentence
+    assert rejection.place.startswith("script line 2, column ")
 
 
 def test_an_unknown_option_that_is_kept_gets_a_suggestion_in_its_warning_and_thousands_do_not() -> None:

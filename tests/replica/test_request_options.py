@@ -13,7 +13,7 @@ from forebay.replica.messages import commands as c
 from forebay.replica.model.pools import PoolUnit
 from forebay.replica.model.requests import JobOptions, JobRequest, error_path, with_options
 from forebay.replica.model.transfers import TransferRules
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from tests.replica.world import OPERATOR, World, user
 
 MIB = 1024**2
@@ -24,17 +24,17 @@ def world(**settings: str) -> World:
     made = World(pools={"fast": 100 * MIB}, granularity=MIB)
     for name, unit in (("racks", PoolUnit.NODES), ("slots", PoolUnit.COUNT)):
         added = c.ChangePool(name, exists=False, quantity=8, granularity=2, unit=unit)
-        assert not isinstance(made.settle(added), Refusal)
+        assert not isinstance(made.settle(added), Rejection)
     if settings:
         wanted = tuple(ConfSetting(key, value) for key, value in settings.items())
-        assert not isinstance(made.settle(c.ConfigureSite(wanted, partial=True)), Refusal)
+        assert not isinstance(made.settle(c.ConfigureSite(wanted, partial=True)), Rejection)
     return made
 
 
 def submit(
     made: World, *lines: str, bb: str = "", who: str = "alan", actor: c.Actor | None = None,
     tasks: tuple[int, ...] = (), throttle: int = 0, workdir: str = "/out", output: str = "", **options: Any,
-) -> Refusal | int:  # fmt: skip
+) -> Rejection | int:  # fmt: skip
     script = "\n".join(["#!/bin/sh", *lines, "true", ""])
     site = made.state.site
     reading = read_request(script, bb, provider=site.provider, directive=site.directive)
@@ -43,9 +43,9 @@ def submit(
     return made.settle(c.SubmitJob(asked, tasks=tasks, throttle=throttle), actor or user(who))
 
 
-def refused(made: World, *lines: str, **more: Any) -> Refusal:
+def refused(made: World, *lines: str, **more: Any) -> Rejection:
     found = submit(made, *lines, **more)
-    assert isinstance(found, Refusal) and found.remedy
+    assert isinstance(found, Rejection) and found.remedy
     return found
 
 
@@ -58,19 +58,21 @@ def taken(made: World, *lines: str, **more: Any) -> int:
 @pytest.mark.parametrize(
     ("line", "code", "column", "says"),
     [
-        ("#DW jobdw capacity=1M pool=nope", RefusalCode.UNKNOWN_POOL, 23, "pool 'nope' does not exist"),
-        ("#DW jobdw capacity=101M", RefusalCode.CAPACITY_OVER_TOTAL, 11, "101MiB exceeds the capacity of pool fast"),
-        ("#DW jobdw capacity=9 pool=slots", RefusalCode.CAPACITY_OVER_TOTAL, 11, "9 exceeds the capacity of pool"),
-        ("#DW jobdw capacity=9N pool=racks", RefusalCode.CAPACITY_OVER_TOTAL, 11, "9N exceeds the capacity of pool"),
-        ("#DW jobdw capacity=2N", RefusalCode.INVALID_CAPACITY, 11, "the pool counts bytes"),
-        ("#DW jobdw capacity=2N pool=slots", RefusalCode.INVALID_CAPACITY, 11, "the pool counts plain units"),
-        ("#DW jobdw capacity=2K pool=slots", RefusalCode.INVALID_CAPACITY, 11, "the pool counts plain units"),
-        ("#DW jobdw capacity=2K pool=racks", RefusalCode.INVALID_CAPACITY, 11, "the pool counts nodes"),
-        ("#DW swap 1M pool=slots", RefusalCode.INVALID_CAPACITY, 13, "swap requires a pool that counts"),
-        ("#DW swap 3M", RefusalCode.INVALID_DIRECTIVE, 5, "swap is not supported"),
+        ("#DW jobdw capacity=1M pool=nope", RejectionCode.UNKNOWN_POOL, 23, "pool 'nope' does not exist"),
+        ("#DW jobdw capacity=101M", RejectionCode.CAPACITY_OVER_TOTAL, 11, "101MiB exceeds the capacity of pool fast"),
+        ("#DW jobdw capacity=9 pool=slots", RejectionCode.CAPACITY_OVER_TOTAL, 11, "9 exceeds the capacity of pool"),
+        ("#DW jobdw capacity=9N pool=racks", RejectionCode.CAPACITY_OVER_TOTAL, 11, "9N exceeds the capacity of pool"),
+        ("#DW jobdw capacity=2N", RejectionCode.INVALID_CAPACITY, 11, "the pool counts bytes"),
+        ("#DW jobdw capacity=2N pool=slots", RejectionCode.INVALID_CAPACITY, 11, "the pool counts plain units"),
+        ("#DW jobdw capacity=2K pool=slots", RejectionCode.INVALID_CAPACITY, 11, "the pool counts plain units"),
+        ("#DW jobdw capacity=2K pool=racks", RejectionCode.INVALID_CAPACITY, 11, "the pool counts nodes"),
+        ("#DW swap 1M pool=slots", RejectionCode.INVALID_CAPACITY, 13, "swap requires a pool that counts"),
+        ("#DW swap 3M", RejectionCode.INVALID_DIRECTIVE, 5, "swap is not supported"),
     ],
 )  # fmt: skip
-def test_what_no_pool_can_give_is_refused_where_it_stands(line: str, code: RefusalCode, column: int, says: str) -> None:
+def test_what_no_pool_can_give_is_refused_where_it_stands(
+    line: str, code: RejectionCode, column: int, says: str
+) -> None:
     found = refused(world(), line)
     assert (found.code, found.place) == (code, f"script line 2, column {column}")
     assert says in found.sentence
@@ -106,8 +108,8 @@ def test_swap_and_capacity_are_held_together() -> None:
 
 def test_swap_is_refused_at_its_own_place_whatever_else_is_asked_for() -> None:
     move = "#DW stage_in type=file source=/in/a destination=$DW_JOB_STRIPED/a"
-    refusal = refused(world(), "#DW jobdw capacity=5M", move, "#DW swap 3M")
-    assert (refusal.place, refusal.code) == ("script line 4, column 5", RefusalCode.INVALID_DIRECTIVE)
+    rejection = refused(world(), "#DW jobdw capacity=5M", move, "#DW swap 3M")
+    assert (rejection.place, rejection.code) == ("script line 4, column 5", RejectionCode.INVALID_DIRECTIVE)
     assert refused(world(), "#DW swap 3M", "#DW jobdw capacity=5M").place == "script line 2, column 5"
 
 
@@ -152,14 +154,14 @@ def test_a_job_runs_on_one_node(nodes: int) -> None:
 
 def test_a_lua_job_of_no_nodes_is_refused_as_in_slurm() -> None:
     made = world(BurstBufferType="burst_buffer/lua")
-    assert refused(made, "#BB_LUA pool=fast capacity=1K", nodes=0).code is RefusalCode.INVALID_DIRECTIVE
+    assert refused(made, "#BB_LUA pool=fast capacity=1K", nodes=0).code is RejectionCode.INVALID_DIRECTIVE
 
 
 @pytest.mark.parametrize("line", [CREATE, "#BB destroy_persistent name=alpha"])
 def test_only_operators_touch_persistent_buffers_unless_the_site_says_so(line: str) -> None:
     made = world()
     found = refused(made, line)
-    assert (found.code, found.sentence) == (RefusalCode.PERMISSION_DENIED, "Burst Buffer permission denied")
+    assert (found.code, found.sentence) == (RejectionCode.PERMISSION_DENIED, "Burst Buffer permission denied")
     assert found.place.startswith("script line 2, column ")
     assert taken(made, line, actor=OPERATOR)
     assert taken(world(Flags="EnablePersistent"), line)
@@ -191,13 +193,13 @@ def test_a_user_who_is_not_allowed_is_refused_a_buffer_and_nothing_else(key: str
 def test_root_is_refused_with_slurms_sentence() -> None:
     found = refused(world(), "#DW jobdw capacity=1M", who="root", actor=OPERATOR)
     assert (found.code, found.sentence) == (
-        RefusalCode.ROOT_NOT_ALLOWED, "User root can not allocate burst buffers",
+        RejectionCode.ROOT_NOT_ALLOWED, "User root can not allocate burst buffers",
     )  # fmt: skip
 
 
 def test_a_lua_pool_is_looked_at_even_where_nothing_is_asked_of_it() -> None:
     made = world(BurstBufferType="burst_buffer/lua")
-    assert refused(made, "#BB_LUA pool=nosuch").code is RefusalCode.UNKNOWN_POOL
+    assert refused(made, "#BB_LUA pool=nosuch").code is RejectionCode.UNKNOWN_POOL
     job = taken(made, "#BB_LUA pool=fast")
     assert (made.state.buffers[job].pool, made.state.buffers[job].granted_bytes) == ("", 0)
 
@@ -262,7 +264,7 @@ def test_a_list_stays_beneath_the_roots() -> None:
         "#DW stage_in type=list source=/etc/list destination=$FOREBAY_JOB_DIR/x",
         "#DW stage_out type=list source=/in/list destination=/etc/x",
     ):
-        assert refused(made, SPACE + line).code is RefusalCode.PATH_NOT_ALLOWED
+        assert refused(made, SPACE + line).code is RejectionCode.PATH_NOT_ALLOWED
     line = "#DW stage_in type=list source=/in/%j/list destination=$FOREBAY_JOB_DIR/x"
     assert "share the lists" in refused(made, SPACE + line, tasks=(1, 2)).sentence
 
@@ -307,7 +309,7 @@ def test_a_job_may_work_and_write_wherever_its_user_may() -> None:
 @pytest.mark.parametrize("path", ["/a/../b", "/a\0b", "/" + "a/" * 3000])
 def test_a_path_that_is_none_is_refused_by_its_field(field: str, path: str) -> None:
     found = refused(world(), **{field: path})
-    assert (found.code, found.place) == (RefusalCode.INVALID_FIELD, field)
+    assert (found.code, found.place) == (RejectionCode.INVALID_FIELD, field)
 
 
 def test_where_standard_error_goes_follows_from_what_was_asked() -> None:
@@ -325,12 +327,12 @@ def test_where_standard_error_goes_follows_from_what_was_asked() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (("x",) * 257, RefusalCode.LIMIT_EXCEEDED),
-        (("x" * 16 * 1024,), RefusalCode.LIMIT_EXCEEDED),
-        (("a\0b",), RefusalCode.INVALID_FIELD),
+        (("x",) * 257, RejectionCode.LIMIT_EXCEEDED),
+        (("x" * 16 * 1024,), RejectionCode.LIMIT_EXCEEDED),
+        (("a\0b",), RejectionCode.INVALID_FIELD),
     ],
 )
-def test_arguments_that_no_script_can_be_given_are_refused(arguments: tuple[str, ...], code: RefusalCode) -> None:
+def test_arguments_that_no_script_can_be_given_are_refused(arguments: tuple[str, ...], code: RejectionCode) -> None:
     found = refused(world(), arguments=arguments)
     assert (found.code, found.place) == (code, "arguments")
 
@@ -341,6 +343,6 @@ def test_a_site_that_stages_nothing_yet_says_so_and_what_an_operator_types(key: 
     inwards = "#DW stage_in type=file source=/in/a destination=$DW_JOB_STRIPED/a"
     outwards = "#DW stage_out type=file source=$DW_JOB_STRIPED/a destination=/out/a"
     found = refused(made, "#DW jobdw capacity=1M", inwards if key == "Sources" else outwards)
-    assert found.code is RefusalCode.PATH_NOT_ALLOWED
+    assert found.code is RejectionCode.PATH_NOT_ALLOWED
     assert f"forebay config set {key}=DIRECTORY" in found.remedy
     assert taken(made, "#DW jobdw capacity=1M")

@@ -9,7 +9,7 @@ import pytest
 from forebay.replica.messages import commands as c
 from forebay.replica.messages import events as e
 from forebay.replica.model.reservations import Reservation, ReservedSpace
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from forebay.replica.values.units import Instant, seconds
 from tests.replica.reference.reference_scheduler import next_due
 from tests.replica.test_accounting import account, changed, given, tried
@@ -109,8 +109,8 @@ def test_who_may_use_a_reservation_is_asked_at_submit_and_again_when_it_changes(
     world = World({"fast": 100}, cpus=1)
     account(world, users=("alan",))
     reserve(world, 0, 10_000, users=(), accounts=("a",))
-    refusal = tried(world, "capacity=10", reservation="r")
-    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.PERMISSION_DENIED
+    rejection = tried(world, "capacity=10", reservation="r")
+    assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.PERMISSION_DENIED
     given(world, priority=9)
     job = given(world, "capacity=60", reservation="r", account="a")
     assert world.reason(job) == "BurstBufferStageIn"
@@ -133,9 +133,9 @@ def test_a_reservation_that_makes_no_sense_is_refused_with_its_place(changes: di
     import msgspec
 
     world = World({"fast": 100})
-    refusal = world.settle(c.SetReservation(msgspec.structs.replace(reservation(world, 0, 100), **changes)))
-    assert isinstance(refusal, Refusal)
-    assert refusal.place == place
+    rejection = world.settle(c.SetReservation(msgspec.structs.replace(reservation(world, 0, 100), **changes)))
+    assert isinstance(rejection, Rejection)
+    assert rejection.place == place
 
 
 def test_a_pool_is_not_reserved_for_more_than_it_has_at_any_time() -> None:
@@ -144,6 +144,6 @@ def test_a_pool_is_not_reserved_for_more_than_it_has_at_any_time() -> None:
     world = World({"fast": 100})
     reserve(world, 100, 100, size=60)
     other = msgspec.structs.replace(reservation(world, 150, 100, size=60), name="other")
-    refusal = world.settle(c.SetReservation(other))
-    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.CAPACITY_OVER_TOTAL
+    rejection = world.settle(c.SetReservation(other))
+    assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.CAPACITY_OVER_TOTAL
     changed(world, c.SetReservation(msgspec.structs.replace(reservation(world, 200, 100, size=60), name="other")))

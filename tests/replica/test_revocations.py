@@ -6,7 +6,7 @@ import pytest
 
 from forebay.replica.messages import commands as c
 from forebay.replica.model.accounts import Revocation, certificate_fault
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from forebay.replica.values.limits import REVOCATIONS_DROPPED_MAX, REVOCATIONS_MAX
 from forebay.replica.values.units import NEVER, Instant
 from tests.replica.world import World, user
@@ -29,21 +29,21 @@ def test_what_is_revoked_is_in_the_list_until_it_is_taken_off() -> None:
     assert revoked(world) == ["serial:1f", "user:alan"]
     world.settle(c.UnrevokeCertificate("user:alan"))
     assert revoked(world) == ["serial:1f"]
-    refusal = world.settle(c.UnrevokeCertificate("user:alan"))
-    assert isinstance(refusal, Refusal) and "'user:alan' is not revoked" in refusal.sentence
+    rejection = world.settle(c.UnrevokeCertificate("user:alan"))
+    assert isinstance(rejection, Rejection) and "'user:alan' is not revoked" in rejection.sentence
 
 
 @pytest.mark.parametrize("command", [c.RevokeCertificate("user:bob", ""), c.UnrevokeCertificate("user:bob")])
 def test_only_operators_change_the_list(command: c.Command) -> None:
     world = World()
-    refusal = world.settle(command, user())
-    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.PERMISSION_DENIED
+    rejection = world.settle(command, user())
+    assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.PERMISSION_DENIED
 
 
 def test_nobody_revokes_himself() -> None:
     world = World()
-    refusal = world.settle(c.RevokeCertificate("operator:ada", ""), operator("ada"))
-    assert isinstance(refusal, Refusal) and "is your own identity" in refusal.sentence
+    rejection = world.settle(c.RevokeCertificate("operator:ada", ""), operator("ada"))
+    assert isinstance(rejection, Rejection) and "is your own identity" in rejection.sentence
     assert world.settle(c.RevokeCertificate("user:ada", ""), operator("ada")) == 0
 
 
@@ -57,8 +57,8 @@ def test_nobody_revokes_himself() -> None:
 )  # fmt: skip
 def test_an_entry_is_a_serial_number_or_a_holder(text: str, right: bool) -> None:
     assert (certificate_fault(text) is None) == right
-    refusal = World().settle(c.RevokeCertificate(text, ""))
-    assert (refusal == 0) == right
+    rejection = World().settle(c.RevokeCertificate(text, ""))
+    assert (rejection == 0) == right
 
 
 def test_the_list_is_bounded_and_what_has_expired_makes_room() -> None:
@@ -69,11 +69,11 @@ def test_the_list_is_bounded_and_what_has_expired_makes_room() -> None:
         key = f"serial:{number + 1:x}"
         listed[key] = Revocation(key, until=short if number <= REVOCATIONS_DROPPED_MAX else NEVER)
     world.state = msgspec.structs.replace(world.state, revocations=immutables.Map(listed))
-    refusal = world.settle(c.RevokeCertificate("user:late", ""))
-    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.LIMIT_EXCEEDED
+    rejection = world.settle(c.RevokeCertificate("user:late", ""))
+    assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.LIMIT_EXCEEDED
     assert world.settle(c.RevokeCertificate("serial:1", "again", short)) == 0, "who is on the list may change"
     world.advance(2)
     assert world.settle(c.RevokeCertificate("user:late", "")) == 0
     assert len(world.state.revocations) == REVOCATIONS_MAX - REVOCATIONS_DROPPED_MAX + 1
     late = world.settle(c.RevokeCertificate("serial:abc", "", short))
-    assert isinstance(late, Refusal) and "already expired" in late.sentence
+    assert isinstance(late, Rejection) and "already expired" in late.sentence

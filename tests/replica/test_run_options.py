@@ -21,13 +21,13 @@ from forebay.replica.model.requests import (
     parse_signal,
     with_options,
 )
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from forebay.replica.values.limits import JOB_NAME_CHARACTERS_MAX
 from forebay.replica.values.names import FILE_SYMBOLS, SYMBOLS, UnknownSymbol, expand_symbols
 from tests.replica.world import OPERATOR, World, user
 
 
-def submit(made: World, *, run: JobOptions | None = None, **more: Any) -> Refusal | int:
+def submit(made: World, *, run: JobOptions | None = None, **more: Any) -> Rejection | int:
     command = {name: more.pop(name) for name in ("tasks", "ignored", "if_defined") if name in more}
     options = replace(
         run or JobOptions(), **{name: more.pop(name) for name in JobOptions.__struct_fields__ if name in more}
@@ -49,9 +49,9 @@ def requested(made: World, **more: Any) -> JobRequest:
     return made.state.jobs[job].request
 
 
-def refused(made: World, **more: Any) -> Refusal:
+def refused(made: World, **more: Any) -> Rejection:
     found = submit(made, **more)
-    assert isinstance(found, Refusal) and found.remedy
+    assert isinstance(found, Rejection) and found.remedy
     return found
 
 
@@ -64,7 +64,7 @@ def test_a_job_may_have_any_name_that_can_be_printed(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "  ", "a\nb", "a\tb", "\x1b[31m", "x" * (JOB_NAME_CHARACTERS_MAX + 1)])
 def test_a_name_that_cannot_be_shown_on_one_line_is_rejected(name: str) -> None:
     found = refused(World(), name=name)
-    assert (found.code, found.place) == (RefusalCode.INVALID_FIELD, "name")
+    assert (found.code, found.place) == (RejectionCode.INVALID_FIELD, "name")
 
 
 def test_tasks_share_the_cpus_of_their_job_and_have_one_each_at_least() -> None:
@@ -90,7 +90,7 @@ def test_a_whole_node_is_the_cpus_of_the_largest_of_its_partition_and_nobody_sha
 
 def test_a_whole_node_cannot_be_had_while_there_is_none() -> None:
     found = refused(World(nodes=0), run=JobOptions(exclusive=True))
-    assert (found.code, found.place) == (RefusalCode.WRONG_STATE, "exclusive")
+    assert (found.code, found.place) == (RejectionCode.WRONG_STATE, "exclusive")
 
 
 SYMBOL_VALUES = {
@@ -225,7 +225,7 @@ def test_a_site_may_reject_options_without_effect_and_what_it_has_not_defined() 
     assert isinstance(submit(made, ignored=("--mem", "--gres")), int)
     made.configure(UnknownSbatchOptions="reject")
     found = refused(made, ignored=("--mem", "--gres"))
-    assert (found.code, found.place) == (RefusalCode.INVALID_FIELD, "ignored_options")
+    assert (found.code, found.place) == (RejectionCode.INVALID_FIELD, "ignored_options")
     assert "--mem, --gres" in found.sentence and "UnknownSbatchOptions=warn" in found.remedy
     assert refused(made, qos="debug", if_defined=("qos",)).place == "qos"
     made.configure(Flags="EnablePersistent")

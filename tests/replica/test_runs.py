@@ -15,7 +15,7 @@ from forebay.replica.messages import commands as c
 from forebay.replica.messages import events as e
 from forebay.replica.model.job_states import JobState
 from forebay.replica.model.requests import JobOptions
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from forebay.replica.values.units import NEVER
 from tests.replica.world import World, user
 
@@ -25,7 +25,7 @@ def site(**settings: str) -> World:
     here = World(stage_retries=0)
     if settings:
         wanted = tuple(ConfSetting(key, value) for key, value in settings.items())
-        assert not isinstance(here.settle(c.ConfigureSite(settings=wanted, partial=True)), Refusal)
+        assert not isinstance(here.settle(c.ConfigureSite(settings=wanted, partial=True)), Rejection)
     return here
 
 
@@ -43,7 +43,7 @@ def state_of(here: World, job: int) -> str:
 
 
 def fails(here: World, job: int, message: str, operation: str = "") -> None:
-    assert not isinstance(here.report(job, c.OperationFailed(message, operation=operation)), Refusal)
+    assert not isinstance(here.report(job, c.OperationFailed(message, operation=operation)), Rejection)
 
 
 @pytest.mark.parametrize("bb", ["capacity=40", ""])
@@ -51,7 +51,7 @@ def test_a_suspended_job_stands_still_and_goes_on_where_it_was(bb: str) -> None:
     here = site()
     job = running(here, bb)
     attempt = here.state.jobs[job].attempt
-    assert not isinstance(here.settle(c.SuspendJob(job), user()), Refusal)
+    assert not isinstance(here.settle(c.SuspendJob(job), user()), Rejection)
     assert (state_of(here, job), here.reason(job)) == ("SUSPENDED", "None")
     order = here.order(job)
     assert (order.suspend, order.started, order.attempt, order.cancel) == (True, True, attempt, False)
@@ -69,8 +69,8 @@ def test_only_its_user_or_an_operator_suspends_a_job() -> None:
     here = site()
     job = running(here)
     for command in (c.SuspendJob(job), c.ResumeJob(job), c.RequeueJob(job)):
-        refusal = here.settle(command, user("ben"))
-        assert isinstance(refusal, Refusal) and refusal.code.name == "PERMISSION_DENIED"
+        rejection = here.settle(command, user("ben"))
+        assert isinstance(rejection, Rejection) and rejection.code.name == "PERMISSION_DENIED"
 
 
 def test_a_suspended_job_that_is_cancelled_is_ended_and_drained_as_one_that_runs() -> None:
@@ -142,8 +142,8 @@ def test_a_requeued_job_begins_anew_and_keeps_no_failures_of_its_last_life(
 def test_a_job_submitted_with_no_requeue_is_not_requeued() -> None:
     here = site()
     job = running(here, options=JobOptions(requeue=False))
-    refusal = here.settle(c.RequeueJob(job))
-    assert isinstance(refusal, Refusal) and "--no-requeue" in refusal.sentence
+    rejection = here.settle(c.RequeueJob(job))
+    assert isinstance(rejection, Rejection) and "--no-requeue" in rejection.sentence
 
 
 def test_a_requeued_job_that_is_cancelled_is_cancelled_and_not_run_again() -> None:
@@ -258,8 +258,8 @@ def test_what_an_operator_holds_stays_held_by_an_operator_when_an_operation_fail
     here.settle(c.HoldJob(job))
     fails(here, job, "why", "setup")
     here.done(job)
-    refusal = here.settle(c.ReleaseJob(job), user())
-    assert isinstance(refusal, Refusal) and refusal.code.name == "PERMISSION_DENIED"
+    rejection = here.settle(c.ReleaseJob(job), user())
+    assert isinstance(rejection, Rejection) and rejection.code.name == "PERMISSION_DENIED"
 
 
 def test_results_that_cannot_be_staged_out_are_never_torn_down_unless_an_operator_says_so_by_name() -> None:
@@ -275,7 +275,7 @@ def test_results_that_cannot_be_staged_out_are_never_torn_down_unless_an_operato
     for command in (c.ClearBuffer(job), c.CancelJob(job)):
         here.settle(command)
         assert here.shown(job)[2] == "staging-out"
-    assert isinstance(here.settle(c.ClearBuffer(job, discard=True), user()), Refusal)
+    assert isinstance(here.settle(c.ClearBuffer(job, discard=True), user()), Rejection)
     here.settle(c.ClearBuffer(job, discard=True))
     assert here.shown(job)[2] == "teardown"
     here.finish(job)
@@ -290,8 +290,8 @@ def test_a_buffer_that_cannot_be_removed_stays_listed_and_counted_until_an_opera
     assert here.shown(job) == ("CANCELLED", "burst_buffer/native: teardown: dws unreachable", "teardown-fail")
     here.advance(10**6)
     assert (here.free(), job in here.state.unfinished) == (60, True)
-    assert isinstance(here.settle(c.ClearBuffer(job), user()), Refusal)
-    assert not isinstance(here.settle(c.ClearBuffer(job)), Refusal)
+    assert isinstance(here.settle(c.ClearBuffer(job), user()), Rejection)
+    assert not isinstance(here.settle(c.ClearBuffer(job)), Rejection)
     assert (here.free(), here.shown(job)[2], job in here.state.finished) == (100, "complete", True)
 
 

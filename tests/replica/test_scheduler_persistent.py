@@ -13,7 +13,7 @@ from forebay.replica.messages import commands as c
 from forebay.replica.model.buffers import Access
 from forebay.replica.model.requests import CreatePersistent
 from forebay.replica.operations.external_jobs import ExternalJobPhase
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from forebay.replica.views import persistent_paths
 from tests.replica.external_job_world import CLUSTER, SLURM, ExternalJobWorld, asked
 from tests.replica.test_persistent import DESTROYS_LAKE, asks, lake
@@ -31,13 +31,13 @@ def world(flags: str = "EnablePersistent", **fields: Any) -> ExternalJobWorld:
 
 def make(
     here: ExternalJobWorld, name: str = "lake", size: int = 40, *, who: str = "alan", **fields: Any
-) -> Refusal | int:
+) -> Rejection | int:
     wanted = CreatePersistent(name, size, fields.pop("pool", "fast"), (Access.STRIPED,), "scratch", "capacity", "bare")
     command = c.MakePersistent(fields.pop("cluster", CLUSTER), who, fields.pop("uid", 1000), 100, wanted)
     return here.ask(command, **fields)
 
 
-def remove(here: ExternalJobWorld, name: str = "lake", *, who: str = "alan", **fields: Any) -> Refusal | int:
+def remove(here: ExternalJobWorld, name: str = "lake", *, who: str = "alan", **fields: Any) -> Rejection | int:
     return here.ask(c.RemovePersistent(CLUSTER, who, fields.pop("uid", 1000), 100, name), **fields)
 
 
@@ -50,7 +50,7 @@ def carried_out(here: ExternalJobWorld, who: str = "alan") -> None:
 
 
 def made(here: ExternalJobWorld) -> None:
-    assert not isinstance(make(here), Refusal)
+    assert not isinstance(make(here), Rejection)
     carried_out(here)
     assert lake(here) == "allocated"
 
@@ -62,7 +62,7 @@ def test_a_persistent_buffer_is_its_users_and_lies_in_the_place_that_all_nodes_s
     assert (buffer.user, buffer.gid, buffer.pool, buffer.granted_bytes) == ("alan", 100, "fast", 40)
     assert buffer.filesystem == "bb" and buffer.node == ""
     assert here.free() == 60
-    assert not isinstance(remove(here), Refusal)
+    assert not isinstance(remove(here), Rejection)
     carried_out(here)
     assert lake(here) == "none" and here.free() == 100
 
@@ -118,7 +118,7 @@ def test_nobody_else_makes_or_removes_what_is_a_users_own() -> None:
     here = world()
     made(here)
     for outcome in (make(here, who="brenda", uid=1001), remove(here, who="brenda", uid=1001)):
-        assert isinstance(outcome, Refusal) and outcome.code is RefusalCode.PERMISSION_DENIED
+        assert isinstance(outcome, Rejection) and outcome.code is RejectionCode.PERMISSION_DENIED
         assert "lake belongs to another user" in outcome.sentence
     assert lake(here) == "allocated"
 
@@ -127,7 +127,7 @@ def test_nobody_else_makes_or_removes_what_is_a_users_own() -> None:
 def test_nothing_is_made_or_removed_for_root(uid: int, who: str) -> None:
     here = world()
     for outcome in (make(here, who=who, uid=uid), remove(here, who=who, uid=uid)):
-        assert isinstance(outcome, Refusal)
+        assert isinstance(outcome, Rejection)
         assert outcome.sentence == "User root can not allocate burst buffers"
 
 
@@ -135,37 +135,37 @@ def test_who_may_have_no_buffers_has_no_persistent_one() -> None:
     here = world()
     here.configure(DenyUsers="alan")
     for outcome in (make(here), remove(here)):
-        assert isinstance(outcome, Refusal) and "DenyUsers" in outcome.sentence
+        assert isinstance(outcome, Rejection) and "DenyUsers" in outcome.sentence
 
 
 def test_where_only_operators_make_persistent_buffers_no_scheduler_does() -> None:
     here = world("DisablePersistent")
     outcome = make(here)
-    assert isinstance(outcome, Refusal) and outcome.code is RefusalCode.PERMISSION_DENIED
+    assert isinstance(outcome, Rejection) and outcome.code is RejectionCode.PERMISSION_DENIED
     assert "Flags=EnablePersistent" in outcome.remedy
 
 
 def test_no_other_cluster_and_no_other_role_asks_for_them() -> None:
     here = world()
-    assert isinstance(make(here, cluster="another"), Refusal)
+    assert isinstance(make(here, cluster="another"), Rejection)
     for actor in (OPERATOR, user("alan"), agent("n1"), c.CONTROLLER):
         for outcome in (make(here, actor=actor), remove(here, actor=actor)):
-            assert isinstance(outcome, Refusal) and outcome.code is RefusalCode.PERMISSION_DENIED
+            assert isinstance(outcome, Rejection) and outcome.code is RejectionCode.PERMISSION_DENIED
     unknown = make(here, actor=c.Actor(c.ActorRole.SCHEDULER, "pbs"))
-    assert isinstance(unknown, Refusal) and unknown.remedy == "register it first"
+    assert isinstance(unknown, Rejection) and unknown.remedy == "register it first"
 
 
 def test_a_pool_of_the_nodes_themselves_is_refused() -> None:
     here = world(pools={"fast": 100})
     here.settle(c.SetPool(here.state.pools["fast"].__class__("own", 100, 1)))
     outcome = make(here, pool="own")
-    assert isinstance(outcome, Refusal) and "pool own has its buffers on nodes" in outcome.sentence
+    assert isinstance(outcome, Rejection) and "pool own has its buffers on nodes" in outcome.sentence
     assert outcome.remedy == "use one of: fast"
 
 
 @pytest.mark.parametrize("name", ["1lake", "la/ke", "", ".lake", "x" * 300])
 def test_what_can_be_no_name_is_refused(name: str) -> None:
-    assert isinstance(make(world(), name), Refusal)
+    assert isinstance(make(world(), name), Rejection)
 
 
 # ---- external jobs that use them
@@ -250,7 +250,7 @@ def test_one_that_is_on_a_node_is_refused() -> None:
 
     command = c.SetUpExternalJob(CLUSTER, "42", 1000, uses(0))
     outcome = decide(here.state, c.Request(bytes(16), SLURM, command), here.at)
-    assert isinstance(outcome, Refusal) and "persistent buffer lake is on node n1" in outcome.sentence
+    assert isinstance(outcome, Rejection) and "persistent buffer lake is on node n1" in outcome.sentence
 
 
 def test_a_native_job_and_a_scheduler_remove_the_same_buffer_once() -> None:

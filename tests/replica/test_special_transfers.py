@@ -20,7 +20,7 @@ from forebay.replica.model.transfers import (
     template_words,
     transfer_choices,
 )
-from forebay.replica.values.errors import RefusalCode
+from forebay.replica.values.errors import RejectionCode
 from forebay.replica.views.orders import orders_for, special_transfers
 from tests.replica.reference.printing import format_request
 from tests.replica.test_request_options import taken, world
@@ -135,8 +135,8 @@ def test_an_order_says_what_was_chosen_for_each_transfer() -> None:
 def test_a_choice_that_cannot_be_is_refused_where_it_stands(line: str, column: int, says: str, remedy: str) -> None:
     with pytest.raises(DirectiveRejected) as refused:
         read_request(f"#!/bin/sh\n#DW jobdw capacity=1M\n{line}\n")
-    found = refused.value.refusal
-    assert (found.code, found.place) == (RefusalCode.INVALID_DIRECTIVE, f"script line 3, column {column}")
+    found = refused.value.rejection
+    assert (found.code, found.place) == (RejectionCode.INVALID_DIRECTIVE, f"script line 3, column {column}")
     assert says in found.sentence and remedy in found.remedy
 
 

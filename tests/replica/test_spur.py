@@ -12,7 +12,7 @@ from forebay.replica.model.jobs import Hold
 from forebay.replica.model.requests import Dependency, DependencyKind, JobOptions, JobRequest
 from forebay.replica.model.transfers import TransferRules
 from forebay.replica.state.digest import state_digest
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from forebay.replica.values.units import seconds
 from tests.replica.test_accounting import changed, given, qos
 from tests.replica.world import SCRIPT, World, user
@@ -21,8 +21,8 @@ from tests.replica.world import SCRIPT, World, user
 
 
 def test_500_requested_from_a_pool_of_100_is_refused_at_submit() -> None:
-    refusal = World({"fast": 100}).try_submit("capacity=500")
-    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.CAPACITY_OVER_TOTAL
+    rejection = World({"fast": 100}).try_submit("capacity=500")
+    assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.CAPACITY_OVER_TOTAL
 
 
 def test_40_of_100_is_staging_in_with_60_free_held_off_dispatch_and_afterwards_staged_in_and_dispatchable() -> None:
@@ -91,7 +91,7 @@ def test_commands_without_capacity_reserve_nothing_and_still_stage() -> None:
 def test_nonsense_is_refused_with_its_place(text: str) -> None:
     with pytest.raises(DirectiveRejected) as refused:
         World({"fast": 100}).try_submit(text)
-    assert "column" in refused.value.refusal.place
+    assert "column" in refused.value.rejection.place
 
 
 # The order of the gates -----------------------------------------------------------------------------------------------
@@ -252,8 +252,8 @@ def test_9_a_report_of_an_earlier_attempt_no_longer_counts() -> None:
     job = world.submit("capacity=10")
     order = world.order(job)
     world.register("n1", instance="i2")
-    refusal = world.report(job, c.OperationDone(1, 1), order)
-    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.STALE_ATTEMPT
+    rejection = world.report(job, c.OperationDone(1, 1), order)
+    assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.STALE_ATTEMPT
 
 
 def test_11_a_duplicate_submit_after_a_lost_reply_makes_one_job() -> None:

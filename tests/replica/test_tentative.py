@@ -24,7 +24,7 @@ from forebay.replica.model.pools import Pool
 from forebay.replica.model.requests import Dependency, DependencyKind, JobChange, JobRequest
 from forebay.replica.model.stages import Stage
 from forebay.replica.state.state import State
-from forebay.replica.values.errors import LedgerViolation, Refusal
+from forebay.replica.values.errors import LedgerViolation, Rejection
 from forebay.replica.values.steps import StepRunner, Steps, run_to_end
 from forebay.replica.values.units import Instant
 from tests.replica.world import OPERATOR, SCRIPT, World, agent, user
@@ -146,7 +146,7 @@ REQUESTS: st.SearchStrategy[tuple[c.Command, c.Actor]] = st.one_of(
 
 
 def entry_of(request: c.Request, decision: Decision) -> Entry:
-    if isinstance(decision, Refusal):
+    if isinstance(decision, Rejection):
         return Entry(request.id, request.actor, c.kind_of(request.command), (), decision)
     return Entry(request.id, request.actor, c.kind_of(request.command), decision.events)
 

@@ -31,7 +31,7 @@ from forebay.replica.operations.outcomes import PROVIDER_SLACK_S
 from forebay.replica.operations.slots import OperationSlots, grant_slots
 from forebay.replica.operations.transfer_limits import active_rules
 from forebay.replica.state.state import State
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from forebay.replica.values.units import SIZE_BYTES_MAX, Instant, seconds
 from forebay.replica.views.jobs import not_exported
 from forebay.replica.views.orders import orders_for
@@ -96,8 +96,8 @@ def test_a_late_report_leaves_no_receipt() -> None:
     job = world.submit("capacity=10")
     order = world.order(job)
     world.report(job, c.OperationFailed("it broke"), order)
-    assert isinstance(world.report(job, c.OperationDone(receipt=receipt()), order), Refusal)
-    assert isinstance(world.report(job, c.TransferProgressed(TransferCheckpoint(Stage.STAGE_IN, 1)), order), Refusal)
+    assert isinstance(world.report(job, c.OperationDone(receipt=receipt()), order), Rejection)
+    assert isinstance(world.report(job, c.TransferProgressed(TransferCheckpoint(Stage.STAGE_IN, 1)), order), Rejection)
     assert job not in world.state.transfers
 
 
@@ -152,7 +152,7 @@ def test_a_checkpoint_is_written_down_at_most_every_half_minute_or_sixty_four_gi
 
     def says(size_bytes: int) -> tuple[e.Event, ...]:
         checkpoint = TransferCheckpoint(Stage.STAGE_OUT, 77, 1, size_bytes, at=Instant(5))
-        assert not isinstance(world.report(job, c.TransferProgressed(checkpoint), order), Refusal)
+        assert not isinstance(world.report(job, c.TransferProgressed(checkpoint), order), Rejection)
         assert world.order(job) == order
         return world.ledger[-1].entries[0].events
 
@@ -459,8 +459,8 @@ def test_rules_that_cannot_be_used_are_refused_as_a_whole_with_the_name_of_the_k
 ) -> None:
     world = World()
     changes = tuple(ConfSetting(key, value) for key, value in {"TransferVerify": "size", **settings_}.items())
-    refusal = world.settle(c.ConfigureSite(changes, partial=True))
-    assert isinstance(refusal, Refusal) and said in refusal.sentence, refusal
+    rejection = world.settle(c.ConfigureSite(changes, partial=True))
+    assert isinstance(rejection, Rejection) and said in rejection.sentence, rejection
     assert world.state.transfer_rules == DEFAULT_TRANSFER_RULES
 
 
@@ -470,7 +470,7 @@ def test_a_change_of_the_rules_counts_as_one_of_the_configuration() -> None:
     revision = world.state.site.revision
     assert revision and world.state.transfer_rules.verify == "read_back"
     late = world.settle(c.ConfigureSite((ConfSetting("TransferVerify", "size"),), True, revision - 1))
-    assert isinstance(late, Refusal)
+    assert isinstance(late, Rejection)
     again = decide(
         world.state,
         c.Request(

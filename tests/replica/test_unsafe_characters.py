@@ -12,7 +12,7 @@ from forebay.replica.grammar.lexer import control_offset
 from forebay.replica.grammar.paths import path_fault
 from forebay.replica.model.configuration import program_fault
 from forebay.replica.values import has_control_character, plain
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from tests.replica.test_request_options import refused, submit, world
 
 BIDI_CONTROL = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -53,4 +53,4 @@ def test_no_path_program_directive_or_comment_has_one(character: str) -> None:
     for field in ("comment", "mail_user"):
         assert "control character" in refused(made, **{field: f"a{character}b"}).sentence
     for field in ("workdir", "output", "error"):
-        assert isinstance(submit(made, **{field: text}), Refusal), field
+        assert isinstance(submit(made, **{field: text}), Rejection), field

@@ -24,7 +24,7 @@ from forebay.replica.model.requests import (
     JobRequest,
     with_options,
 )
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from forebay.replica.values.units import NEVER, Instant, seconds
 from tests.replica.scheduler.test_estimates import of as estimated
 from tests.replica.scheduler.test_index import IndexedWorld
@@ -37,16 +37,16 @@ def world(**changes: Any) -> World:
     return IndexedWorld({"fast": 100, "bulk": 50}, **{"nodes": 1, "cpus": 2, **changes})
 
 
-def update(made: World, job: int, who: c.Actor | None = None, **changes: Any) -> Refusal | int:
+def update(made: World, job: int, who: c.Actor | None = None, **changes: Any) -> Rejection | int:
     return made.settle(c.UpdateJob(job, JobChange(**changes)), who or user())
 
 
-def refused(outcome: Refusal | int) -> Refusal:
-    assert isinstance(outcome, Refusal), outcome
+def refused(outcome: Rejection | int) -> Rejection:
+    assert isinstance(outcome, Rejection), outcome
     return outcome
 
 
-def rebuffer(made: World, job: int, bb: str) -> Refusal | int:
+def rebuffer(made: World, job: int, bb: str) -> Rejection | int:
     return made.settle(c.UpdateJob(job, buffer=read_request(SCRIPT, bb).request), user())
 
 
@@ -62,15 +62,15 @@ def test_its_user_may_lower_time_limit_and_priority_and_only_an_operator_raises_
     job = made.submit(hold=Hold.USER, priority=5, who="alan")
     assert isinstance(update(made, job, time_limit_s=30, priority=4, nice=7), int)
     for changes in ({"time_limit_s": 31}, {"priority": 5}, {"nice": -1}):
-        refusal = refused(update(made, job, **changes))
-        assert (refusal.code, [refusal.place]) == (RefusalCode.PERMISSION_DENIED, list(changes))
+        rejection = refused(update(made, job, **changes))
+        assert (rejection.code, [rejection.place]) == (RejectionCode.PERMISSION_DENIED, list(changes))
         assert isinstance(update(made, job, OPERATOR, **changes), int)
     record = made.state.jobs[job]
     assert (record.request.time_limit_s, record.request.priority) == (31, 5)
     assert made.state.jobs[job].request.options.nice == -1
     # What an operator has set, the user may keep or worsen.
     assert isinstance(update(made, job, nice=-1), int) and isinstance(update(made, job, nice=0), int)
-    assert refused(update(made, job, user("eve"), comment="x")).code is RefusalCode.PERMISSION_DENIED
+    assert refused(update(made, job, user("eve"), comment="x")).code is RejectionCode.PERMISSION_DENIED
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -79,9 +79,9 @@ def test_only_a_job_that_waits_can_be_changed(ended: bool) -> None:
     job = made.submit()
     if ended:
         made.finish(job)
-    refusal = refused(update(made, job, OPERATOR, comment="x"))
-    assert refusal.code is RefusalCode.WRONG_STATE and "only pending jobs" in refusal.remedy
-    assert refused(update(made, 99, OPERATOR, comment="x")).code is RefusalCode.UNKNOWN_JOB
+    rejection = refused(update(made, job, OPERATOR, comment="x"))
+    assert rejection.code is RejectionCode.WRONG_STATE and "only pending jobs" in rejection.remedy
+    assert refused(update(made, 99, OPERATOR, comment="x")).code is RejectionCode.UNKNOWN_JOB
 
 
 @pytest.mark.parametrize("nice", (-1, 0, 1))
@@ -97,9 +97,9 @@ def test_who_submits_as_a_user_never_puts_a_job_before_those_of_others(
     if role is c.ActorRole.OPERATOR or (role is c.ActorRole.USER and not wrong):
         assert isinstance(answer, int)
     else:
-        refusal = refused(answer)
-        assert refusal.code is RefusalCode.PERMISSION_DENIED
-        assert role is not c.ActorRole.USER or refusal.place == wrong[0]
+        rejection = refused(answer)
+        assert rejection.code is RejectionCode.PERMISSION_DENIED
+        assert role is not c.ActorRole.USER or rejection.place == wrong[0]
 
 
 def test_what_is_so_already_is_no_change_and_leaves_no_event() -> None:
@@ -223,8 +223,8 @@ def test_a_job_that_would_wait_for_itself_is_refused(by: str) -> None:
     if by == "chain":
         last = made.submit(dependencies=(Dependency(K.AFTER_OK, 2),))
     wanted = Dependency(K.AFTER_ANY, first if by == "itself" else last)
-    refusal = refused(update(made, first, dependencies=(wanted,)))
-    assert refusal.place == "dependencies" and "wait for itself" in refusal.sentence
+    rejection = refused(update(made, first, dependencies=(wanted,)))
+    assert rejection.place == "dependencies" and "wait for itself" in rejection.sentence
 
 
 def test_renaming_a_job_into_a_circle_is_refused() -> None:
@@ -244,7 +244,7 @@ def test_account_and_qos_take_effect_at_once_and_submitted_jobs_count_where_they
     first, second = made.submit(hold=Hold.USER), made.submit(hold=Hold.USER)
     assert isinstance(update(made, first, qos="one", account="physics"), int)
     assert made.state.use[("submitted", "q", "one", "alan", "")] == 1
-    assert refused(update(made, second, qos="one")).code is RefusalCode.LIMIT_EXCEEDED
+    assert refused(update(made, second, qos="one")).code is RejectionCode.LIMIT_EXCEEDED
     # Nothing of the QOS is asked where it does not change.
     assert isinstance(update(made, first, account="", comment="x"), int)
     assert isinstance(update(made, first, qos=""), int) and isinstance(update(made, second, qos="one"), int)
@@ -255,7 +255,7 @@ def test_all_tasks_that_move_to_a_qos_count_together() -> None:
     made = world()
     made.settle(c.SetQos(Qos("two", limits=(Limit(LimitKind.MAX_SUBMIT_JOBS_PER_USER, "", 2),))))
     array = made.submit(hold=Hold.USER, array=(1, 2, 3))
-    assert refused(update(made, array, qos="two")).code is RefusalCode.LIMIT_EXCEEDED
+    assert refused(update(made, array, qos="two")).code is RejectionCode.LIMIT_EXCEEDED
     change = c.UpdateJob(array, JobChange(qos="two"), tasks=(1, 3))
     assert isinstance(made.settle(change, user()), int)
     assert [made.state.jobs[array + task].request.effective_options.qos for task in range(3)] == ["two", "", "two"]
@@ -271,8 +271,8 @@ def test_the_tasks_of_an_array_that_wait_are_changed_and_the_others_left() -> No
         "later",
         "later",
     ]
-    refusal = refused(made.settle(c.UpdateJob(array, JobChange(comment="x"), tasks=(1,)), user()))
-    assert "only pending jobs" in refusal.remedy
+    rejection = refused(made.settle(c.UpdateJob(array, JobChange(comment="x"), tasks=(1,)), user()))
+    assert "only pending jobs" in rejection.remedy
     assert refused(made.settle(c.UpdateJob(array, JobChange(comment="x"), tasks=(9,)), user())).place == "job"
 
 
@@ -299,7 +299,7 @@ def test_a_new_partition_is_decided_as_at_submit_and_what_is_staged_elsewhere_is
     job = made.submit("capacity=5", options=JobOptions(partition="a"))
     made.done(job)
     assert made.shown(job)[1:] == ("Resources", "staged-in")
-    assert refused(update(made, job, partition="shut")).code is RefusalCode.WRONG_STATE
+    assert refused(update(made, job, partition="shut")).code is RejectionCode.WRONG_STATE
     update(made, job, partition="b")
     assert made.shown(job)[2] == "teardown"
     made.done(job)
@@ -327,8 +327,8 @@ def test_a_request_is_changed_until_it_has_its_space() -> None:
     assert made.reason(job) == "BurstBufferResources"
     assert isinstance(rebuffer(made, job, "capacity=10 pool=fast"), int)
     assert made.shown(job)[2] == "staging-in" and made.state.buffers[job].granted_bytes == 10
-    refusal = refused(rebuffer(made, job, "capacity=5"))
-    assert refusal.code is RefusalCode.WRONG_STATE and "staging-in" in refusal.sentence
+    rejection = refused(rebuffer(made, job, "capacity=5"))
+    assert rejection.code is RejectionCode.WRONG_STATE and "staging-in" in rejection.sentence
     assert made.state.held_bytes["fast"] == 100
 
 
@@ -348,11 +348,11 @@ def test_a_job_without_a_buffer_may_get_one_and_waits_for_the_stage_out_of_other
 @pytest.mark.parametrize(
     "bb,code",
     [
-        ("capacity=101 pool=fast", RefusalCode.CAPACITY_OVER_TOTAL),
-        ("capacity=1 pool=none", RefusalCode.UNKNOWN_POOL),
+        ("capacity=101 pool=fast", RejectionCode.CAPACITY_OVER_TOTAL),
+        ("capacity=1 pool=none", RejectionCode.UNKNOWN_POOL),
     ],
 )
-def test_a_request_that_a_submit_would_refuse_is_refused(bb: str, code: RefusalCode) -> None:
+def test_a_request_that_a_submit_would_refuse_is_refused(bb: str, code: RejectionCode) -> None:
     made = world()
     job = made.submit(hold=Hold.USER)
     assert refused(rebuffer(made, job, bb)).code is code
@@ -365,8 +365,8 @@ def test_the_request_of_an_array_or_of_a_site_with_a_provider_is_not_changed() -
     job = made.submit(hold=Hold.USER)
     made.settle(c.ConfigureSite(settings=(ConfSetting("BurstBufferType", "burst_buffer/lua"),), partial=True))
     request = BufferRequest("", 0, (), "scratch", (), (), "#BB_LUA x")
-    refusal = refused(made.settle(c.UpdateJob(job, buffer=request), user()))
-    assert refusal.sentence == "Requested operation not supported on this system"
+    rejection = refused(made.settle(c.UpdateJob(job, buffer=request), user()))
+    assert rejection.sentence == "Requested operation not supported on this system"
 
 
 # One of several dependencies -----------------------------------------------------------------------------------------

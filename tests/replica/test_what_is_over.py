@@ -8,7 +8,7 @@ from forebay.replica.messages import commands as c
 from forebay.replica.model.job_states import ENDED, JobState
 from forebay.replica.model.jobs import Hold
 from forebay.replica.model.requests import AfterTask, Dependency, DependencyKind, JobChange
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.world import OPERATOR, World, user
 
@@ -24,7 +24,7 @@ def ended(here: World, result: JobState, bb: str) -> int:
         order = here.order(job)
         if order.stage == "run":
             here.report(job, c.ScriptStarted(), order)
-            assert not isinstance(here.report(job, c.ScriptEnded(result, 1), order), Refusal)
+            assert not isinstance(here.report(job, c.ScriptEnded(result, 1), order), Rejection)
         else:
             here.done(job)
     assert here.state.jobs[job].state is result
@@ -38,10 +38,10 @@ def test_a_cancel_of_what_is_over_changes_nothing_and_is_no_failure(result: JobS
     here = World(requeue_on_node_fail=False)
     job = ended(here, result, bb)
     before = here.state.jobs[job]
-    assert not isinstance(here.settle(c.CancelJob(job, hurry=hurry), user()), Refusal)
+    assert not isinstance(here.settle(c.CancelJob(job, hurry=hurry), user()), Rejection)
     assert here.state.jobs[job] == before
-    refusal = here.settle(c.CancelJob(job), user("mallory"))
-    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.PERMISSION_DENIED
+    rejection = here.settle(c.CancelJob(job), user("mallory"))
+    assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.PERMISSION_DENIED
 
 
 @pytest.mark.parametrize("bb", ["", BB])
@@ -74,7 +74,7 @@ def test_a_job_that_is_over_is_requeued_and_lives_its_whole_life_again(result: J
     here = World(requeue_on_node_fail=False)
     job = ended(here, result, bb)
     attempt = here.state.jobs[job].attempt
-    assert not isinstance(here.settle(c.RequeueJob(job), user()), Refusal)
+    assert not isinstance(here.settle(c.RequeueJob(job), user()), Rejection)
     again = here.state.jobs[job]
     assert (
         again.effective_interruptions.requeues == 1 and not again.cancelled and not again.hurry and again.ended_at == 0
@@ -90,19 +90,19 @@ def test_a_job_that_is_over_is_not_requeued_before_its_buffer_is_torn_down() -> 
     job = here.submit(BB)
     while here.order(job).stage != "teardown":
         here.done(job)
-    refusal = here.settle(c.RequeueJob(job), user())
-    assert isinstance(refusal, Refusal) and "not torn down yet" in refusal.sentence
+    rejection = here.settle(c.RequeueJob(job), user())
+    assert isinstance(rejection, Rejection) and "not torn down yet" in rejection.sentence
 
 
 def test_a_requeued_job_meets_what_has_changed_since_it_was_over() -> None:
     here = World(pools={"fast": 100, "other": 50})
     job, mine = ended(here, JobState.COMPLETED, "capacity=10 pool=other"), ended(here, JobState.COMPLETED, BB)
-    assert not isinstance(here.settle(c.RemovePool("other")), Refusal)
-    refusal = here.settle(c.RequeueJob(job), user())
-    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.UNKNOWN_POOL
+    assert not isinstance(here.settle(c.RemovePool("other")), Rejection)
+    rejection = here.settle(c.RequeueJob(job), user())
+    assert isinstance(rejection, Rejection) and rejection.code is RejectionCode.UNKNOWN_POOL
     here.configure(DenyUsers="alan")
-    assert isinstance(here.settle(c.RequeueJob(mine), user()), Refusal)
-    assert isinstance(here.settle(c.RequeueJob(mine), OPERATOR), Refusal)
+    assert isinstance(here.settle(c.RequeueJob(mine), user()), Rejection)
+    assert isinstance(here.settle(c.RequeueJob(mine), OPERATOR), Rejection)
 
 
 def test_a_requeue_of_what_is_over_closes_no_circle() -> None:
@@ -112,14 +112,14 @@ def test_a_requeue_of_what_is_over_closes_no_circle() -> None:
     here.finish(first)
     here.finish(second)
     blocker = here.submit("", cpus=8)
-    assert not isinstance(here.settle(c.RequeueJob(first), user()), Refusal)
+    assert not isinstance(here.settle(c.RequeueJob(first), user()), Rejection)
     after_second = JobChange(dependencies=(Dependency(DependencyKind.AFTER_ANY, second),))
-    assert not isinstance(here.settle(c.UpdateJob(first, after_second), user()), Refusal)
-    refusal = here.settle(c.RequeueJob(second), user())
-    assert isinstance(refusal, Refusal) and "would wait for itself" in refusal.sentence
+    assert not isinstance(here.settle(c.UpdateJob(first, after_second), user()), Rejection)
+    rejection = here.settle(c.RequeueJob(second), user())
+    assert isinstance(rejection, Rejection) and "would wait for itself" in rejection.sentence
     here.finish(blocker)
     here.finish(first)
-    assert not isinstance(here.settle(c.RequeueJob(second), user()), Refusal)
+    assert not isinstance(here.settle(c.RequeueJob(second), user()), Rejection)
 
 
 @pytest.mark.parametrize("asked", [{"dependencies": True}, {"after_tasks": True}])
@@ -132,7 +132,7 @@ def test_a_buffer_that_is_unknown_is_not_waited_for_and_other_dependencies_on_th
     on_task = (AfterTask(kind, 999, 1),) if "after_tasks" in asked else ()
     job = here.try_submit("", dependencies=on_job, after_tasks=on_task)
     if kind is not DependencyKind.AFTER_BURST_BUFFER:
-        assert isinstance(job, Refusal) and job.code is RefusalCode.UNKNOWN_DEPENDENCY
+        assert isinstance(job, Rejection) and job.code is RejectionCode.UNKNOWN_DEPENDENCY
         return
     assert isinstance(job, int)
     assert here.state.jobs[job].request.dependencies == (), "nor is a later job of that number"
@@ -145,9 +145,9 @@ def test_a_job_that_was_over_and_is_requeued_is_not_purged_for_those_that_are_ov
     here = IndexedWorld(finished_jobs_kept=1)
     job = ended(here, JobState.COMPLETED, bb)
     here.settle(c.DrainNode("n1", ""))
-    assert not isinstance(here.settle(c.RequeueJob(job), user()), Refusal)
+    assert not isinstance(here.settle(c.RequeueJob(job), user()), Rejection)
     if held:
-        assert not isinstance(here.settle(c.HoldJob(job), user()), Refusal)
+        assert not isinstance(here.settle(c.HoldJob(job), user()), Rejection)
     for _ in range(3):
         other = here.submit(hold=Hold.USER)
         here.settle(c.CancelJob(other), user())

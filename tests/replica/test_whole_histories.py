@@ -20,7 +20,7 @@ from forebay.replica.model.orders import Order
 from forebay.replica.model.requests import CreatePersistent, DestroyPersistent
 from forebay.replica.scheduler.persistent import persistent_request
 from forebay.replica.state.state import EMPTY
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from tests.replica.scheduler.test_index import IndexedWorld
 from tests.replica.test_histories import Histories
 from tests.replica.test_persistent import asks
@@ -112,7 +112,7 @@ class WholeHistories(Histories):
             node, order = data.draw(st.sampled_from(orders))
             mine = name in {one.name for one in (*order.creates, *order.destroys)}
             known = self.world.report(order.job, c.PersistentChanged(name), order)
-            assert isinstance(known, Refusal) != mine
+            assert isinstance(known, Rejection) != mine
             after = next(one for one in self.world.orders(node) if one.job == order.job)
             assert (after.attempt, after.stage) == (order.attempt, order.stage), "the order goes on"
             assert name not in {one.name for one in (*after.creates, *after.destroys)}

@@ -30,7 +30,7 @@ from forebay.replica.model.requests import (
 from forebay.replica.model.stages import Stage, agent_of
 from forebay.replica.state.invariants import find_violations
 from forebay.replica.state.state import EMPTY, State
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from forebay.replica.values.units import Instant, Revision
 from forebay.replica.values.verdicts import Verdict
 from forebay.replica.views.jobs import buffer_word, reason_of, verdict_of
@@ -99,25 +99,25 @@ class World:
         )
         nodes_admitted = tuple(f"n{number + 1}" for number in range(ADMITTED))
         found = c.FoundCluster(cluster_id, name, site, founded, nodes_admitted, disclosure_key=DISCLOSURE_KEY)
-        assert not isinstance(self.settle(found, c.CONTROLLER), Refusal)
+        assert not isinstance(self.settle(found, c.CONTROLLER), Rejection)
         while self.state.feature_level < level:
             following = self.state.feature_level + 1
-            assert not isinstance(self.settle(c.RaiseFeatureLevel(following, (("r1", following),))), Refusal)
+            assert not isinstance(self.settle(c.RaiseFeatureLevel(following, (("r1", following),))), Rejection)
         if timeouts != "progress":
             self.configure(TransferTimeouts=timeouts)
         for index in range(nodes):
             self.register(f"n{index + 1}", cpus=cpus)
 
-    def settle(self, command: c.Command, actor: c.Actor = OPERATOR, command_id: bytes | None = None) -> Refusal | int:
-        """Settle one command; return the refusal, or the first job its events name, or 0."""
+    def settle(self, command: c.Command, actor: c.Actor = OPERATOR, command_id: bytes | None = None) -> Rejection | int:
+        """Settle one command; return the rejection, or the first job its events name, or 0."""
         self.counter += 1
         command_id = command_id or (self.at // 1000).to_bytes(6, "big") + self.counter.to_bytes(10, "big")
         request = c.Request(command_id, actor, command)
         known = look_up_reply(self.state, request)
         if known is not None:
-            return known if isinstance(known, Refusal) else known.refusal or known.job
+            return known if isinstance(known, Rejection) else known.rejection or known.job
         decision = decide(self.state, request, self.at)
-        if isinstance(decision, Refusal):
+        if isinstance(decision, Rejection):
             entry = Entry(command_id, actor, c.kind_of(command), (), decision, c.command_digest(request))
         else:
             events = decision.events
@@ -126,13 +126,13 @@ class World:
         self.run_pass()
         receipt = find_reply(self.state, command_id)
         assert receipt is not None
-        return receipt.refusal or receipt.job
+        return receipt.rejection or receipt.job
 
     def configure(self, **settings: str) -> None:
         """Change keys of the configuration, and leave the others."""
         changes = tuple(ConfSetting(key, value) for key, value in settings.items())
         outcome = self.settle(c.ConfigureSite(changes, partial=True))
-        assert not isinstance(outcome, Refusal), outcome
+        assert not isinstance(outcome, Rejection), outcome
 
     def commit(self, entry: Entry) -> None:
         batch = Batch(Revision(self.state.revision), self.at, (entry,))
@@ -155,7 +155,7 @@ class World:
         self.at = Instant(self.at + int(seconds * 1_000_000))
         self.run_pass()
 
-    def register(self, node: str, cpus: int = 8, instance: str = "i1", storage: str = "s1") -> Refusal | int:
+    def register(self, node: str, cpus: int = 8, instance: str = "i1", storage: str = "s1") -> Rejection | int:
         if node not in self.state.admitted:
             self.settle(c.AdmitNode(node))
         return self.settle(c.RegisterNode(node, cpus, instance, storage), agent(node))
@@ -183,7 +183,7 @@ class World:
         hold: Hold = Hold.NONE,
         options: JobOptions = NO_OPTIONS,
         **spec: Any,
-    ) -> Refusal | int:
+    ) -> Rejection | int:
         fields: dict[str, Any] = {"name": "job", "user": who, "script": script, "workdir": "/out", "time_limit_s": 60}
         array, throttle = spec.pop("array", ()), spec.pop("throttle", 0)
         spec["array"] = spec.pop("request_array", None)
@@ -202,7 +202,7 @@ class World:
     def order(self, job: int) -> Order:
         return next(order for order in self.orders(self.agent_of(job)) if order.job == job)
 
-    def report(self, job: int, result: c.OperationResult, order: Order | None = None) -> Refusal | int:
+    def report(self, job: int, result: c.OperationResult, order: Order | None = None) -> Rejection | int:
         node = self.agent_of(job)
         order = order or self.order(job)
         return self.settle(c.ReportOperation(node, job, order.attempt, Stage[order.stage.upper()], result), agent(node))
@@ -212,10 +212,10 @@ class World:
         order = self.order(job)
         if order.stage == "run":
             if not order.started:
-                assert not isinstance(self.report(job, c.ScriptStarted(), order), Refusal)
-            assert not isinstance(self.report(job, c.ScriptEnded(JobState.COMPLETED), order), Refusal)
+                assert not isinstance(self.report(job, c.ScriptStarted(), order), Rejection)
+            assert not isinstance(self.report(job, c.ScriptEnded(JobState.COMPLETED), order), Rejection)
         else:
-            assert not isinstance(self.report(job, c.OperationDone(1, 1)), Refusal)
+            assert not isinstance(self.report(job, c.OperationDone(1, 1)), Rejection)
 
     def finish(self, job: int) -> None:
         while job in self.state.unfinished:

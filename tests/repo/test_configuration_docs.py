@@ -10,7 +10,7 @@ from forebay.replica.decide.configuration import file_text, target_configuration
 from forebay.replica.grammar.burst_buffer_conf import parse_text
 from forebay.replica.grammar.settings import KEYS
 from forebay.replica.messages import commands as c
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from tests.replica.world import World
 from tests.repo.configuration_reference import row
 from tests.repo.tree import ROOT
@@ -31,7 +31,7 @@ def test_every_example_is_accepted_and_applied(path: Path) -> None:
     world = World()
     assert world.settle(c.ConfigureSite(parsed.settings)) == 0
     again = parse_text(file_text(world.state))
-    assert not isinstance(target_configuration(world.state, again.settings), Refusal)
+    assert not isinstance(target_configuration(world.state, again.settings), Rejection)
 
 
 def test_the_page_links_to_every_example() -> None:

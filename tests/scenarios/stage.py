@@ -28,7 +28,7 @@ from forebay.replica.model.job_states import ENDED
 from forebay.replica.model.jobs import Hold
 from forebay.replica.model.requests import JobOptions, JobRequest
 from forebay.replica.state.invariants import find_violations
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from forebay.replica.values.units import Revision
 from forebay.replica.views.burst import burst_of
 from tests.replica.world import World, user
@@ -48,7 +48,7 @@ class Stage(World):
             parsed = parse_text(configuration)
             assert parsed.faults == (), parsed.faults
             settled = self.settle(c.ConfigureSite(parsed.settings, partial=True))
-            assert not isinstance(settled, Refusal), settled
+            assert not isinstance(settled, Rejection), settled
 
     def commit(self, entry: Entry) -> None:
         # As World does, but a pool may shrink below what is in use here.
@@ -140,4 +140,4 @@ class Stage(World):
     def fails(self, job: int, message: str, operation: str) -> None:
         self.advance(1)
         failed = self.report(job, c.OperationFailed(message, final=True, operation=operation))
-        assert not isinstance(failed, Refusal), failed
+        assert not isinstance(failed, Rejection), failed

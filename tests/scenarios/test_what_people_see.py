@@ -14,7 +14,7 @@ import pytest
 from forebay.replica.messages import commands as c
 from forebay.replica.model.buffers import BufferState as B
 from forebay.replica.model.pools import Pool
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from tests.scenarios.stage import Stage
 
 SEEN = Path(__file__).parent / "seen"
@@ -30,8 +30,8 @@ DATAWARP = (
 def stage(configuration: str, *pools: Pool, cpus: int = 8) -> Stage:
     here = Stage(configuration, pools={"scaffold": 1}, cpus=cpus)
     for pool in pools:
-        assert not isinstance(here.settle(c.SetPool(pool)), Refusal)
-    assert not isinstance(here.settle(c.RemovePool("scaffold")), Refusal)
+        assert not isinstance(here.settle(c.SetPool(pool)), Rejection)
+    assert not isinstance(here.settle(c.RemovePool("scaffold")), Rejection)
     here.run_pass()
     return here
 
@@ -81,7 +81,7 @@ def who_waits_for_space() -> Stage:
     here.burst()
     here.say("an operator takes half of the pool away while 9 GiB of it are in use, and a quarter out of service")
     changed = here.settle(c.ChangePool("pool2", quantity=5 * GIB, out_of_service=GIB))
-    assert not isinstance(changed, Refusal), changed
+    assert not isinstance(changed, Rejection), changed
     here.burst()
     return here
 

@@ -360,7 +360,7 @@ def answered_before_commit() -> list[Any]:
             for waiter in flight.waiters:
                 if not waiter.answer.done():
                     waiter.answer.set_result(
-                        Settlement(waiter.revision, waiter.job, waiter.refusal, flight.after, waiter.fresh)
+                        Settlement(waiter.revision, waiter.job, waiter.rejection, flight.after, waiter.fresh)
                     )
         return proposed
 

@@ -20,7 +20,7 @@ from forebay.replica.model.requests import BufferRequest, JobRequest
 from forebay.replica.model.stages import Stage
 from forebay.replica.state.state import State
 from forebay.replica.values.command_ids import encode_session_command_id
-from forebay.replica.values.errors import RefusalCode
+from forebay.replica.values.errors import RejectionCode
 from forebay.replica.views.orders import orders_for
 from forebay.wal import BrokenInvariant, StorageFailed
 from tests.simulation import whole
@@ -36,7 +36,7 @@ TRIES_MAX = 60
 """Tries of one command, count; a client that never got an answer gives it up, and does not know what became of it."""
 
 
-_WITHOUT_ENTRY = frozenset({RefusalCode.COMMAND_TOO_OLD, RefusalCode.UNKNOWN_SESSION})
+_WITHOUT_ENTRY = frozenset({RejectionCode.COMMAND_TOO_OLD, RejectionCode.UNKNOWN_SESSION})
 """Refusals that look at nothing but the id: no entry says so."""
 
 
@@ -165,11 +165,11 @@ class Caller:
             self._reply(replica, generation, self._got, attempt, replica.name, answer)
 
     def _check(self, name: str, what: c.Request, answer: Settlement) -> None:
-        refusal = answer.refusal
+        rejection = answer.rejection
         if not what.id:
             self.world.counts["heard_without_receipt"] += 1
-        elif refusal is None or refusal.code not in _WITHOUT_ENTRY:
-            code = None if refusal is None else int(refusal.code)
+        elif rejection is None or rejection.code not in _WITHOUT_ENTRY:
+            code = None if rejection is None else int(rejection.code)
             self.world.oracle.answered(name, what.id, answer.revision, answer.job, code)
 
     def _reply(self, replica: SimReplica, generation: int, call: Any, *arguments: Any) -> None:
@@ -187,7 +187,7 @@ class Caller:
             self.world.timeline.after(self.rng.uniform(0.005, 0.06) * self.world.pace, self._again, self._try)
 
     def _turned_away(self, attempt: int, leader: str, problem: Problem) -> None:
-        """The door refused it: do as the refusal says."""
+        """The door refused it: do as the rejection says."""
         what, world = self.what, self.world
         if problem.status != 400:
             self._refused(attempt, leader)
@@ -229,10 +229,10 @@ class Caller:
             oracle.read(name, self.floor, answer)
             oracle.floor = max(oracle.floor, answer.revision)
         else:
-            refusal = answer.refusal
+            rejection = answer.rejection
             assert self.what is not None
-            if refusal is None or refusal.code not in _WITHOUT_ENTRY:
-                code = None if refusal is None else int(refusal.code)
+            if rejection is None or rejection.code not in _WITHOUT_ENTRY:
+                code = None if rejection is None else int(rejection.code)
                 oracle.heard(self.what.id, answer.revision, answer.job, code)
                 self.world.note("ack", self.name, answer.revision, answer.job, code)
         self.done(answer)
@@ -263,11 +263,11 @@ class SimClient(Caller):
     def done(self, answer: Settlement | State) -> None:
         self.answers += 1
         if isinstance(answer, Settlement):
-            if answer.refusal is not None and answer.refusal.code is RefusalCode.UNKNOWN_SESSION:
+            if answer.rejection is not None and answer.rejection.code is RejectionCode.UNKNOWN_SESSION:
                 self._session = 0
-            elif self.what is not None and isinstance(self.what.command, c.OpenSession) and answer.refusal is None:
+            elif self.what is not None and isinstance(self.what.command, c.OpenSession) and answer.rejection is None:
                 self._session, self._sequence = answer.revision, 0
-        if isinstance(answer, Settlement) and answer.refusal is None and self.what is not None:
+        if isinstance(answer, Settlement) and answer.rejection is None and self.what is not None:
             if isinstance(self.what.command, c.SubmitJob):
                 self.jobs.append(answer.job)
         self.gave_up()
@@ -473,7 +473,7 @@ class SimAgent(Caller):
     def done(self, answer: Settlement | State) -> None:
         self._busy = False
         assert isinstance(answer, Settlement)
-        if answer.refusal is None or answer.refusal.code is not RefusalCode.COMMAND_TOO_OLD:
+        if answer.rejection is None or answer.rejection.code is not RejectionCode.COMMAND_TOO_OLD:
             del self._outbox[0]  # else it is sent again with a new id, as cluster.api.agents has it
         self._post()
 

@@ -58,7 +58,7 @@ class OwnClock:
         return round((EPOCH_US / MICROSECONDS_PER_SECOND + self._timeline.now_s + self.off_s) * 1000)
 
     def set_back(self, by_s: float) -> None:
-        """Set it back, as a refusal said."""
+        """Set it back, as a rejection said."""
         self._off_s, self._since_s = self.off_s - by_s, self._timeline.now_s
 
     def _set(self) -> None:
@@ -93,7 +93,7 @@ def pass_the_door(replica: SimReplica, what: c.Request) -> bytes:
 
 
 def seconds_off(problem: Problem) -> float:
-    """Return by how many seconds the refusal says that an id's time is off."""
+    """Return by how many seconds the rejection says that an id's time is off."""
     found = re.search(r"made (\d+) s ", problem.view.sentence)
     assert found is not None, problem.view.sentence
     return float(found[1])

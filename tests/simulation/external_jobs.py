@@ -18,7 +18,7 @@ from forebay.replica.model.jobs import Job
 from forebay.replica.model.orders import Order
 from forebay.replica.model.pools import ObservedFilesystem
 from forebay.replica.operations.external_jobs import ExternalJobLookup, ExternalJobPhase, find_external_job
-from forebay.replica.values.errors import RefusalCode
+from forebay.replica.values.errors import RejectionCode
 from tests.replica.external_job_world import CLUSTER, DATA, RESULTS, SLURM, asked
 from tests.simulation.clients import GRAIN_BYTES, OPERATOR, Caller, SimAgent
 
@@ -175,8 +175,8 @@ class Punctual(Caller):
 
     def is_too_old(self, answer: Settlement | State) -> bool:
         """Return whether a command was refused for its age alone, so that it is to be sent again."""
-        refusal = getattr(answer, "refusal", None)
-        if refusal is None or refusal.code is not RefusalCode.COMMAND_TOO_OLD:
+        rejection = getattr(answer, "rejection", None)
+        if rejection is None or rejection.code is not RejectionCode.COMMAND_TOO_OLD:
             return False
         self.clock.set_back(-SET_AHEAD_S)
         return True
@@ -250,7 +250,7 @@ class SimExternalJob(Punctual):
         self.begin(c.Request(self.new_id(), actor, command))
 
     def done(self, answer: Settlement | State) -> None:
-        if not self.is_too_old(answer) and getattr(answer, "refusal", None) is None:
+        if not self.is_too_old(answer) and getattr(answer, "rejection", None) is None:
             self.world.note("slurm", self.name, self.step, self._next)
             self.step = self._next
             self._running_until_s = self.world.timeline.now_s + self.rng.uniform(0.05, 0.5)
@@ -284,18 +284,20 @@ class SimExternalJob(Punctual):
             case "running", _ if self.world.timeline.now_s > self._running_until_s:
                 self._call(c.EndExternalJobRun(CLUSTER, self.job, epoch), "post_run")
             case "post_run", _ if self.rng.random() < 0.2:
-                self._call(c.TearDownExternalJob(CLUSTER, self.job, False, epoch), "parked")  # it gave the stage-out up
+                self._call(
+                    c.TearDownExternalJob(CLUSTER, self.job, False, epoch), "retained"
+                )  # it gave the stage-out up
             case "post_run", _:
                 self._call(c.StageOutExternalJob(CLUSTER, self.job, epoch), "data_out")
             case "data_out", ExternalJobPhase.STAGE_OUT_FAILED if self.rng.random() < 0.5:
                 self._call(c.StageOutExternalJob(CLUSTER, self.job, epoch), "data_out")
             case "data_out", ExternalJobPhase.STAGE_OUT_FAILED:
-                self._call(c.TearDownExternalJob(CLUSTER, self.job, False, epoch), "parked")
-            case "parked", ExternalJobPhase.PARKED if found.job is not None:
-                self._call(c.ExportBuffer(found.job.id), "parked", OPERATOR)
-            case (("data_out" | "parked"), ExternalJobPhase.TEARDOWN_FAILED):
+                self._call(c.TearDownExternalJob(CLUSTER, self.job, False, epoch), "retained")
+            case "retained", ExternalJobPhase.RETAINED if found.job is not None:
+                self._call(c.ExportBuffer(found.job.id), "retained", OPERATOR)
+            case (("data_out" | "retained"), ExternalJobPhase.TEARDOWN_FAILED):
                 self._call(c.TearDownExternalJob(CLUSTER, self.job, False, epoch), self.step)
-            case (("data_out" | "parked"), (ExternalJobPhase.OVER | ExternalJobPhase.NONE)):
+            case (("data_out" | "retained"), (ExternalJobPhase.OVER | ExternalJobPhase.NONE)):
                 self._call(c.TearDownExternalJob(CLUSTER, self.job, False, epoch), "done")
             case _:
                 self._look_later()

@@ -33,7 +33,7 @@ class Effect(NamedTuple):
 
     revision: int
     job: int
-    refusal: int | None
+    rejection: int | None
 
 
 class Point(NamedTuple):
@@ -280,16 +280,18 @@ class Oracle:
             job = next((job for job in map(job_of, entry.events) if job is not None), 0)
             if entry.id in self.effects:
                 self._violate(f"exactly once: command {entry.id.hex()} is settled again by entry {index}")
-            code = None if entry.refusal is None else int(entry.refusal.code)
+            code = None if entry.rejection is None else int(entry.rejection.code)
             self.effects[entry.id] = Effect(draft.revision, job, code)
-            draft.settle(entry.id, CachedReply(Revision(draft.revision), job, entry.refusal, entry.digest, entry.actor))
+            draft.settle(
+                entry.id, CachedReply(Revision(draft.revision), job, entry.rejection, entry.digest, entry.actor)
+            )
             self._settled_at[entry.id] = index
 
     # What clients were told
 
-    def answered(self, name: str, command_id: bytes, revision: int, job: int, refusal: int | None) -> None:
+    def answered(self, name: str, command_id: bytes, revision: int, job: int, rejection: int | None) -> None:
         """An answer follows a commit, and is the one answer that there is for its command."""
-        told, truth = Effect(revision, job, refusal), self.effects.get(command_id)
+        told, truth = Effect(revision, job, rejection), self.effects.get(command_id)
         if truth is None:
             self._violate(f"{name} answers command {command_id.hex()} with revision {revision}; it is not committed")
         elif truth != told:
@@ -297,9 +299,9 @@ class Oracle:
         else:
             self.told_index = max(self.told_index, self._settled_at[command_id])
 
-    def heard(self, command_id: bytes, revision: int, job: int, refusal: int | None) -> None:
+    def heard(self, command_id: bytes, revision: int, job: int, rejection: int | None) -> None:
         """A client has its answer."""
-        self.acknowledged[command_id] = Effect(revision, job, refusal)
+        self.acknowledged[command_id] = Effect(revision, job, rejection)
         self.floor = max(self.floor, revision)
 
     def read(self, name: str, floor: int, state: State) -> None:

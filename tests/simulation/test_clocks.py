@@ -40,7 +40,7 @@ def truth(world: World) -> int:
 def ahead_s(story: Story) -> float:
     """How far the time in the ledger would be ahead of the truth if somebody asked for something now, seconds."""
     told = settle(story, story.user.request(story.user.submission()))
-    assert told["settled"].refusal is None
+    assert told["settled"].rejection is None
     return (story.world.oracle.state.at - truth(story.world)) / MICROSECONDS_PER_SECOND
 
 

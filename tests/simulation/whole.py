@@ -19,7 +19,7 @@ from forebay.replica.model.orders import Order
 from forebay.replica.model.requests import CreatePersistent, DestroyPersistent, JobOptions, with_options
 from forebay.replica.model.stages import Stage
 from forebay.replica.model.transfers import LeftOut, TransferCheckpoint, TransferReceipt
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from tests.replica.world import beside_space
 from tests.simulation import waiting
 
@@ -42,7 +42,7 @@ OPERATIONS = {
 def idea(client: SimClient) -> c.Request:
     """Return something to ask for."""
     rng, state = client.rng, client.world.oracle.state
-    if isinstance(check_persistent_allowed(state.site, is_operator=False, place=""), Refusal):
+    if isinstance(check_persistent_allowed(state.site, is_operator=False, place=""), Rejection):
         if rng.random() < 0.5:
             return client.request(_configuration(client, persistent=True), operator=True)
     if rng.random() < 0.2:

@@ -359,13 +359,13 @@ class Site(Submitted):
                 written[job] += sum(receipt.written_bytes for receipt in answer.receipts)
         return written
 
-    async def discard_parked(self, client: Client) -> int:
-        """Have what is parked removed, as a person would who has seen to it; return how many buffers that were."""
+    async def discard_retained(self, client: Client) -> int:
+        """Have what is retained removed, as a person would who has seen to it; return how many buffers that were."""
         listed = (await client.call(ops.LIST_JOBS, external_jobs="yes", deadline_s=30)).jobs
-        parked = [one.job_id for one in listed if one.phase == "parked"]
-        for number in parked:
+        retained = [one.job_id for one in listed if one.phase == "retained"]
+        for number in retained:
             await asyncio.to_thread(self.cluster.forebay, "buffer", "clear", str(number), "--discard", "--yes")
-        return len(parked)
+        return len(retained)
 
     def left(self) -> list[str]:
         """Return the buffers that are in the shared filesystem."""

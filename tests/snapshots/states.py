@@ -22,7 +22,7 @@ from forebay.replica.model.stages import Stage
 from forebay.replica.state.derived import derive
 from forebay.replica.state.single_replies import SingleReplies
 from forebay.replica.state.state import TABLES, State
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from forebay.replica.values.units import Instant, Revision
 from forebay.snapshots.image import Assembly, Image
 from forebay.wal.configuration import Change, ChangeKind, Configuration, ConfigurationAt, Member
@@ -49,7 +49,7 @@ PAIRS: tuple[tuple[JobState, BufferState], ...] = (
     (JobState.FAILED, BufferState.TEARDOWN_FAIL),
 )
 
-refusals = st.builds(Refusal, st.sampled_from(RefusalCode), words, words, words)
+refusals = st.builds(Rejection, st.sampled_from(RejectionCode), words, words, words)
 sites = st.builds(
     Site, stage_retries=st.integers(0, 9), allow_root=st.booleans(), sources=st.lists(words, max_size=2).map(tuple)
 )
@@ -177,7 +177,7 @@ def small_image(index: int = 7, term: int = 2, *, cluster_id: str = "c1") -> Ima
                 jobs=immutables.Map({1: job}),
                 buffers=immutables.Map({1: Buffer(1, BufferState.RUNNING, "fast", 8 * MIB, "n1")}),
                 receipts=SingleReplies(
-                    [(b"r" * 16, CachedReply(Revision(3), 1, Refusal(RefusalCode.UNKNOWN_POOL, "no")))]
+                    [(b"r" * 16, CachedReply(Revision(3), 1, Rejection(RejectionCode.UNKNOWN_POOL, "no")))]
                 ),
             )
         ),
@@ -236,7 +236,9 @@ def ledgers(draw: st.DrawFn) -> list[Batch]:
         key = draw(st.integers(1, 2**40)).to_bytes(6, "big") + step.to_bytes(10, "big")
         choice = draw(st.integers(-2, len(lives) - 1))
         if choice == -2:
-            entries.append(Entry(key, user, "submit_job", (), Refusal(RefusalCode.UNKNOWN_POOL, "no", "yes", "line 1")))
+            entries.append(
+                Entry(key, user, "submit_job", (), Rejection(RejectionCode.UNKNOWN_POOL, "no", "yes", "line 1"))
+            )
         elif choice == -1:
             job = len(lives) + 1
             request = replace(draw(specs), buffer=draw(requests))

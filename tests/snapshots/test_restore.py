@@ -27,7 +27,7 @@ def _seal(pieces: list[Slice]) -> bytes:
     return body + sha256(body).digest()
 
 
-def _refusal(tmp_path: Path, content: bytes, name: str = "x.fbs") -> str:
+def _rejection(tmp_path: Path, content: bytes, name: str = "x.fbs") -> str:
     path = tmp_path / name
     path.write_bytes(content)
     sentences: list[str] = []
@@ -55,7 +55,7 @@ def test_every_byte_that_is_flipped_is_noticed(tmp_path: Path, sealed: bytes, ma
     assert len(sealed) < 2048
     places = 0
     for place in range(len(sealed)):
-        sentence = _refusal(tmp_path, sealed[:place] + bytes([sealed[place] ^ mask]) + sealed[place + 1 :])
+        sentence = _rejection(tmp_path, sealed[:place] + bytes([sealed[place] ^ mask]) + sealed[place + 1 :])
         assert len(sentence) > 20
         places += "byte" in sentence
     assert places > len(sealed) // 2
@@ -63,22 +63,22 @@ def test_every_byte_that_is_flipped_is_noticed(tmp_path: Path, sealed: bytes, ma
 
 def test_a_file_that_is_cut_at_any_length_is_refused(tmp_path: Path, sealed: bytes) -> None:
     for length in range(len(sealed)):
-        assert _refusal(tmp_path, sealed[:length])
+        assert _rejection(tmp_path, sealed[:length])
 
 
 def test_a_file_with_anything_added_is_refused(tmp_path: Path, sealed: bytes) -> None:
     for extra in (b"\0", b"\xc0", sealed[-32:], sealed):
-        assert _refusal(tmp_path, sealed + extra)
-        assert _refusal(tmp_path, extra + sealed)
+        assert _rejection(tmp_path, sealed + extra)
+        assert _rejection(tmp_path, extra + sealed)
 
 
 def test_pieces_left_out_repeated_or_exchanged_are_refused_though_every_checksum_matches(tmp_path: Path) -> None:
     pieces = list(to_sections(many_jobs(600)))
-    _refusal(tmp_path, _seal(pieces[:-1]))
+    _rejection(tmp_path, _seal(pieces[:-1]))
     for place in range(1, len(pieces)):
-        _refusal(tmp_path, _seal(pieces[:place] + pieces[place + 1 :]))
-        _refusal(tmp_path, _seal([*pieces[: place + 1], *pieces[place:]]))
-        _refusal(tmp_path, _seal([*pieces[: place - 1], pieces[place], pieces[place - 1], *pieces[place + 1 :]]))
+        _rejection(tmp_path, _seal(pieces[:place] + pieces[place + 1 :]))
+        _rejection(tmp_path, _seal([*pieces[: place + 1], *pieces[place:]]))
+        _rejection(tmp_path, _seal([*pieces[: place - 1], pieces[place], pieces[place - 1], *pieces[place + 1 :]]))
 
 
 def test_free_capacity_that_was_altered_with_matching_checksums_is_refused_by_the_name_of_the_pool(
@@ -90,7 +90,7 @@ def test_free_capacity_that_was_altered_with_matching_checksums_is_refused_by_th
             Slice(CAPACITY, msgspec.msgpack.encode([row]), 1) if piece.section == CAPACITY else piece
             for piece in pieces
         ]
-        sentence = _refusal(tmp_path, _seal(forged))
+        sentence = _rejection(tmp_path, _seal(forged))
         assert sentence == (
             f"pool 'fast': the snapshot says {row[1]} bytes held and {row[2]} free, but its buffers give "
             f"{8 * MIB} held and {88 * MIB} free"
@@ -99,13 +99,13 @@ def test_free_capacity_that_was_altered_with_matching_checksums_is_refused_by_th
 
 def test_another_format_version_is_named(tmp_path: Path, sealed: bytes) -> None:
     body = sealed[:6] + b"\0\2" + sealed[8:-32]
-    sentence = _refusal(tmp_path, body + sha256(body).digest())
+    sentence = _rejection(tmp_path, body + sha256(body).digest())
     assert sentence == "it has format version 2; this release reads version 1"
 
 
 def test_a_file_under_another_snapshots_name_is_refused(tmp_path: Path, sealed: bytes) -> None:
     assert (
-        _refusal(tmp_path, sealed, str(SnapshotName(8, 2))) == "its name states index 8 of term 2; it contains 7 of 2"
+        _rejection(tmp_path, sealed, str(SnapshotName(8, 2))) == "its name states index 8 of term 2; it contains 7 of 2"
     )
 
 
@@ -135,7 +135,7 @@ def test_what_is_not_a_regular_file_is_refused_without_waiting(tmp_path: Path) -
 )
 def test_lengths_that_a_file_only_claims_allocate_nothing_and_are_refused(tmp_path: Path, frame: bytes) -> None:
     body = PREAMBLE + frame + b"\0" * 64
-    assert "byte" in _refusal(tmp_path, body + sha256(body).digest())
+    assert "byte" in _rejection(tmp_path, body + sha256(body).digest())
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -144,7 +144,7 @@ def test_garbage_with_a_good_checksum_is_refused_and_never_an_error_of_another_k
     tmp_path: Path, garbage: bytes
 ) -> None:
     body = PREAMBLE + garbage
-    _refusal(tmp_path, body + sha256(body).digest())
+    _rejection(tmp_path, body + sha256(body).digest())
 
 
 def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:

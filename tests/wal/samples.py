@@ -32,7 +32,7 @@ def sample(kind: type[msgspec.Struct]) -> Any:
 @functools.cache
 def sample_batch(event: type[msgspec.Struct]) -> Batch:
     """A batch with one accepted command, with this event, and a refused one."""
-    accepted: Entry = msgspec.structs.replace(sample(Entry), events=(sample(event),), refusal=None)
+    accepted: Entry = msgspec.structs.replace(sample(Entry), events=(sample(event),), rejection=None)
     refused: Entry = msgspec.structs.replace(sample(Entry), events=())
     return Batch(base=7, at=1_790_000_000_000_000, entries=(accepted, refused))  # type: ignore[arg-type]
 

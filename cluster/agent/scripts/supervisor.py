@@ -114,21 +114,21 @@ class Supervisor:
         except AccountRefused as error:
             return ScriptEnded(JobState.FAILED, CANNOT_EXECUTE, 0, str(error))
         go_read, go_write = os.pipe2(os.O_CLOEXEC)
-        refusal_read, refusal_write = os.pipe2(os.O_CLOEXEC)
+        rejection_read, rejection_write = os.pipe2(os.O_CLOEXEC)
         me = os.getpid()
         self._script, is_within = fork(-1 if self._cgroup is None else self._cgroup.directory)
         if self._script == 0:
             os.close(go_write)
-            os.close(refusal_read)
+            os.close(rejection_read)
             cgroup = None if self._cgroup is None or is_within else self._cgroup
-            _child(self._wanted, go_read, refusal_write, self._lock, me, cgroup)
+            _child(self._wanted, go_read, rejection_write, self._lock, me, cgroup)
         os.close(go_read)
-        os.close(refusal_write)
+        os.close(rejection_write)
         script = ProcessName(pid=self._script, started=start_time(self._script) or 0, boot=boot_id())
         if not retry_write(lambda: self._record.write("started.json", script), unless_ended=True):
             # Without confirmation the child exits by itself: the script never ran.
             os.close(go_write)
-            os.close(refusal_read)
+            os.close(rejection_read)
             os.waitpid(self._script, 0)
             return ScriptEnded(JobState.CANCELLED)
         is_released = True
@@ -138,9 +138,9 @@ class Supervisor:
             is_released = False
         finally:
             os.close(go_write)
-        with os.fdopen(refusal_read, "rb") as refusal:
+        with os.fdopen(rejection_read, "rb") as rejection:
             # End of file: a successful exec closed the descriptor.
-            data = refusal.read(REFUSAL_BYTES_MAX)
+            data = rejection.read(REFUSAL_BYTES_MAX)
         if not data and is_released:
             return None
         if not data:
@@ -242,7 +242,7 @@ class Supervisor:
         return ScriptEnded(JobState.COMPLETED if code == 0 else JobState.FAILED, exit_code, number)
 
 
-def _child(wanted: ScriptOrder, go: int, refusal: int, lock: int, supervisor: int, cgroup: Cgroup | None) -> None:
+def _child(wanted: ScriptOrder, go: int, rejection: int, lock: int, supervisor: int, cgroup: Cgroup | None) -> None:
     """Wait for confirmation, then execute the script; never returns. `cgroup` is one still to be entered."""
     try:
         if cgroup is not None:
@@ -276,15 +276,15 @@ def _child(wanted: ScriptOrder, go: int, refusal: int, lock: int, supervisor: in
             ready=lambda: die_with_parent(supervisor),
         )
     except ScriptRefused as error:
-        _refuse(refusal, error.exit_code, error.sentence)
+        _refuse(rejection, error.exit_code, error.sentence)
     except BaseException as error:
-        _refuse(refusal, CANNOT_EXECUTE, f"the script could not be started: {error}")
+        _refuse(rejection, CANNOT_EXECUTE, f"the script could not be started: {error}")
     finally:
         os._exit(CANNOT_EXECUTE)
 
 
-def _refuse(refusal: int, exit_code: int, sentence: str) -> None:
-    write_all(refusal, msgspec.json.encode((exit_code, failure(sentence).message)))
+def _refuse(rejection: int, exit_code: int, sentence: str) -> None:
+    write_all(rejection, msgspec.json.encode((exit_code, failure(sentence).message)))
 
 
 def retry_write(write: Callable[[], None], *, unless_ended: bool) -> bool:

@@ -152,7 +152,7 @@ class EventPages:
         if sought.actor and sought.actor not in (entry.actor.name, actor_words(entry.actor, entry.command)):
             return None
         asked = entry.actor.name
-        if entry.refusal is not None:
+        if entry.rejection is not None:
             if (
                 (sought.kinds and REJECTED not in sought.kinds)
                 or sought.job

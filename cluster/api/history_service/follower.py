@@ -392,7 +392,7 @@ class Follower:
             self._noted += len(concerned)
             for job_id in concerned:
                 self.on_record(job_id)
-            if entry.refusal is not None or not _OF_CLUSTER.isdisjoint(map(type, entry.events)):
+            if entry.rejection is not None or not _OF_CLUSTER.isdisjoint(map(type, entry.events)):
                 self._rows[CLUSTER].append(JobIndexRow(revision, b""))
                 self._noted += 1
         self._explain(settling, waiting, list(waiting))

@@ -284,10 +284,10 @@ class ReplicaCollector(Collector):
             "Commands whose outcome is unknown because leadership was lost.",
             counts.outcomes_unknown,
         )
-        refusals = CounterMetricFamily("forebay_rejections", "Rejected commands by code.", labels=["code"])
-        for code, count in sorted(counts.refusals.items()):
-            refusals.add_metric([code], count)
-        yield refusals
+        rejections = CounterMetricFamily("forebay_rejections", "Rejected commands by code.", labels=["code"])
+        for code, count in sorted(counts.rejections.items()):
+            rejections.add_metric([code], count)
+        yield rejections
 
 
 class CertificateCollector(Collector):

@@ -122,7 +122,7 @@ def record_head(entry: Entry, revision: Revision) -> Json:
         "command_id": entry.id.hex(),
         "actor": actor_words(entry.actor, entry.command),
         "command": entry.command,
-        "refusal": as_json(entry.refusal, private=True),
+        "rejection": as_json(entry.rejection, private=True),
     }
 
 

@@ -71,8 +71,8 @@ async def find_jobs(call: ApiCall[Any], state: State, needs: AttentionItems, wor
 
 def _of_job(job: Job, buffer: Buffer) -> tuple[NeedKind, str, str] | None:
     said = job.message
-    if job.external_job is not None and external_job_phase(job, buffer) is ExternalJobPhase.PARKED:
-        return "parked", said or "it was torn down with results that are not exported", "forebay buffer export {job}"
+    if job.external_job is not None and external_job_phase(job, buffer) is ExternalJobPhase.RETAINED:
+        return "retained", said or "it was torn down with results that are not exported", "forebay buffer export {job}"
     if buffer.state is BufferState.TEARDOWN_FAIL:
         return "teardown_failed", said or "its buffer could not be removed", "forebay buffer clear {job}"
     if not job.stuck:

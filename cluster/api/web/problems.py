@@ -8,13 +8,13 @@ from typing import Literal
 import msgspec
 
 from forebay.cluster.schemas import ErrorAnswer, ErrorView, OtherError
-from forebay.replica.values import RECEIPTS_KEPT_S, Refusal, RefusalCode
+from forebay.replica.values import RECEIPTS_KEPT_S, Rejection, RejectionCode
 
 RETRY_AFTER_S = 1
 """Retry-After without a leader or with a full queue, seconds: longer than most elections."""
 
 
-COMMAND_TOO_OLD = RefusalCode.COMMAND_TOO_OLD.name.lower()
+COMMAND_TOO_OLD = RejectionCode.COMMAND_TOO_OLD.name.lower()
 """Code of an ID whose cached reply may have expired."""
 
 
@@ -54,42 +54,42 @@ class Redirect(Exception):
         self.base = base
 
 
-STATUS_OF: Mapping[RefusalCode, int] = {
-    RefusalCode.UNKNOWN_POOL: 400,
-    RefusalCode.CAPACITY_OVER_TOTAL: 400,
-    RefusalCode.INVALID_CAPACITY: 400,
-    RefusalCode.UNKNOWN_JOB: 404,
-    RefusalCode.PERMISSION_DENIED: 403,
-    RefusalCode.WRONG_STATE: 409,
-    RefusalCode.COMMAND_ID_REUSED: 409,
-    RefusalCode.STALE_ATTEMPT: 409,
-    RefusalCode.UNKNOWN_NODE: 404,
-    RefusalCode.LIMIT_EXCEEDED: 409,
-    RefusalCode.INVALID_FIELD: 400,
-    RefusalCode.PATH_NOT_ALLOWED: 403,
-    RefusalCode.COMMAND_TOO_OLD: 400,
-    RefusalCode.UNKNOWN_SESSION: 404,
-    RefusalCode.ALREADY_FOUNDED: 409,
-    RefusalCode.NO_DEFAULT_POOL: 400,
-    RefusalCode.UNKNOWN_DEPENDENCY: 400,
-    RefusalCode.ROOT_NOT_ALLOWED: 403,
-    RefusalCode.STORAGE_CHANGED: 409,
-    RefusalCode.NOT_FOUNDED: 503,
-    RefusalCode.INVALID_DIRECTIVE: 400,
+STATUS_OF: Mapping[RejectionCode, int] = {
+    RejectionCode.UNKNOWN_POOL: 400,
+    RejectionCode.CAPACITY_OVER_TOTAL: 400,
+    RejectionCode.INVALID_CAPACITY: 400,
+    RejectionCode.UNKNOWN_JOB: 404,
+    RejectionCode.PERMISSION_DENIED: 403,
+    RejectionCode.WRONG_STATE: 409,
+    RejectionCode.COMMAND_ID_REUSED: 409,
+    RejectionCode.STALE_ATTEMPT: 409,
+    RejectionCode.UNKNOWN_NODE: 404,
+    RejectionCode.LIMIT_EXCEEDED: 409,
+    RejectionCode.INVALID_FIELD: 400,
+    RejectionCode.PATH_NOT_ALLOWED: 403,
+    RejectionCode.COMMAND_TOO_OLD: 400,
+    RejectionCode.UNKNOWN_SESSION: 404,
+    RejectionCode.ALREADY_FOUNDED: 409,
+    RejectionCode.NO_DEFAULT_POOL: 400,
+    RejectionCode.UNKNOWN_DEPENDENCY: 400,
+    RejectionCode.ROOT_NOT_ALLOWED: 403,
+    RejectionCode.STORAGE_CHANGED: 409,
+    RejectionCode.NOT_FOUNDED: 503,
+    RejectionCode.INVALID_DIRECTIVE: 400,
 }
 """Status of each rejection: 400 invalid, 403 not permitted, 404 not found, 409 conflicts with the state."""
 
 
-def rejection_problem(refusal: Refusal) -> Problem:
+def rejection_problem(rejection: Rejection) -> Problem:
     """Convert a rejection to an error response."""
     return Problem(
-        STATUS_OF.get(refusal.code, 409),
-        refusal.code.name.lower(),
-        refusal.sentence,
-        refusal.remedy,
-        refusal.place,
+        STATUS_OF.get(rejection.code, 409),
+        rejection.code.name.lower(),
+        rejection.sentence,
+        rejection.remedy,
+        rejection.place,
         # Its cached reply may have expired, so an earlier request's outcome is unknown.
-        outcome="unknown" if refusal.code is RefusalCode.COMMAND_TOO_OLD else "rejected",
+        outcome="unknown" if rejection.code is RejectionCode.COMMAND_TOO_OLD else "rejected",
     )
 
 

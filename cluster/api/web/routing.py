@@ -99,7 +99,7 @@ def check_query(operation: ApiOperation[Any, Any], query: Mapping[str, str], nam
         ("digest", "yes"),
         ("live", "yes"),
         ("external_jobs", "yes"),
-        ("parked", "yes"),
+        ("retained", "yes"),
         ("alone", "yes"),
         ("expected", "yes"),
     ):

@@ -14,7 +14,7 @@ from forebay.replica.messages import Actor, ActorRole, Command
 from forebay.replica.messages import commands as c
 from forebay.replica.model import PoolUnit, format_amount, parse_amount
 from forebay.replica.state import State
-from forebay.replica.values import Refusal, RefusalCode, SizeError
+from forebay.replica.values import Rejection, RejectionCode, SizeError
 
 POOL: Final = "pool"
 NODES: Final = "nodes"
@@ -40,9 +40,9 @@ class BadChange(ValueError):
 class ChangeRejected(Exception):
     """Change rejected at the start of the window."""
 
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.sentence)
-        self.refusal = refusal
+    def __init__(self, rejection: Rejection) -> None:
+        super().__init__(rejection.sentence)
+        self.rejection = rejection
 
 
 class PoolChange:
@@ -141,12 +141,12 @@ class ScenarioChanges:
             try:
                 quantity = change.quantity(pool.quantity_bytes, pool.unit)
             except SizeError as error:
-                refusal = Refusal(RefusalCode.INVALID_FIELD, error.sentence, error.remedy, f"Pool={name}")
-                raise ChangeRejected(refusal) from error
+                rejection = Rejection(RejectionCode.INVALID_FIELD, error.sentence, error.remedy, f"Pool={name}")
+                raise ChangeRejected(rejection) from error
             if quantity < 0:
                 sentence = f"pool {name} has only {format_amount(pool.quantity_bytes, pool.unit)}"
-                refusal = Refusal(RefusalCode.INVALID_FIELD, sentence, "remove less", f"Pool={name}")
-                raise ChangeRejected(refusal)
+                rejection = Rejection(RejectionCode.INVALID_FIELD, sentence, "remove less", f"Pool={name}")
+                raise ChangeRejected(rejection)
             yield OPERATOR, c.ChangePool(name, quantity=quantity)
         yield from self._nodes_made(state)
 
@@ -158,7 +158,7 @@ class ScenarioChanges:
         if not cpus:
             sentence = "there are no nodes yet, so the CPU count of additional nodes is unknown"
             raise ChangeRejected(
-                Refusal(RefusalCode.UNKNOWN_NODE, sentence, "start the window later", f"Nodes=+{self._nodes}")
+                Rejection(RejectionCode.UNKNOWN_NODE, sentence, "start the window later", f"Nodes=+{self._nodes}")
             )
         usual = max(cpus.items(), key=lambda one: (one[1], one[0]))[0]
         made = number = 0

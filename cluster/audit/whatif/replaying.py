@@ -56,7 +56,7 @@ from forebay.replica.values import (
     RESTARTED_MAX,
     Instant,
     LedgerViolation,
-    Refusal,
+    Rejection,
 )
 
 PASS_LAG_US: Final = MICROSECONDS_PER_SECOND // 4
@@ -81,7 +81,7 @@ def apply_changes(state: State, at: Instant, changes: ScenarioChanges) -> Specul
     for actor, command in changes.commands(state):
         facts = growing.facts if is_by_key(command) else growing.state()
         decision = decide(facts, Request(b"", actor, command), growing.at)
-        if isinstance(decision, Refusal):
+        if isinstance(decision, Rejection):
             raise ChangeRejected(decision)
         growing.add(Entry(b"", actor, kind_of(command), decision.events))
     return growing
@@ -367,7 +367,7 @@ class Replaying:
         try:
             facts = growing.facts if is_by_key(command) else growing.state()
             decision = decide(facts, Request(b"", actor, command), growing.at)
-            if isinstance(decision, Refusal):
+            if isinstance(decision, Rejection):
                 return ()
             growing.add(Entry(b"", actor, kind_of(command), decision.events))
         except Exception:

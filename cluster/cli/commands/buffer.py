@@ -18,12 +18,12 @@ from forebay.replica.values import plain
 
 @click.command("list")
 @click.option("--all", "everything", is_flag=True, help="Include deleted buffers.")
-@click.option("--parked", is_flag=True, help="Only retained buffers of external jobs with unexported results.")
+@click.option("--retained", is_flag=True, help="Only retained buffers of external jobs with unexported results.")
 @AT_OPTION
 @JSON_OPTION
-def list_buffers(everything: bool, parked: bool, at: str | None, as_json: bool) -> None:
+def list_buffers(everything: bool, retained: bool, at: str | None, as_json: bool) -> None:
     """List buffers, persistent ones first."""
-    answer = session().read(ops.LIST_BUFFERS, live=not everything, parked=parked, at=at)
+    answer = session().read(ops.LIST_BUFFERS, live=not everything, retained=retained, at=at)
     present(answer, as_json, lambda: buffers_table(answer.buffers))
 
 

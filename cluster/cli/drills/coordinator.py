@@ -114,7 +114,7 @@ class FaultRecord(msgspec.Struct):
     """Time until the leader had received polls of all other agents, µs."""
     handover_us: int | None = None
     """Time until the switchover request was answered, µs."""
-    refusal: str = ""
+    rejection: str = ""
     """Error of the switchover request."""
     back_us: int | None = None
     """Time from the end of the fault until the target was back, µs."""
@@ -426,7 +426,7 @@ class Coordinator:
         if not scenario.needed_capability:
             if not any(one.leader == plan.target for one in terms):
                 led = next((one.leader for one in reversed(terms) if one.leader), plan.leader)
-                why = f": {seen.refusal}" if seen.refusal else ""
+                why = f": {seen.rejection}" if seen.rejection else ""
                 self._faults.append(f"{led} leads, not {plan.target}{why}")
             return
         others = [one for one in terms if one.leader not in (None, plan.target)]
@@ -573,7 +573,7 @@ class Coordinator:
         try:
             led = await self._wait_for_successor(plan.target)
         except ApiError as error:
-            seen.refusal = str(error)
+            seen.rejection = str(error)
             self._tell(f"the transfer request failed ({error}); watching {plan.target}")
             await self._observe_takeover(plan.target, seen)
             return

@@ -80,7 +80,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     revision: int = 0
     late_s: float = 0.0
     """Delay of this process in sending it."""
-    refusal: str = ""
+    rejection: str = ""
     """Error with which a replica rejected it."""
 
 
@@ -110,7 +110,7 @@ async def send_writes(
         return revision
 
     async def write(sent_s: float, late_s: float, chosen: tuple[str, ...]) -> None:
-        command_id, refusal = new_id(), ""
+        command_id, rejection = new_id(), ""
         open_writes[command_id] = (sent_s, late_s)
         tries = [asyncio.ensure_future(one(command_id, name)) for name in chosen]
         try:
@@ -118,7 +118,7 @@ async def send_writes(
                 try:
                     revision = await first
                 except ApiError as error:
-                    refusal = str(error)
+                    rejection = str(error)
                     continue
                 if revision is not None and open_writes.pop(command_id, False):
                     tell(Report(sent_s, command_id, clock.monotonic_s(), revision, late_s))
@@ -126,7 +126,7 @@ async def send_writes(
             for task in tries:
                 task.cancel()
         if open_writes.pop(command_id, False):
-            tell(Report(sent_s, command_id, None, 0, late_s, refusal))
+            tell(Report(sent_s, command_id, None, 0, late_s, rejection))
 
     def begin(late_s: float) -> None:
         is_silent = not leads or clock.monotonic_s() - last_s > SILENT_S

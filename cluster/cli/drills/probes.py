@@ -132,7 +132,7 @@ class Probes:
         self.stale_reads: list[Probe] = []
         self.user_writes: list[Probe] = []
         """Writes of the user's program."""
-        self.refusal = ""
+        self.rejection = ""
         """Error of the first rejected write."""
         self.abort = ""
         """Operator's request to abort the drill, with the reason."""
@@ -179,7 +179,7 @@ class Probes:
     def _take(self, report: Report) -> None:
         self.writes.append(Probe(report.sent_s, report.answered_s, report.command_id, report.revision))
         self.late_s = max(self.late_s, report.late_s)
-        self.refusal = self.refusal or report.refusal
+        self.rejection = self.rejection or report.rejection
         if report.answered_s is not None:
             self.answered_s = max(self.answered_s, report.answered_s)
 

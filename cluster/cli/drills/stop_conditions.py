@@ -224,7 +224,9 @@ def _halt_reason(halt: str) -> str:
 
 OF_WRITES: Final[dict[str, Callable[[Observations], str]]] = {
     "aborted by an operator": lambda seen: seen.probes.abort,
-    "a write is rejected": lambda seen: f"a write was rejected: {seen.probes.refusal}" if seen.probes.refusal else "",
+    "a write is rejected": lambda seen: (
+        f"a write was rejected: {seen.probes.rejection}" if seen.probes.rejection else ""
+    ),
     "measurement failed": lambda seen: seen.probes.unmeasured(),
     "writes stop": _writes_stopped,
     "the halt file exists": lambda seen: _halt_reason(seen.halt),

@@ -157,8 +157,8 @@ def _directive_faults(fields: Mapping[str, Any], sources: Mapping[str, str]) -> 
     try:
         read_request(fields["script"], fields.get("bb") or "", fields.get("bbf") or "", directive="")
     except DirectiveRejected as error:
-        refusals = (error.refusal, *error.others)
-        return [bad_input(one.sentence, one.remedy, place=locate(one.place, sources)) for one in refusals]
+        rejections = (error.rejection, *error.others)
+        return [bad_input(one.sentence, one.remedy, place=locate(one.place, sources)) for one in rejections]
     return []
 
 

@@ -150,7 +150,7 @@ def pools_table(pools: Iterable[PoolView]) -> Listing:
     )
 
 
-_BESIDES = ("lingering", "parked")
+_BESIDES = ("lingering", "retained")
 """Phases of an external job that are shown beside its buffer's state."""
 
 

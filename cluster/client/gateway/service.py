@@ -70,7 +70,7 @@ class GatewayError(Exception):
     """The gateway cannot serve; the message is a sentence with the remedy."""
 
 
-class _Refusal(Exception):
+class _Rejection(Exception):
     """Error response created by the gateway."""
 
     def __init__(self, status: int, code: str, sentence: str, remedy: str) -> None:
@@ -191,10 +191,12 @@ class Gateway:
         connection.begin()
         try:
             return await self._answer(request, connection)
-        except _Refusal as refusal:
-            body = msgspec.json.encode(ErrorAnswer(error=refusal.view))
-            headers = {"Retry-After": "1"} if refusal.status in (429, 503) else {}
-            response = web.Response(status=refusal.status, body=body, content_type="application/json", headers=headers)
+        except _Rejection as rejection:
+            body = msgspec.json.encode(ErrorAnswer(error=rejection.view))
+            headers = {"Retry-After": "1"} if rejection.status in (429, 503) else {}
+            response = web.Response(
+                status=rejection.status, body=body, content_type="application/json", headers=headers
+            )
             if request.body_exists and not request.content.is_eof():
                 response.force_close()
             return response
@@ -208,7 +210,7 @@ class Gateway:
 
     async def _answer(self, request: web.BaseRequest, connection: _Connection) -> web.StreamResponse:
         if connection.full or connection.uid is None:
-            raise _Refusal(
+            raise _Rejection(
                 429, "too_many_requests", connection.full or "the connection has ended", "close some of them"
             )
         account, address, body = await self._account(connection.uid), self._replica(request), _body_of(request)
@@ -253,16 +255,16 @@ class Gateway:
             words = (
                 "your account is unknown on this machine: it is the overflow account, or belongs to a user namespace"
             )
-            raise _Refusal(403, "permission_denied", words, "use an account of your own, outside of the container")
+            raise _Rejection(403, "permission_denied", words, "use an account of your own, outside of the container")
         try:
             account = await self._accounts.ask(uid)
         except NotKnownNow as error:
-            raise _Refusal(503, "too_busy", str(error), "try again in a moment") from error
+            raise _Rejection(503, "too_busy", str(error), "try again in a moment") from error
         if account is None:
-            raise _Refusal(403, "permission_denied", f"this machine has no account with uid {uid}", "add the account")
+            raise _Rejection(403, "permission_denied", f"this machine has no account with uid {uid}", "add the account")
         if not is_name(account):
             words = f"the account {account!r:.120} cannot name a user: {NAME_RULE}"
-            raise _Refusal(403, "permission_denied", words, "give the account another name")
+            raise _Rejection(403, "permission_denied", words, "give the account another name")
         return account
 
     def _replica(self, request: web.BaseRequest) -> Address:
@@ -271,12 +273,12 @@ class Gateway:
         path = request.raw_path.partition("?")[0]
         is_page = request.method == "GET" and (path in ("/", "/page") or path.startswith("/page/"))
         if not request.raw_path.startswith("/v1/") and not is_page:
-            raise _Refusal(404, "unknown_route", "this path does not exist", "see /v1/openapi.json")
+            raise _Rejection(404, "unknown_route", "this path does not exist", "see /v1/openapi.json")
         for address in self._replicas:
             if str(address) == wanted:
                 return address
         known = ", ".join(map(str, self._replicas))
-        raise _Refusal(
+        raise _Rejection(
             421, "unknown_replica", f"{wanted!r:.80} is not a replica of this cluster", f"use one of: {known}"
         )
 
@@ -337,14 +339,14 @@ def _clear(path: Path, short: str) -> None:
 def _body_of(request: web.BaseRequest) -> AsyncIterator[bytes] | None:
     size_bytes = request.content_length
     if size_bytes is None and request.body_exists:
-        raise _Refusal(
+        raise _Rejection(
             411, "length_required", "the request does not give the length of its body", "send Content-Length"
         )
     if not size_bytes:
         return None
     if size_bytes > BODY_BYTES_MAX:
         words = f"the body has {size_bytes} bytes; at most {BODY_BYTES_MAX} are read"
-        raise _Refusal(413, "limit_exceeded", words, "send a smaller request")
+        raise _Rejection(413, "limit_exceeded", words, "send a smaller request")
     return _parts_of(request)
 
 

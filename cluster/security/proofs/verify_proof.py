@@ -241,7 +241,7 @@ def check_record(record: Any, job: int, size: int, root: bytes) -> tuple[int, in
     """Print a record; return its revision, and the index of its entry."""
     index, revision, at, value = command_of(record, size, root)
     what = f"entry {index}"
-    _id, actor, name, events, refusal, *_ = value
+    _id, actor, name, events, rejection, *_ = value
     mine = [KINDS.get(event[0], (f"event {event[0]}",))[0] for event in events if names_job(event, job)]
     check(mine, f"{what}: the record {name} does not name job {job}")
     who = " ".join(filter(None, (ROLES.get(actor[0], "?"), actor[1])))
@@ -255,7 +255,7 @@ def check_record(record: Any, job: int, size: int, root: bytes) -> tuple[int, in
 def check_history(history: Any, job: int, size: int, root: bytes, entries: list[int]) -> str:
     """Check that no record is missing up to the recorded count; return a sentence about it."""
     check([*history] == ["record", "position", "count", "salt", "path"], "the count does not have the expected fields")
-    index, _revision, at, (_id, actor, _name, events, _refusal, *_) = command_of(history["record"], size, root)
+    index, _revision, at, (_id, actor, _name, events, _rejection, *_) = command_of(history["record"], size, root)
     check(actor[0] == 1, f"entry {index}: its history counts were not recorded by the cluster itself")
     counted = [event for event in events if event[0] == COUNTED]
     check(len(counted) == 1, f"entry {index} does not record how many records of each job there are")

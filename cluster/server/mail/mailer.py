@@ -150,8 +150,8 @@ class Mailer:
         self._settling = None
         if answer.cancelled() or answer.exception() is not None:
             return  # the State shows the result
-        refusal = answer.result().refusal
-        if refusal is not None:
-            LOGGER.error("outcomes of mails could not be recorded: %s", refusal.sentence)
+        rejection = answer.result().rejection
+        if rejection is not None:
+            LOGGER.error("outcomes of mails could not be recorded: %s", rejection.sentence)
             return
         self.poll()

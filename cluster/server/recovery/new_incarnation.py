@@ -40,7 +40,7 @@ from forebay.replica.messages import (
 )
 from forebay.replica.model import JobState, Recovery
 from forebay.replica.state import State
-from forebay.replica.values import Instant, LedgerViolation, Refusal
+from forebay.replica.values import Instant, LedgerViolation, Rejection
 from forebay.wal import (
     CodecError,
     Configuration,
@@ -221,7 +221,7 @@ def begin(
     """
     request = Request(b"", Actor(ActorRole.OPERATOR, by), command)
     decision = decide(state, request, at)
-    if isinstance(decision, Refusal):
+    if isinstance(decision, Rejection):
         raise RecoveryNotPossible(f"{decision.sentence}; {decision.remedy}")
     (event,) = decision.events
     assert isinstance(event, ClusterRecovered)

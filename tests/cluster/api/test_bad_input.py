@@ -8,7 +8,7 @@ import pytest
 from forebay.cluster.api.web.bodies import BODY_BYTES_MAX
 from forebay.cluster.api.web.problems import STATUS_OF
 from forebay.cluster.config.config import Config
-from forebay.replica.values.errors import RefusalCode
+from forebay.replica.values.errors import RejectionCode
 from forebay.replica.values.limits import SCRIPT_BYTES_MAX
 from tests.cluster.harness import PLAIN, Harness, story
 
@@ -23,7 +23,7 @@ def dw(capacity: str, pool: str = "") -> dict[str, Any]:
     return directive(f"#DW jobdw capacity={capacity} access_mode=striped type=scratch{pool}")
 
 
-# name: (changes of a good submission, status, code, words of the sentence, place, whether decided (one refusal entry))
+# name: (changes of a good submission, status, code, words of the sentence, place, whether decided (one rejected entry))
 CASES: dict[str, tuple[dict[str, Any], int, str, tuple[str, ...], str, bool]] = {
     "unknown pool": (dw("1GiB", " pool=nope"), 400, "unknown_pool", ("nope",), "script line 2", True),
     "over the total": (dw("1TiB"), 400, "capacity_over_total", ("fast",), "script line 2", True),
@@ -222,8 +222,8 @@ async def test_what_is_not_json_or_not_as_expected_is_refused_with_its_place(con
         assert not harness.controller.state.jobs
 
 
-def test_every_refusal_has_a_status() -> None:
-    assert set(STATUS_OF) == set(RefusalCode)
+def test_every_rejection_has_a_status() -> None:
+    assert set(STATUS_OF) == set(RejectionCode)
     assert set(STATUS_OF.values()) <= {400, 403, 404, 409, 503}
 
 

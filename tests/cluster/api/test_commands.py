@@ -48,7 +48,7 @@ async def test_a_retry_with_the_same_id_gets_the_first_answer_also_after_a_resta
 
 
 @story
-async def test_a_retry_of_a_refused_command_gets_the_refusal_again(config: Config) -> None:
+async def test_a_retry_of_a_refused_command_gets_the_rejection_again(config: Config) -> None:
     async with Harness(config) as harness:
         body = {"command_id": harness.new_id()}
         first = await harness.ask("POST", "/v1/jobs/7/cancel", body, who="alice")
@@ -137,7 +137,7 @@ async def test_a_commit_that_does_not_come_is_503_outcome_unknown_in_bounded_tim
 
 
 @story
-async def test_bulk_commands_are_settled_in_order_and_a_refusal_stops_none(config: Config) -> None:
+async def test_bulk_commands_are_settled_in_order_and_a_rejection_stops_none(config: Config) -> None:
     async with Harness(config) as harness:
         commands = [
             {"type": "submit_job", **harness.job(hold=True)},
@@ -272,7 +272,7 @@ async def test_what_was_carried_out_is_not_called_refused_because_its_job_has_le
         await until(lambda: harness.controller.state.feature_level >= 1)
         operator = msgspec.structs.replace(CONTROLLER, role=type(CONTROLLER.role).OPERATOR)
         keep_none = ConfigureSite((ConfSetting("FinishedJobsKept", "0"),), partial=True)
-        assert (await harness.controller.submit(Request(b"", operator, keep_none))).refusal is None
+        assert (await harness.controller.submit(Request(b"", operator, keep_none))).rejection is None
         body = harness.job(hold=True)
         assert (await harness.ask("POST", "/v1/jobs", body, who="alice")).status == 201
         cancel = {"command_id": harness.new_id()}

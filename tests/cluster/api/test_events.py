@@ -224,7 +224,7 @@ async def test_a_stream_that_ends_while_it_is_prepared_gives_its_place_back(
                 with pytest.raises(aiohttp.ClientConnectionError):
                     await harness.ask("GET", "/v1/events", who="alice")
                 await until(lambda: harness.service.event_streams == 0)
-            # A position that is none takes no place for longer than its refusal.
+            # A position that is none takes no place for longer than its rejection.
             assert (await harness.ask("GET", "/v1/events?from=-1", who="alice")).status == 400
             patch.setattr(web.StreamResponse, "prepare", prepare_response)
             async with streaming(harness):

@@ -236,7 +236,7 @@ async def test_a_listing_of_buffers_has_where_an_external_job_s_lies_for_its_use
 
 
 @story
-async def test_results_that_are_parked_are_listed_and_exported_again(config: Config) -> None:
+async def test_results_that_are_retained_are_listed_and_exported_again(config: Config) -> None:
     out = config.file.parent / "out" / "r"
     async with Harness(config) as harness:
         slurm = Slurm(harness)
@@ -245,9 +245,9 @@ async def test_results_that_are_parked_are_listed_and_exported_again(config: Con
         await slurm.tell("stage-in")
         await slurm.done("stage_in")
         await slurm.tell("begin-run")
-        assert (await slurm.tell("teardown")).body["phase"] == "parked"
-        listed = (await harness.ask("GET", "/v1/buffers?parked=yes", who="alice")).body["buffers"]
-        assert [(row["external_job"], row["phase"]) for row in listed] == [("slurm:42", "parked")]
+        assert (await slurm.tell("teardown")).body["phase"] == "retained"
+        listed = (await harness.ask("GET", "/v1/buffers?retained=yes", who="alice")).body["buffers"]
+        assert [(row["external_job"], row["phase"]) for row in listed] == [("slurm:42", "retained")]
         assert [row["path"] for row in listed] == [(await slurm.show())["path"]] and listed[0]["path"].startswith("/")
         body = {"command_id": harness.new_id()}
         denied = await harness.ask("POST", "/v1/jobs/slurm:42/export", body, who="bob")

@@ -231,9 +231,9 @@ THINGS = {
 
 
 def told(found: CommandEvents) -> list[tuple[int, str, str]]:
-    """Return revision, name and owner of what a command came to; a refusal is an event of its own."""
+    """Return revision, name and owner of what a command came to; a rejection is an event of its own."""
     (entry,) = decode_batch(found.batch).entries
-    if entry.refusal is not None:
+    if entry.rejection is not None:
         return [(found.revision, REJECTED, "")]
     names = [kind_name(type(event)) for event in entry.events]
     return [(found.revision, name, user) for name, user in zip(names, found.users, strict=True)]
@@ -251,7 +251,7 @@ def looked_up(replica: Replica, sought: EventFilter, after: int, until: int) -> 
                 owners |= dict.fromkeys(jobs_of(event), (event.request.user, event.request.effective_options.account))
         if not after < revision <= until or sought.actor not in ("", asked):
             continue
-        if entry.refusal is not None:
+        if entry.rejection is not None:
             mine = {sought.user, sought.own} <= {"", asked} and not (sought.job or sought.of or sought.account)
             found += [(revision, REJECTED, "")] if mine and sought.kinds in ((), (REJECTED,)) else []
             continue

@@ -112,7 +112,7 @@ async def test_the_raise_is_in_the_ledger_with_who_asked_and_told_to_who_follows
             record for entry in (await harness.ask("GET", "/v1/ledger")).body["entries"] for record in entry["records"]
         ]
         raised = next(row for row in rows if row["command"] == "raise_feature_level")
-        assert (raised["actor"], raised["refusal"]) == ("operator", None)
+        assert (raised["actor"], raised["rejection"]) == ("operator", None)
         detail = {"level": 2, "release": features.release_of(2)}
         assert raised["events"] == [{"event": "feature_level_raised", "detail": detail}]
 

@@ -20,7 +20,7 @@ from forebay.replica.model.requests import CreatePersistent
 from forebay.replica.scheduler.estimates import Estimate, estimate, jobs_ahead_in
 from forebay.replica.scheduler.index import SchedulingIndex
 from forebay.replica.state.state import EMPTY
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from forebay.replica.views.burst import MEGABYTE, burst_of, job_tres, tres_count
 from tests.replica.reference import plugin_api as api
 from tests.replica.world import World, user
@@ -68,7 +68,7 @@ def test_state_pack_tells_a_user_the_users_own_where_data_is_private() -> None:
 
 def test_reconfig_changes_what_is_shown_in_one_entry() -> None:
     here = world()
-    assert not isinstance(here.settle(c.ConfigureSite((ConfSetting("StageInTimeout", "7"),), partial=True)), Refusal)
+    assert not isinstance(here.settle(c.ConfigureSite((ConfSetting("StageInTimeout", "7"),), partial=True)), Rejection)
     assert burst_of(here.state).stage_in_timeout_s == 7
 
 
@@ -81,12 +81,12 @@ def test_get_system_size_is_the_space_of_all_pools_in_mb_and_nothing_for_another
 def test_job_validate_refuses_a_bad_request_with_its_place() -> None:
     with pytest.raises(DirectiveRejected) as refused:
         read_request("#!/bin/sh\n#DW jobdw capacity=-5 access_mode=striped type=scratch\n")
-    assert refused.value.refusal.place.startswith("script line 2, column")
+    assert refused.value.rejection.place.startswith("script line 2, column")
 
 
 def test_job_validate2_refuses_what_the_pools_cannot_give() -> None:
     refused = world().try_submit(BB.replace("40MiB", "40GiB"))
-    assert isinstance(refused, Refusal) and refused.code is RefusalCode.CAPACITY_OVER_TOTAL
+    assert isinstance(refused, Rejection) and refused.code is RejectionCode.CAPACITY_OVER_TOTAL
 
 
 def test_job_set_tres_cnt_counts_the_buffer_and_what_the_job_makes_persistent_in_mb() -> None:
@@ -97,7 +97,7 @@ def test_job_set_tres_cnt_counts_the_buffer_and_what_the_job_makes_persistent_in
     plain = here.submit()
     assert (tres_count(here.state, plain), job_tres(here.state, plain)) == (0, "cpu=1,node=1")
     assert not isinstance(
-        here.settle(c.ConfigureSite((ConfSetting("Flags", "EnablePersistent"),), partial=True)), Refusal
+        here.settle(c.ConfigureSite((ConfSetting("Flags", "EnablePersistent"),), partial=True)), Rejection
     )
     asked = read_request("", BB.replace("40MiB", "1MiB")).request
     assert asked is not None
@@ -210,7 +210,7 @@ def test_job_test_stage_out_is_0_1_and_minus_1() -> None:
 def test_job_cancel_ends_the_staging_and_gives_the_space_back() -> None:
     here = world()
     job = here.submit(BB)
-    assert not isinstance(here.settle(c.CancelJob(job), user()), Refusal)
+    assert not isinstance(here.settle(c.CancelJob(job), user()), Rejection)
     here.finish(job)
     assert here.state.buffers[job].state is BufferState.COMPLETE
     assert "fast" not in here.state.held_bytes

@@ -77,7 +77,7 @@ async def test_a_replica_signs_nothing_behind_a_record_of_other_counts_than_its_
         size, true = publisher.size, expected(harness, publisher.size)
         for jobs, root, is_false in ((*true, False), (true.jobs, bytes(32), True)):
             command = RecordHistories(size, jobs, root)
-            assert (await harness.controller.submit(Request(b"", CONTROLLER, command))).refusal is None
+            assert (await harness.controller.submit(Request(b"", CONTROLLER, command))).rejection is None
             await busy(harness)
             if is_false:
                 with pytest.raises(ProofUnavailable, match="the record counts in entry"):
@@ -112,7 +112,7 @@ async def test_jobs_that_there_are_not_cannot_be_counted(config: Config) -> None
         await busy(harness)
         for jobs in (0, harness.controller.state.next_job):
             refused = await harness.controller.submit(Request(b"", CONTROLLER, RecordHistories(3, jobs, bytes(32))))
-            assert refused.refusal is not None and "does not exist" in refused.refusal.sentence
+            assert refused.rejection is not None and "does not exist" in refused.rejection.sentence
 
 
 class Noted:

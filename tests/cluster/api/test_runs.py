@@ -1,4 +1,4 @@
-"""Suspend, resume, requeue and clear over HTTP: who may, what comes of it, and what a refusal says."""
+"""Suspend, resume, requeue and clear over HTTP: who may, what comes of it, and what a rejection says."""
 
 from __future__ import annotations
 

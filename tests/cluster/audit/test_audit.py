@@ -223,7 +223,7 @@ def test_a_dump_is_one_json_line_for_each_entry_and_names_what_each_is(made: Mad
     assert rows[-1].digest == made.applied_digest
     assert rows[-1].revision == made.state.revision
     assert rows[1].records[0]["events"][0]["event"] == "cluster_founded"
-    refused = [record for row in rows[1:] for record in row.records if record["refusal"] is not None]
+    refused = [record for row in rows[1:] for record in row.records if record["rejection"] is not None]
     assert [record["command"] for record in refused] == ["submit_job"]
 
 

@@ -114,7 +114,7 @@ def chained_anew(history: list[bytes]) -> list[LedgerEntry]:
     return entries
 
 
-def refusal_of(history: list[bytes]) -> str:
+def rejection_of(history: list[bytes]) -> str:
     """Fold a history as the audit does; return why it fails, nothing where it does not."""
     entries = chained_anew(history)
     replaying = from_nothing(every_digest=True)
@@ -130,8 +130,8 @@ def refusal_of(history: list[bytes]) -> str:
 @pytest.mark.parametrize("of", [history, of_a_site], ids=["of_a_few_jobs", "of_an_hour"])
 def test_forged_events_fail_at_an_entry_with_a_sentence(of: Callable[[], list[bytes]]) -> None:
     honest = of()[:120]
-    assert refusal_of(honest) == ""
-    refused = [refusal_of(one) for one in forgeries(honest, FORGERIES if of is history else FORGERIES // 10, SEED)]
+    assert rejection_of(honest) == ""
+    refused = [rejection_of(one) for one in forgeries(honest, FORGERIES if of is history else FORGERIES // 10, SEED)]
     assert sum(map(bool, refused)) > len(refused) // 4
     assert any("cannot have been decided" in one for one in refused), "none of them led anywhere"
 
@@ -153,7 +153,7 @@ def written(directory: Path, history: list[bytes]) -> None:
 
 def test_the_commands_end_with_the_code_of_a_failed_verification(tmp_path: Path) -> None:
     honest = history()
-    worst = [one for one in forgeries(honest, FORGERIES, SEED) if "cannot have been decided" in refusal_of(one)]
+    worst = [one for one in forgeries(honest, FORGERIES, SEED) if "cannot have been decided" in rejection_of(one)]
     assert len(worst) >= TYPED
     for number, one in enumerate(worst[:TYPED]):
         written(tmp_path / str(number), one)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.cluster.audit.recovering import refusals, show_plan, view_of
+from forebay.cluster.audit.recovering import rejections, show_plan, view_of
 from forebay.cluster.cli.exits import ExitCode, Failure
 from forebay.cluster.server.recovery import RecoveryPlan, RecoveryResult
 from forebay.replica.model import Recovery
@@ -13,7 +13,7 @@ from tests.cluster.test_serve import make
 
 
 def test_a_directory_without_write_permission_is_a_failure_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(Failure) as failed, refusals():
+    with pytest.raises(Failure) as failed, rejections():
         raise PermissionError(13, "Permission denied", str(tmp_path))
     assert failed.value.code is ExitCode.PERMISSION_DENIED
     assert str(tmp_path) in str(failed.value)

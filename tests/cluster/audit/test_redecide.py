@@ -14,7 +14,7 @@ from forebay.cluster.cli.exits import ExitCode
 from forebay.replica.messages import commands as c
 from forebay.replica.messages import events as e
 from forebay.replica.model.jobs import Hold
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from forebay.snapshots.finalize import write_snapshot
 from forebay.wal.codec import encode_batch
 from forebay.wal.ledger import LedgerEntry
@@ -222,7 +222,7 @@ def test_what_only_the_other_release_knows_is_a_difference_and_what_it_does_not_
     tree = released(tmp_path / "new", *NEW_EVENT)
     answer = found("--data", later.directory, "--release", tree, code=ExitCode.VERIFICATION_FAILED)
     (one,) = answer["differences"]
-    assert (one["command"], one["class"]) == ("cancel_job", "other refusal")
+    assert (one["command"], one["class"]) == ("cancel_job", "other rejection")
     assert "this release does not know its events" in one["decided"]["fault"]
     result = typed("audit", "redecide", "--data", made.directory, "--release", released(tmp_path / "lost", LOST_EVENT))
     assert result.exit_code == ExitCode.REFUSED
@@ -256,18 +256,18 @@ HELD, FREED = e.JobHeld(1, Hold.USER, "because"), e.JobReleased(2)
             Deviation.ALLOCATION,
         ),
         (
-            CommandOutcome(refusal=Refusal(RefusalCode.WRONG_STATE, "a", "b")),
+            CommandOutcome(rejection=Rejection(RejectionCode.WRONG_STATE, "a", "b")),
             CommandOutcome((HELD,)),
             Deviation.REFUSAL,
         ),
         (
-            CommandOutcome(refusal=Refusal(RefusalCode.WRONG_STATE, "a", "b")),
-            CommandOutcome(refusal=Refusal(RefusalCode.UNKNOWN_JOB, "a", "b")),
+            CommandOutcome(rejection=Rejection(RejectionCode.WRONG_STATE, "a", "b")),
+            CommandOutcome(rejection=Rejection(RejectionCode.UNKNOWN_JOB, "a", "b")),
             Deviation.REFUSAL,
         ),
         (
-            CommandOutcome(refusal=Refusal(RefusalCode.WRONG_STATE, "a", "b")),
-            CommandOutcome(refusal=Refusal(RefusalCode.WRONG_STATE, "c", "b")),
+            CommandOutcome(rejection=Rejection(RejectionCode.WRONG_STATE, "a", "b")),
+            CommandOutcome(rejection=Rejection(RejectionCode.WRONG_STATE, "c", "b")),
             Deviation.WORDS,
         ),
         (CommandOutcome((HELD,)), CommandOutcome(fault="KeyError: 7"), Deviation.REFUSAL),

@@ -82,7 +82,7 @@ async def test_an_error_of_the_proposer_that_nobody_foresaw_is_answered_as_unkno
 
 
 @pytest.mark.parametrize("characters", [WORDS_CHARACTERS_MAX + 1, ANSWER_BYTES_MAX, FRAME_BYTES_MAX * 3 // 4])
-def test_a_refusal_that_repeats_what_a_program_made_up_is_bounded_and_stays_a_refusal(
+def test_a_rejection_that_repeats_what_a_program_made_up_is_bounded_and_stays_a_rejection(
     config: Config, characters: int
 ) -> None:
     @story

@@ -133,18 +133,18 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("status", "code", "outcome", "tells"), REFUSALS)
-def test_a_refusal_that_looked_at_nothing_says_nothing_of_the_request_before_it(
+def test_a_rejection_that_looked_at_nothing_says_nothing_of_the_request_before_it(
     config: Config, monkeypatch: pytest.MonkeyPatch, status: int, code: str, outcome: str, tells: bool
 ) -> None:
     @story
     async def run() -> None:
-        refusal = fails(status, code, outcome)
+        rejection = fails(status, code, outcome)
         with pytest.raises(ApiError) as told:
-            await perform(config, [refusal], monkeypatch)
+            await perform(config, [rejection], monkeypatch)
         assert (told.value.status, told.value.code, told.value.outcome) == (status, code, outcome)
         for between in ([], [REDIRECTED], [FULL]):
             with pytest.raises(ApiError) as told:
-                await perform(config, [UNKNOWN, *between, refusal], monkeypatch)
+                await perform(config, [UNKNOWN, *between, rejection], monkeypatch)
             assert told.value.status == status
             if tells:
                 assert (told.value.code, told.value.outcome) == (code, outcome)

@@ -143,7 +143,7 @@ def test_other_refusals_of_a_submit_do_not_blame_the_burst_buffer(
         (400, "limit_exceeded", "--bbf line 7, column 1"),
     ],
 )
-def test_every_refusal_of_the_request_itself_ends_with_slurms_sentence(
+def test_every_rejection_of_the_request_itself_ends_with_slurms_sentence(
     double: Double, script: str, status: int, code: str, place: str
 ) -> None:
     double.refuse("POST", "/v1/jobs", status, code, "it cannot be", place=place)
@@ -255,7 +255,7 @@ def test_a_repeated_submit_carries_the_id_it_was_given(double: Double, script: s
         (503, "no_leader", ExitCode.UNREACHABLE),
     ],
 )
-def test_each_kind_of_refusal_has_its_exit_code(double: Double, status: int, code: str, expected: ExitCode) -> None:
+def test_each_kind_of_rejection_has_its_exit_code(double: Double, status: int, code: str, expected: ExitCode) -> None:
     double.refuse("GET", "/v1/jobs/42", status, code, "it was refused", remedy="do otherwise")
     # Only what may pass is asked again until the deadline.
     result = forebay(double.config, "job", "show", "42", deadline_s=2.0 if status in (429, 503) else 60.0)
@@ -545,7 +545,7 @@ def test_tasks_of_an_array_are_named_as_slurm_names_them(double: Double) -> None
         assert double.asked[-1].target == asked
 
 
-def test_many_jobs_are_changed_by_one_request_that_goes_on_after_a_refusal_and_exits_with_the_first_code(
+def test_many_jobs_are_changed_by_one_request_that_goes_on_after_a_rejection_and_exits_with_the_first_code(
     double: Double,
 ) -> None:
     unknown = ErrorView(code="unknown_job", sentence="there is no job 7")

@@ -17,7 +17,7 @@ from forebay.replica.grammar.directives import read_request
 from forebay.replica.grammar.lexer import PACKED_MARK, script_bytes_max, split_packed
 from forebay.replica.messages import commands as c
 from forebay.replica.model.requests import JobRequest
-from forebay.replica.values.errors import Refusal, RefusalCode
+from forebay.replica.values.errors import Rejection, RejectionCode
 from forebay.replica.values.limits import (
     BATCH_BYTES_MAX,
     ENVIRONMENT_BYTES_MAX,
@@ -40,7 +40,7 @@ def submitted(script: str) -> PreparedSubmit:
     return prepare(script.encode(), "job.sh", {}, directory=Path("/w"), environment={}, now=Instant(0))
 
 
-def decided(script: str) -> Refusal | int:
+def decided(script: str) -> Rejection | int:
     return World().settle(c.SubmitJob(JobRequest("job", "alan", script, "/w", 60)), user())
 
 
@@ -132,7 +132,7 @@ def test_the_controller_accepts_a_packed_script_up_to_its_bound(excess: int) -> 
     beginning = f"#!/bin/sh{PACKED_MARK}"
     found = decided(beginning.ljust(PACKED_SCRIPT_BYTES_MAX + excess, "x"))
     if excess:
-        assert isinstance(found, Refusal) and found.code is RefusalCode.LIMIT_EXCEEDED and found.place == "script"
+        assert isinstance(found, Rejection) and found.code is RejectionCode.LIMIT_EXCEEDED and found.place == "script"
     else:
         assert isinstance(found, int)
 

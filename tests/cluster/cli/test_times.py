@@ -89,7 +89,7 @@ def test_all_forms_of_one_duration_agree(days: int, hours: int, minutes: int, se
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_a_duration_within_bounds_or_a_refusal(text: str) -> None:
+def test_any_text_is_a_duration_within_bounds_or_a_rejection(text: str) -> None:
     try:
         duration_s = parse_duration(text)
     except ValueError as refused:

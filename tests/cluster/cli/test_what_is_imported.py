@@ -163,7 +163,7 @@ REQUESTS = [
 def test_a_plain_request_imports_neither_a_loop_nor_a_renderer(
     words: tuple[str, ...], double: Double, tmp_path: Path
 ) -> None:
-    """Refusals too: the double knows no job, and a refusal is printed."""
+    """Refusals too: the double knows no job, and a rejection is printed."""
     (tmp_path / "job.sh").write_text("#!/bin/sh\n")
     given = [str(tmp_path / word) if word == "job.sh" else word for word in words]
     double.answer("GET", "/v1/jobs/42", PENDING)

@@ -109,7 +109,7 @@ def test_a_replica_that_cannot_now_is_asked_again(pki: Pki, status: int, code: s
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 500])
-def test_a_refusal_is_not_retried_and_says_place_and_remedy(pki: Pki, status: int) -> None:
+def test_a_rejection_is_not_retried_and_says_place_and_remedy(pki: Pki, status: int) -> None:
     async def scenario() -> None:
         async with (
             serving(pki.replica, failing(status, "unknown_pool")) as server,

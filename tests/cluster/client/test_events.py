@@ -122,7 +122,7 @@ def test_a_redirect_and_an_unready_replica_are_passed(pki: Pki) -> None:
     asyncio.run(scenario())
 
 
-def test_a_refusal_ends_the_stream_with_its_sentence(pki: Pki) -> None:
+def test_a_rejection_ends_the_stream_with_its_sentence(pki: Pki) -> None:
     with pytest.raises(ApiError, match="it is permission_denied"):
         run_against(pki, [failing(403, "permission_denied")], 1)
 

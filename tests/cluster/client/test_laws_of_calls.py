@@ -102,13 +102,13 @@ def check(happenings: list[str]) -> None:
     assert took_s <= DEADLINE_S + SLACK_S
     # The same request, and with it the same command id, each time.
     assert {request[1:] for request in script.sent} == {("POST", "/v1/jobs", b"{}")}
-    # It ends at the first answer or refusal, and not before without cause.
+    # It ends at the first answer or rejection, and not before without cause.
     assert not ENDS & set(happened[:-1])
     if isinstance(came, HttpResponse):
         assert happened[-1] == "ok"
         assert came.unsure == bool(ARRIVES & set(happened[:-1]))
         return
-    # Of what is asked, a refusal would have been the first request's too; of who asks, or of a full disk, it would not.
+    # A rejection of the content would have met the first request, too; one of the caller, or a full disk, would not.
     if happened[-1] == "rejected":
         assert (came.status, came.outcome) == (409, "rejected")
         return

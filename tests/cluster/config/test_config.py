@@ -104,7 +104,7 @@ def load(file: Path, *changes: tuple[str, str]) -> Config:
     return Config.load(file)
 
 
-def refusal(file: Path, *changes: tuple[str, str]) -> ConfigError:
+def rejection(file: Path, *changes: tuple[str, str]) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         load(file, *changes)
     error = caught.value
@@ -254,7 +254,7 @@ def vars_of(policy: Site) -> dict[str, Any]:
 def test_a_mistake_is_refused_with_its_place_and_remedy(
     file: Path, old: str, new: str, key: str, sentence: str, remedy: str
 ) -> None:
-    error = refusal(file, (old, new))
+    error = rejection(file, (old, new))
     assert error.key == key
     assert sentence in error.sentence
     assert remedy in error.remedy
@@ -394,7 +394,7 @@ def test_a_channel_is_offered_only_where_the_configuration_says_so(file: Path) -
     assert TEXT.count(place) == 1
     file.write_text(TEXT.replace(place, place + 'channel = "127.0.0.1:7422"\n'))
     assert [str(replica.channel) for replica in Config.load(file).replicas] == ["None", "127.0.0.1:7422", "None"]
-    error = refusal(file, (place, place + 'channel = "127.0.0.1:7401"\n'))
+    error = rejection(file, (place, place + 'channel = "127.0.0.1:7401"\n'))
     assert error.key == "replica[2].channel"
     assert "taken by replica[1].peer" in error.sentence
 

@@ -85,9 +85,9 @@ def _raise() -> None:
 def test_h18_a_command_goes_to_the_leader_only_and_the_stock_ways_in_are_closed() -> None:
     harness = Harness()
     harness.give("r2", AppendRequest(1, 1, 0, 0, 0, True, []))
-    with pytest.raises(NotLeader) as refusal:
+    with pytest.raises(NotLeader) as rejection:
         harness.engine.propose(b"\x01a")
-    assert refusal.value.leader == "r2"
+    assert rejection.value.leader == "r2"
     for way_in in (
         lambda: harness.engine.stock._applyCommand(b"x", None),
         lambda: harness.engine.stock.setCodeVersion(0),

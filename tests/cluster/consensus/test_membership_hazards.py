@@ -63,7 +63,7 @@ def promoted(sim: Simulation, identity: str) -> Configuration:
     return changed(sim, ChangeKind.PROMOTE, identity)
 
 
-def refusal(sim: Simulation, action: ChangeKind, name: str) -> str:
+def rejection(sim: Simulation, action: ChangeKind, name: str) -> str:
     leader = sim.elect()
     with pytest.raises(ChangeRefused) as refused:
         sim.engine(leader.name).change(MemberChange(action=action, name=name))
@@ -182,7 +182,7 @@ def test_h12_a_second_change_is_refused_until_the_first_is_committed_and_applied
         for other in sim.others(leader):
             sim.isolate(other.name)
         assert leader.change(ChangeKind.ADD, "r4")
-        assert refusal(sim, ChangeKind.ADD, "r5") == "change_under_way"
+        assert rejection(sim, ChangeKind.ADD, "r5") == "change_under_way"
         sim.heal()
         engine = sim.engine(leader.name)
         assert sim.run(5.0, until=lambda: engine.applied_index == leader.journal.last_index)
@@ -296,7 +296,7 @@ def test_h12_a_learner_gets_its_vote_only_when_it_has_caught_up() -> None:
         pump(sim, PROMOTION_LAG_ENTRIES + 5)
         leader = sim.elect()
         assert sim.engine(leader.name).promotable() is None
-        assert refusal(sim, ChangeKind.PROMOTE, "r4") == "lagging"
+        assert rejection(sim, ChangeKind.PROMOTE, "r4") == "lagging"
         sim.filter = lambda sender, receiver, message: True
         assert promoted(sim, "r4#2").voter_ids == ("r1", "r2", "r3", "r4#2")
         sim.converge()
@@ -408,8 +408,8 @@ def _with_base(disk: Disk, index: int) -> Disk:
 def test_a_leader_is_removed_only_after_it_has_handed_over() -> None:
     with world() as sim:
         old = sim.elect()
-        assert refusal(sim, ChangeKind.REMOVE, old.name) == "leader"
-        assert refusal(sim, ChangeKind.REPLACE, old.name) == "leader"
+        assert rejection(sim, ChangeKind.REMOVE, old.name) == "leader"
+        assert rejection(sim, ChangeKind.REPLACE, old.name) == "leader"
         with pytest.raises(ChangeRefused) as refused:
             sim.engine(old.name).change(MemberChange(action=ChangeKind.REPLACE, name=old.name))
         assert "forebay cluster transfer" in refused.value.remedy
@@ -428,9 +428,9 @@ def test_a_removal_that_would_leave_no_majority_that_answers_is_refused() -> Non
         dead, alive = sim.others(leader)
         dead.crash()
         sim.run(2.0)
-        assert refusal(sim, ChangeKind.REMOVE, alive.name) == "no_majority"
+        assert rejection(sim, ChangeKind.REMOVE, alive.name) == "no_majority"
         changed(sim, ChangeKind.REMOVE, dead.name)
-        assert refusal(sim, ChangeKind.REMOVE, leader.name) == "leader"
+        assert rejection(sim, ChangeKind.REMOVE, leader.name) == "leader"
 
 
 @pytest.mark.parametrize(

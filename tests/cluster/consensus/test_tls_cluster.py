@@ -31,9 +31,9 @@ def test_three_replicas_commit_and_all_apply_the_same_in_order(tmp_path: Path) -
             assert [data for data in node.machine.applied if data[:1] != b"\0"] == wanted
         assert await leader.consensus.confirm_leadership() >= last
         follower = next(node for node in nodes if node is not leader)
-        with pytest.raises(NotLeader) as refusal:
+        with pytest.raises(NotLeader) as rejection:
             follower.consensus.propose(b"\x01x")
-        assert refusal.value.leader == leader.name
+        assert rejection.value.leader == leader.name
         assert {peer.name for peer in leader.consensus.peers()} == {n.name for n in nodes if n is not leader}
         assert all(peer.connected and peer.match_index == last for peer in leader.consensus.peers())
 

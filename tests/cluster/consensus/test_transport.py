@@ -542,7 +542,7 @@ def test_h05_nobody_speaks_for_a_member_of_another_name(tmp_path: Path, caplog: 
     run(tmp_path, work)
 
 
-def test_h05_each_refusal_says_which_check_failed_who_it_was_and_what_would_be_right(
+def test_h05_each_rejection_says_which_check_failed_who_it_was_and_what_would_be_right(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

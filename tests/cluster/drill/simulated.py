@@ -36,7 +36,7 @@ from forebay.cluster.security import Credentials, Identity, Role
 from forebay.cluster.system import Address
 from forebay.replica.messages import commands as c
 from forebay.replica.model import DrillVerdict
-from forebay.replica.values import Instant, Refusal
+from forebay.replica.values import Instant, Rejection
 from tests.cluster.cli.drills.test_preconditions import STATUS, WELL
 from tests.replica.world import World
 from tests.simulation.loop import Died, SimClock, Timeline, VirtualLoop
@@ -331,7 +331,7 @@ class Simulated:
         """Settle a command at the present time; ApiError."""
         self.state.at = Instant(max(self.state.at, self.began_at + round(self.timeline.now_s * 1e6)))
         found = self.state.settle(command, ACTOR)
-        if isinstance(found, Refusal):
+        if isinstance(found, Rejection):
             raise ApiError(409, "wrong_state", found.sentence, outcome="rejected")
 
     def answer(self, number: int = 1) -> DrillAnswer:

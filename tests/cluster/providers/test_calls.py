@@ -26,7 +26,7 @@ from forebay.replica.model.configuration import Site
 from forebay.replica.model.pools import Pool, PoolUnit
 from forebay.replica.model.provider import Provision
 from forebay.replica.state.state import EMPTY, State
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from tests.cluster.agent.conftest import ROOT
 from tests.cluster.harness import story, until
 from tests.cluster.providers.conftest import Programs
@@ -238,7 +238,7 @@ def test_a_pool_that_vanished_is_not_grantable_whoever_has_led_since() -> None:
     seen = []
     for reports in asked:
         for command in changes(here.state, reports):
-            assert not isinstance(here.settle(command, CONTROLLER), Refusal)
+            assert not isinstance(here.settle(command, CONTROLLER), Rejection)
         assert list(changes(here.state, reports)) == [], "once is enough"
         seen.append({name: pool.quantity_bytes for name, pool in here.state.pools.items()})
     assert seen[0] == seen[3] == {"fast": 20, "big": 9, "own": 50}

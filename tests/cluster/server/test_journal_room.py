@@ -114,7 +114,7 @@ async def test_a_user_who_fills_the_journal_with_updates_stops_no_replica(config
                 pass
         assert USERS.fill_max < harness.controller.journal_fill <= OPERATORS.fill_max
         node = c.Request(command_id(), NODE, msgspec.structs.replace(REGISTER, instance="another"))
-        assert (await harness.controller.submit(node)).refusal is None
+        assert (await harness.controller.submit(node)).rejection is None
         harness.controller.save_snapshot().result(timeout=60)
         harness.storage.journal.flush_hints()
         assert not harness.failures

@@ -132,7 +132,7 @@ async def test_a_new_leader_looks_at_all_jobs_in_portions_and_answers_commands_m
         (batch,) = batches(harness)[-1:]
         assert [entry.command for entry in batch.entries] == ["submit_job"]
         harness.engine.commit()
-        assert (await decision).refusal is None
+        assert (await decision).rejection is None
         await until(lambda: compared.passes > 0)
         assert portions >= unfinished
 

@@ -33,7 +33,7 @@ from forebay.replica.model.jobs import Hold
 from forebay.replica.model.requests import JobRequest
 from forebay.replica.state.digest import state_digest
 from forebay.replica.state.state import State
-from forebay.replica.values.errors import RefusalCode
+from forebay.replica.values.errors import RejectionCode
 from forebay.replica.values.limits import ARRAY_SIZE_MAX, COMMANDS_PER_BATCH_MAX
 from forebay.replica.values.units import Instant, seconds
 from forebay.wal.codec import CodecError, decode_batch, encode_batch
@@ -151,7 +151,7 @@ async def test_a_batch_obeys_its_bounds_of_count_and_bytes(config: Config) -> No
 
 
 @story
-async def test_a_refusal_rides_in_a_batch_and_changes_nothing_else(config: Config) -> None:
+async def test_a_rejection_rides_in_a_batch_and_changes_nothing_else(config: Config) -> None:
     async with manual(config) as harness:
         before = harness.controller.state
         answer = submit(harness, user="bob")
@@ -159,11 +159,11 @@ async def test_a_refusal_rides_in_a_batch_and_changes_nothing_else(config: Confi
         assert not answer.done()
         (batch,) = batches(harness)
         (entry,) = batch.entries
-        assert entry.events == () and entry.refusal is not None
-        assert entry.refusal.code is RefusalCode.PERMISSION_DENIED
+        assert entry.events == () and entry.rejection is not None
+        assert entry.rejection.code is RejectionCode.PERMISSION_DENIED
         harness.engine.commit()
         settled = await answer
-        assert settled.refusal == entry.refusal
+        assert settled.rejection == entry.rejection
         after = harness.controller.state
         assert after.revision == before.revision + 1
         assert (after.jobs, after.buffers, after.next_job) == (before.jobs, before.buffers, before.next_job)
@@ -241,14 +241,14 @@ async def test_a_retry_of_what_is_queued_in_flight_or_applied_gets_the_first_ans
 
 
 @story
-async def test_a_retry_of_a_refused_command_gets_the_same_refusal(config: Config) -> None:
+async def test_a_retry_of_a_refused_command_gets_the_same_rejection(config: Config) -> None:
     async with manual(config) as harness:
         id_ = command_id()
         first = submit(harness, id_, user="bob")
         await until(lambda: harness.engine.uncommitted == 1)
         harness.engine.commit()
         again = submit(harness, id_, user="bob")
-        assert (await again).refusal == (await first).refusal
+        assert (await again).rejection == (await first).rejection
         assert harness.engine.uncommitted == 0
 
 
@@ -260,10 +260,10 @@ async def test_another_command_with_a_used_id_is_refused_and_not_taken_for_a_ret
         await until(lambda: harness.engine.uncommitted == 1)
         in_flight = submit(harness, id_, name="another")
         harness.engine.commit()
-        assert (await first).refusal is None
+        assert (await first).rejection is None
         for answer in (in_flight, submit(harness, id_, name="another")):
-            refusal = (await answer).refusal
-            assert refusal is not None and refusal.code is RefusalCode.COMMAND_ID_REUSED
+            rejection = (await answer).rejection
+            assert rejection is not None and rejection.code is RejectionCode.COMMAND_ID_REUSED
         assert len(harness.controller.state.jobs) == 1
 
 

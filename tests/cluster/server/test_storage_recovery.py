@@ -432,7 +432,7 @@ def test_a_start_on_a_full_disk_ends_with_the_remedy_and_loses_nothing(config: C
     storage.close()
 
 
-def test_a_note_that_is_put_right_as_the_refusal_says_lets_the_replica_start(config: Config) -> None:
+def test_a_note_that_is_put_right_as_the_rejection_says_lets_the_replica_start(config: Config) -> None:
     """`member note contradicts`: the sentence names the id that the storage has."""
     member_note(config, "r1").unlink()
     assert identity_of(config, "r1") == "r1"

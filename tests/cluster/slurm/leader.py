@@ -112,7 +112,7 @@ class LeaderDouble:
             ran = external_job["phase"] not in NEVER_RAN
             if request.reason:
                 self.forgotten.append((job, request.reason))
-                external_job["phase"] = "parked" if ran else "over"
+                external_job["phase"] = "retained" if ran else "over"
             elif "teardown" in self.hold:
                 external_job["phase"] = "teardown"
             else:
@@ -144,7 +144,7 @@ class LeaderDouble:
         try:
             read_external_job_request(request.script)
         except DirectiveRejected as refused:
-            found = refused.refusal
+            found = refused.rejection
             raise ApiError(
                 400, "invalid_directive", found.sentence, remedy=found.remedy, place=found.place
             ) from refused

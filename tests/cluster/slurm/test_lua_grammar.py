@@ -92,7 +92,7 @@ def test_no_script_keeps_slurmctld_busy(interpreter: str, size_bytes: int, tmp_p
         ("#BB_LUA pool=fast capacity=1GiB é x", "column 33: 'é' is not an option"),
     ],
 )
-def test_a_refusal_at_submission_names_line_column_and_remedy(
+def test_a_rejection_at_submission_names_line_column_and_remedy(
     interpreter: str, line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.fuzzing.external_jobs.POOLS", {"fast": 2**52, "gone": 0})

@@ -205,7 +205,7 @@ async def test_a_stage_in_that_slurm_has_in_its_records_is_lost_only_where_it_ha
         books.external_job(phase.value)
     await books.looks(RECORDED, RECORDED)
     ended = phase is not None and phase.value in (
-        "stage-in-failed", "lingering", "parked", "teardown", "teardown-failed",
+        "stage-in-failed", "lingering", "retained", "teardown", "teardown-failed",
     )  # fmt: skip
     assert stuck_in(books, tmp_path) is ended
 
@@ -216,7 +216,7 @@ async def test_a_pending_job_whose_teardown_slurm_lost_is_stuck_too(phase: Exter
     books = Books()
     books.external_job(phase.value)
     await books.looks(TEARING_DOWN, TEARING_DOWN)
-    assert stuck_in(books, tmp_path) is (phase.value in ("lingering", "parked"))
+    assert stuck_in(books, tmp_path) is (phase.value in ("lingering", "retained"))
 
 
 @story
@@ -244,7 +244,7 @@ async def test_the_counters_are_in_a_file_that_the_node_exporter_reads(tmp_path:
         'forebay_slurm_comparisons_total{outcome="compared"} 2.0',
         'forebay_slurm_comparisons_total{outcome="slurm_away"} 1.0',
         'forebay_slurm_external_jobs{phase="staged-in"} 1.0',
-        'forebay_slurm_external_jobs_forgotten_total{end="parked"} 1.0',
+        'forebay_slurm_external_jobs_forgotten_total{end="retained"} 1.0',
         'forebay_slurm_external_jobs_forgotten_total{end="removed"} 1.0',
         "forebay_slurm_unknown_to_slurm 2.0",
     ):

@@ -471,8 +471,8 @@ async def _sign(case: Case, members: dict[str, Member], found: dict[Finder, str]
             found[Finder.SIGNING] = member.publishing.doubt
     for member in members.values():
         for kept in case.site.notes[: case.notes] if published and member.error is None else ():
-            if (refusal := audited(case, member, kept)) is not None:
-                found[Finder.NOTE] = refusal
+            if (rejection := audited(case, member, kept)) is not None:
+                found[Finder.NOTE] = rejection
 
 
 def audited(case: Case, member: Member, kept: str) -> str | None:

@@ -408,12 +408,12 @@ def members(case: Case) -> forge.Rewrite:
     return forge.in_data(1, altered)
 
 
-def refusal(case: Case) -> forge.Rewrite:
-    """Give a rewriting of a refusal: somebody else got it."""
+def rejection(case: Case) -> forge.Rewrite:
+    """Give a rewriting of a rejection: somebody else got it."""
     index = next(
         one.index
         for one in case.site.life.entries[OLD:]
-        if kind_of(one.data) is EntryKind.BATCH and decode_batch(one.data).entries[0].refusal is not None
+        if kind_of(one.data) is EntryKind.BATCH and decode_batch(one.data).entries[0].rejection is not None
     )
     return forge.in_command(index, fields(actor=Actor(ActorRole.USER, "innocent")))
 
@@ -680,7 +680,7 @@ ROWS: tuple[Manipulation, ...] = (
     Manipulation("G12", "an entry that cannot be decoded", history(data(lambda held: held[:4] + b"?" * 9))),
     Manipulation("G13", "a batch made a no-op", history(data(lambda held: NO_OP))),
     Manipulation("G14", "the id of a command", history(command(fields(id=bytes(16))))),
-    Manipulation("G15", "whom a refusal was given to", history(refusal)),
+    Manipulation("G15", "whom a rejection was given to", history(rejection)),
     Manipulation("G16", "a batch that the start folds", history(event(e.JobSubmitted, asked(user="mallory"), FOLDED))),
     Manipulation("G17", "the user of a job, the snapshots folded anew",
                  history(event(e.JobSubmitted, asked(user="mallory")), folds=True)),

@@ -29,13 +29,13 @@ class Size(NamedTuple):
     """Deaths: every so manyth call that changes something is the one."""
     power_stride: int
     """Power cuts; 0: none."""
-    refusal_stride: int
+    rejection_stride: int
     """Refusals; 0: none."""
 
 
-TINY = Size(stride=70, power_stride=0, refusal_stride=0)
-SMALL = Size(stride=12, power_stride=0, refusal_stride=20)
-FULL = Size(stride=1, power_stride=1, refusal_stride=1)
+TINY = Size(stride=70, power_stride=0, rejection_stride=0)
+SMALL = Size(stride=12, power_stride=0, rejection_stride=20)
+FULL = Size(stride=1, power_stride=1, rejection_stride=1)
 
 
 def order_fields(transfers: int) -> dict[str, Any]:
@@ -126,8 +126,8 @@ def moves(directory: Path, size: Size, seed: int, *, reference: bool = False) ->
             if not hit:
                 break
             found["deaths"] += 1
-        for classes, error in REFUSED.items() if size.refusal_stride else ():
-            for call in range(seed % size.refusal_stride, CALLS_MAX, size.refusal_stride):
+        for classes, error in REFUSED.items() if size.rejection_stride else ():
+            for call in range(seed % size.rejection_stride, CALLS_MAX, size.rejection_stride):
                 hit, _ = attempt(harness, tracer, Plan(Action.FAIL, classes, needle, skip=call, error=error), None)
                 if not hit:
                     break

@@ -68,8 +68,8 @@ def test_teardowns_have_slots_too_and_a_report_without_a_slot_is_refused() -> No
     assert ordered(world, "teardown") == [first]
     job = world.state.jobs[second]
     report = c.ReportOperation(job.node, second, job.attempt, Stage.TEARDOWN, c.OperationDone())
-    refusal = world.settle(report, c.Actor(c.ActorRole.AGENT, job.node))
-    assert not isinstance(refusal, int)
+    rejection = world.settle(report, c.Actor(c.ActorRole.AGENT, job.node))
+    assert not isinstance(rejection, int)
     world.done(first)
     assert ordered(world, "teardown") == [second]
     world.finish(second)

@@ -1,7 +1,7 @@
 """Everything that can be asked of, or reported about, a job in each of its buffer's states: the whole product, with
 what comes of it. Made by asking `decide` and `fold` themselves, for `docs/reference/buffer-states.md` and its test.
 
-Each pair has exactly one outcome: a transition, nothing (with the reason why nothing is right), or a refusal, which
+Each pair has exactly one outcome: a transition, nothing (with the reason why nothing is right), or a rejection, which
 says itself why.
 """
 
@@ -26,7 +26,7 @@ from forebay.replica.model.requests import BufferRequest, JobChange, JobRequest
 from forebay.replica.model.stages import Stage, stage_of
 from forebay.replica.state.derived import derive
 from forebay.replica.state.state import State
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from forebay.replica.values.units import Instant
 
 _AT = Instant(1_000_000_000_000_000)
@@ -152,7 +152,7 @@ def specimen(buffer_state: BufferState) -> State:
 def outcome(state: State, name: str, actor: c.Actor, command: c.Command) -> Outcome:
     """Return what comes of one happening."""
     decided = decide(state, c.Request(b"", actor, command), state.at)
-    if isinstance(decided, Refusal):
+    if isinstance(decided, Rejection):
         return Outcome(refused=f"{decided.sentence}; {decided.remedy}")
     if not decided.events:
         return Outcome(ignored=_IGNORED[name])

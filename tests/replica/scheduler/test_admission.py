@@ -146,11 +146,15 @@ def test_space_is_given_only_where_a_node_is_up() -> None:
 
 
 def test_more_cpus_than_any_node_has_are_refused_at_submit() -> None:
-    from forebay.replica.values.errors import Refusal, RefusalCode
+    from forebay.replica.values.errors import Rejection, RejectionCode
 
     world = World(cpus=2)
-    refusal = world.try_submit(cpus=3)
-    assert isinstance(refusal, Refusal) and refusal.code is RefusalCode.LIMIT_EXCEEDED and refusal.place == "cpus"
+    rejection = world.try_submit(cpus=3)
+    assert (
+        isinstance(rejection, Rejection)
+        and rejection.code is RejectionCode.LIMIT_EXCEEDED
+        and rejection.place == "cpus"
+    )
 
 
 def test_a_job_that_no_node_which_is_up_could_hold_keeps_nobody_back() -> None:

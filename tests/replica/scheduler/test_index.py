@@ -39,7 +39,7 @@ from forebay.replica.scheduler.index_row import NO_ROW, index_row
 from forebay.replica.scheduler.scheduling_cycle import run_cycle, verdicts_of
 from forebay.replica.state.invariants import find_violations
 from forebay.replica.state.state import EMPTY, State
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from forebay.replica.values.sorted_keys import CHUNK_KEYS_MAX, SortedKeys
 from forebay.replica.values.units import NEVER, Instant, seconds
 from tests.replica.reference import reference_scheduler
@@ -461,9 +461,9 @@ def test_who_waits_for_a_whole_array_is_noted_once_and_asked_again_when_all_task
     assert [len(who) for who in noted.values()] == [6], "one key for the array, and each waiter once"
     for number in range(8):
         assert world.reason(waiter) == "Dependency"
-        assert not isinstance(world.settle(c.ReleaseJob(array, tasks=(number,)), user()), Refusal)
+        assert not isinstance(world.settle(c.ReleaseJob(array, tasks=(number,)), user()), Rejection)
         world.finish(array + number)
     expected = "DependencyNeverSatisfied" if kind.for_job is DependencyKind.AFTER_NOT_OK else "None"
     assert world.reason(waiter) == expected
     assert {world.index.dependencies._behind[key] == set() for key in world.index.dependencies._behind} <= {True}
-    assert not isinstance(world.settle(c.RequeueJob(array, tasks=(3,)), user()), Refusal)
+    assert not isinstance(world.settle(c.RequeueJob(array, tasks=(3,)), user()), Rejection)

@@ -103,7 +103,7 @@ async def all_well(site: Site, client: Client, jobs: Jobs) -> None:
         require(written[job] == len(data), f"job {job} had {written[job]} bytes written for {len(data)}")
 
 
-async def refusal(site: Site, script: str) -> str:
+async def rejection(site: Site, script: str) -> str:
     """Return what sbatch says to a script that it refuses; RunFailed if it accepts it."""
     done = await site.ask("sbatch", script=script)
     require(done.returncode != 0, f"this was accepted: {script}")

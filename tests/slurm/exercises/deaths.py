@@ -186,7 +186,7 @@ async def _slurmctld_ends(site: Site, client: Client, rounds: int, seed: int, wa
     plain = PlainSite(site.directory / "plain", plugin=site.plugin, backup=backup)
     ends, beside = _no_ends(ways), _no_ends(ways)
     ended_in: Counter[str] = Counter()
-    parked = 0
+    retained = 0
     try:
         await plain.start()
         for number in range(rounds):
@@ -202,7 +202,7 @@ async def _slurmctld_ends(site: Site, client: Client, rounds: int, seed: int, wa
             for job, (_, data) in jobs.items():
                 require(written[job] <= len(data), f"job {job} had {written[job]} bytes written for {len(data)}")
             # Slurm begins a job anew that had run, if it forgot so: what that had not exported is kept for people.
-            parked += await site.discard_parked(client)
+            retained += await site.discard_retained(client)
             ended_in[f"{moment}, {way}"] += 1
             shown = f"{dict(ends[way].held)}, beside it {dict(beside[way].held)}, others {dict(ends[way].others)}"
             print(f"round {number + 1}: {way} in {moment}; so far with {way}: {shown}", flush=True)
@@ -224,7 +224,7 @@ async def _slurmctld_ends(site: Site, client: Client, rounds: int, seed: int, wa
         "backups": {way: dict(found.backups) for way, found in ends.items() if found.backups},
         "backups_beside": {way: dict(found.backups) for way, found in beside.items() if found.backups},
         "ended_in": dict(ended_in),
-        "parked": parked,
+        "retained": retained,
         "bytes_again": 0,
     }
 

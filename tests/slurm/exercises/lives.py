@@ -187,12 +187,12 @@ async def unexported(site: Site, client: Client, rounds: int, seed: int) -> Figu
         site.slurmctld(signal.SIGTERM)
         site.slurm.configure_buffers(flags)
         await site.slurmctld_again()
-        name = "parked" if flags else "kept"
+        name = "retained" if flags else "kept"
         data = site.make_input(name)
         blocker = site.results / name
         (blocker / "in-the-way").mkdir(parents=True)
         job = await site.submit(site.script(name))
-        expected = "parked" if flags else "stage-out-failed"
+        expected = "retained" if flags else "stage-out-failed"
 
         async def kept(job: str = job, expected: str = expected) -> bool:
             external_job = (await site.external_jobs(client)).get(job)
@@ -202,8 +202,8 @@ async def unexported(site: Site, client: Client, rounds: int, seed: int) -> Figu
         figures[expected] = (await site.seen(job) or Seen("", "", "")).reason
         (blocker / "in-the-way").rmdir()
         blocker.rmdir()
-        listed = await asyncio.to_thread(site.cluster.forebay, "buffer", "list", "--parked")
-        require(bool(flags) is (f"slurm:{job}" in listed), f"what is parked: {listed}")
+        listed = await asyncio.to_thread(site.cluster.forebay, "buffer", "list", "--retained")
+        require(bool(flags) is (f"slurm:{job}" in listed), f"what is retained: {listed}")
         await asyncio.to_thread(site.cluster.forebay, "buffer", "export", f"slurm:{job}")
 
         async def there(name: str = name) -> bool:

@@ -26,7 +26,7 @@ from tests.slurm.exercises.common import (
     many,
     no_alarms,
     nothing_left,
-    refusal,
+    rejection,
     require,
 )
 from tests.slurm.plain import PlainSite
@@ -110,7 +110,7 @@ async def away(site: Site, client: Client, rounds: int, seed: int) -> Figures:
             async with condition(site):
                 _add(while_away, second := await _latencies(site, rounds))
                 began_s = time.monotonic()
-                said = await refusal(site, site.script("none"))
+                said = await rejection(site, site.script("none"))
                 sentences_s.append(time.monotonic() - began_s)
                 require("the buffer is not available on" in said, said)
             print(f"{name}, turn {turn + 1}: p99 before {_ms(first)}, while away {_ms(second)}", flush=True)

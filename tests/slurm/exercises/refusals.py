@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from forebay.cluster.client import Client
-from tests.slurm.exercises.common import Figures, exported, nothing_left, refusal, require
+from tests.slurm.exercises.common import Figures, exported, nothing_left, rejection, require
 from tests.slurm.exercises.outages import (
     bridge_killed,
     bridge_stopped,
@@ -46,18 +46,18 @@ async def requests(slurm: Slurm) -> None:
             continue  # 1.5 is a number there
         if site.plugin == "datawarp" and wrong == "capacity=99TiB":
             sentences = []  # Slurm may see it before it asks
-        said = await refusal(site, script)
+        said = await rejection(site, script)
         for sentence in (*sentences, REQUEST_REFUSED):
             require(sentence in said, f"{sentence!r} is not in {said!r}")
         slurm.saw(said.splitlines()[0])
     line = f"stage_out type=file source=$DW_JOB_STRIPED/in destination={site.results}/none"
-    said = await refusal(site, site.script("none", lines=(line,)))
+    said = await rejection(site, site.script("none", lines=(line,)))
     for sentence in ("line 6, column", "overlaps", "give each directive its own destination", REQUEST_REFUSED):
         require(sentence in said, f"{sentence!r} is not in {said!r}")
     slurm.saw(said.splitlines()[0])
     if site.plugin == "datawarp":
         # Slurm itself rejects this one.
-        said = await refusal(site, fine.replace("#DW jobdw", "# jobdw"))
+        said = await rejection(site, fine.replace("#DW jobdw", "# jobdw"))
         require(REQUEST_REFUSED in said, said)
 
 

@@ -51,7 +51,7 @@ async def _wipe(slurm: Slurm, token: Path) -> None:
 
 
 async def state_wiped(slurm: Slurm) -> None:
-    """A job's number is used again after Slurm's state was wiped: a new epoch; what the old one left is parked."""
+    """A job's number is used again after Slurm's state was wiped: a new epoch; what the old one left is retained."""
     site = slurm.site
     old = site.make_input("old")
     body = ("cp $DW_JOB_STRIPED/in $DW_JOB_STRIPED/out", f"exec sleep {SLEEP_S}")
@@ -75,8 +75,8 @@ async def state_wiped(slurm: Slurm) -> None:
 
     await site.until("Slurm has ended what it does not know", has_ended)
     if site.plugin == "datawarp":
-        # It tears down what sessions list, and gives their numbers to nobody: only what is parked can meet its own.
-        await slurm.phase(ran, "parked")
+        # It tears down what sessions list, and gives their numbers to nobody: only what is retained can meet its own.
+        await slurm.phase(ran, "retained")
         other = await site.submit(PLAIN, "--hold")
         require(other not in (ran, never), f"Slurm gave number {other} again")
 
@@ -101,8 +101,8 @@ async def state_wiped(slurm: Slurm) -> None:
     for job, data in new.items():
         await slurm.ends_well(job, names[job], data)
         require(len(await _records(slurm, job)) == 2, f"slurm:{job} has no second epoch")
-    parked = await slurm.cli("buffer", "list", "--parked")
-    require(parked.count("slurm:") == 1 and f"slurm:{ran}" in parked, f"what is parked: {parked}")
+    retained = await slurm.cli("buffer", "list", "--retained")
+    require(retained.count("slurm:") == 1 and f"slurm:{ran}" in retained, f"what is retained: {retained}")
     why = await slurm.cli("job", "why", str(running.job_id))
     slurm.saw(f"slurm:{ran} is used again: {why.strip().splitlines()[0]}")
 

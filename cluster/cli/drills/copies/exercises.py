@@ -393,8 +393,8 @@ class Exercise:
             yield probes
             if probes.unmeasured():
                 raise MeasurementFailed(probes.unmeasured())
-        if probes.refusal:
-            raise CopyFailed(f"the copy rejected a write: {probes.refusal}")
+        if probes.rejection:
+            raise CopyFailed(f"the copy rejected a write: {probes.rejection}")
 
     async def _wait_for_write(self, probes: Probes, copy: Copy, since_s: float) -> None:
         """Wait until a write sent after `since_s` is acknowledged.

@@ -90,7 +90,7 @@ class ClusterDouble:
         self.leader = "r1"
         self.silent = self.forgets = self.disagree = self.hangs = self.mute = False
         self.dead: set[str] = set()
-        self.refusal: ApiError | None = None
+        self.rejection: ApiError | None = None
         self.abort = self.second = self.unmeasured = self.alarm = ""
         self.takes_s = 0.0
         self.terms = (TERM,)
@@ -176,8 +176,8 @@ class ClusterDouble:
         return await self.call(operation, request, **more)
 
     async def _probed(self, command_id: str) -> DrillProbeAnswer:
-        if self.refusal is not None:
-            raise self.refusal
+        if self.rejection is not None:
+            raise self.rejection
         await asyncio.sleep(30 if self.silent else self.takes_s)
         known = self.given.get(command_id)
         if known is None or self.forgets:
@@ -346,7 +346,7 @@ STOPS: dict[str, tuple[Callable[[ClusterDouble, MachinesDouble], None], str]] = 
     "writes stop": (lambda cluster, _: setattr(cluster, "silent", True), "no write was acknowledged for 0.4 s"),
     "writes are slower": (lambda cluster, _: setattr(cluster, "takes_s", 0.2), "the p99 write latency is "),
     "a write is rejected": (
-        lambda cluster, _: setattr(cluster, "refusal", REFUSED),
+        lambda cluster, _: setattr(cluster, "rejection", REFUSED),
         "a write was rejected: drill 3 is aborted",
     ),
     "measurement failed": (lambda cluster, _: setattr(cluster, "unmeasured", "it has ended"), "it has ended"),

@@ -13,7 +13,7 @@ from forebay.replica.messages import commands as c
 from forebay.replica.model.job_states import JobState
 from forebay.replica.model.mail import Mail
 from forebay.replica.model.requests import JobOptions
-from forebay.replica.values.errors import Refusal
+from forebay.replica.values.errors import Rejection
 from tests.clocks import ManualClock
 from tests.cluster.harness import story
 from tests.replica.world import World
@@ -56,11 +56,11 @@ class Site:
         assert request.actor == c.CONTROLLER
         answer: asyncio.Future[Settlement] = asyncio.get_running_loop().create_future()
         outcome = self.world.settle(request.command, request.actor)
-        refusal = outcome if isinstance(outcome, Refusal) else None
+        rejection = outcome if isinstance(outcome, Rejection) else None
         if self.lose_answers:
             answer.cancel()
         else:
-            answer.set_result(Settlement(self.world.state.revision, 0, refusal, self.world.state, True))
+            answer.set_result(Settlement(self.world.state.revision, 0, rejection, self.world.state, True))
         return answer
 
     async def rest(self) -> None:

@@ -161,7 +161,7 @@ async def test_an_smtp_server_gets_the_message_with_its_envelope() -> None:
         ({"END": "554 spam"}, Undeliverable),
     ],
 )
-def test_a_refusal_for_good_is_told_from_one_for_now(answers: dict[str, str], error: type[Exception]) -> None:
+def test_a_rejection_for_good_is_told_from_one_for_now(answers: dict[str, str], error: type[Exception]) -> None:
     @story
     async def tell() -> None:
         async with post_office() as post:
