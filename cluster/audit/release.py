@@ -186,10 +186,10 @@ class Release:
         self.tree = tree.resolve()
         if not self.tree.is_dir():
             raise BadTree(f"{tree} is not a directory")
-        if not (self.tree / "cluster" / "audit").is_dir():
-            raise BadTree(f"{tree} has no release of Forebay: there is no cluster/audit in it")
-        if not (self.tree / "cluster" / "audit" / "worker.py").is_file():
-            raise BadTree(f"the release in {tree} cannot be used: it has no cluster/audit/worker.py")
+        if not (self.tree / "forebay" / "cluster" / "audit").is_dir():
+            raise BadTree(f"{tree} has no release of Forebay: there is no forebay/cluster/audit in it")
+        if not (self.tree / "forebay" / "cluster" / "audit" / "worker.py").is_file():
+            raise BadTree(f"the release in {tree} cannot be used: it has no forebay/cluster/audit/worker.py")
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
 

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, Final
 
 import msgspec
@@ -27,7 +26,7 @@ from forebay.cluster.audit.release import (
     request_of,
     write_frame,
 )
-from forebay.cluster.system import collect_for_a_reader
+from forebay.cluster.system import TREE, collect_for_a_reader
 from forebay.replica.messages import ReleaseNeeded, Request, features
 from forebay.replica.state import EMPTY, State, table_digests
 from forebay.replica.values import LedgerViolation
@@ -96,8 +95,7 @@ def _state_of(slices: tuple[tuple[int, bytes], ...]) -> State:
 
 def serve(reads: IO[bytes], writes: IO[bytes]) -> None:
     """Answer requests until the stream ends."""
-    tree = Path(sys.modules[State.__module__].__file__ or "").resolve().parents[2]
-    write_frame(writes, WorkerHello(DIALOGUE, str(tree), features.FEATURE_LEVEL_KNOWN))
+    write_frame(writes, WorkerHello(DIALOGUE, str(TREE), features.FEATURE_LEVEL_KNOWN))
     worker = Worker()
     while (data := read_frame(reads)) is not None:
         try:

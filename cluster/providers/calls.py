@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -30,7 +29,7 @@ from forebay.cluster.providers.limits import (
     REQUEST_BYTES_MAX,
 )
 from forebay.cluster.providers.worker import LENGTH_BYTES, CallAnswer, CallRequest
-from forebay.cluster.system import VARIABLES, Clock
+from forebay.cluster.system import TREE, VARIABLES, Clock
 from forebay.replica.messages import CONTROLLER, ChangePool, Command, Request
 from forebay.replica.model import Pool, PoolUnit, Provision, format_amount, pool_unit, provider_facts, provision_of
 from forebay.replica.state import State
@@ -42,9 +41,6 @@ WORKER_SLACK_S: Final = 10.0
 
 WORKER_GRACE_S: Final = 5.0
 """Seconds between SIGTERM and SIGKILL of a worker: it ends its call and removes a directory."""
-
-_TREE: Final = str(Path(__file__).resolve().parents[2])
-"""Directory that the package was imported from, and from which workers are started."""
 
 _PASSED_ON: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONHASHSEED", *VARIABLES)
 
@@ -119,7 +115,7 @@ class ProviderCalls:
                     await asyncio.shield(self._end(worker))
 
     async def _start(self) -> asyncio.subprocess.Process:
-        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | {"PYTHONPATH": _TREE}
+        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | {"PYTHONPATH": str(TREE)}
         worker = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",

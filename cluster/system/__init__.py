@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         replace_private,
     )
     from forebay.cluster.system.processes import (
+        TREE,
         all_pids,
         become_subreaper,
         boot_id,
@@ -95,7 +96,7 @@ else:
         logs: about as_logged begin_logging is_logged say_at_last
         private_files: keep_ownership make_private_directory name_beside new_private_file open_private_file
         private_files: replace_private
-        processes: all_pids become_subreaper boot_id cgroup_of descendants die_with_parent environment_variables
+        processes: TREE all_pids become_subreaper boot_id cgroup_of descendants die_with_parent environment_variables
         processes: fields_of hold_termination ignore_hangup leave_when_terminated python_of send start_time
         processes: sync_file_system
         service_manager: EXIT_CONFIGURATION FORMAT_VARIABLE FORMATS LEVELS READY STOPPING SYSTEMD VARIABLES

@@ -17,12 +17,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
+import forebay
+
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _ENVIRONMENT_BYTES_MAX: Final = 4 * 1024 * 1024
 """Maximum size read of a process's environment: above Linux's default limit for arguments and environment (2 MiB)."""
 
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
+
+TREE: Final = Path(forebay.__file__).resolve().parents[1]
+"""Directory that forebay is imported from, and from which its modules are started as processes."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

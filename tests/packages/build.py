@@ -30,7 +30,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.packages.manual import pages
-from tests.repo.tree import PACKAGES, ROOT, repository_files
+from tests.repo.tree import NAME, PACKAGES, ROOT, repository_files
 
 HOME: Final = Path("usr/lib/forebay")
 PYTHON_VERSION: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -109,11 +109,12 @@ def application(tree: Path, version: str) -> None:
         install(found, site)
     for path in repository_files():
         if path.parts[0] in PACKAGES:
-            _write(site / path, (ROOT / path).read_bytes())
+            _write(site / NAME / path, (ROOT / path).read_bytes())
+    _write(site / NAME / "__init__.py", (ROOT / NAME / "__init__.py").read_bytes())
     released = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     information = site / f"forebay-{released}.dist-info"
     _write(information / "METADATA", f"Metadata-Version: 2.1\nName: forebay\nVersion: {released}\n".encode())
-    _write(information / "entry_points.txt", b"[console_scripts]\nforebay = cluster.cli:main\n")
+    _write(information / "entry_points.txt", b"[console_scripts]\nforebay = forebay.cluster.cli:main\n")
     _write(tree / HOME / "pyvenv.cfg", b"home = /usr/bin\ninclude-system-site-packages = false\n")
     (tree / HOME / "bin").mkdir(parents=True)
     (tree / HOME / "bin/python").symlink_to("/usr/bin/python3")

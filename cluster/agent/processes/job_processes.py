@@ -9,16 +9,21 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from forebay.cluster.agent.limits import KILL_PAUSE_S, KILL_ROUNDS_MAX
 from forebay.cluster.agent.processes.cgroups import Cgroup, CgroupName
-from forebay.cluster.system import VARIABLES, all_pids, descendants, environment_variables, fields_of, send, start_time
-
-_TREE = str(Path(__file__).resolve().parents[3])
-"""Directory that the package was imported from, and from which its modules are started."""
+from forebay.cluster.system import (
+    TREE,
+    VARIABLES,
+    all_pids,
+    descendants,
+    environment_variables,
+    fields_of,
+    send,
+    start_time,
+)
 
 _PASSED_ON = ("LANG", "LC_ALL", "TMPDIR", "PYTHONHASHSEED", *VARIABLES)
 
@@ -44,7 +49,7 @@ def spawn(
     """
     environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     environment["PATH"] = os.environ.get("PATH", os.defpath)
-    environment["PYTHONPATH"] = _TREE
+    environment["PYTHONPATH"] = str(TREE)
     environment.update(variables)
     return subprocess.Popen(
         # -P: do not import from the working directory.

@@ -2,11 +2,10 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from forebay.cluster.agent.processes import job_processes
+from forebay.cluster.system import TREE
 
 HEAVY = (
     "asyncio",
@@ -47,4 +46,4 @@ def test_a_process_is_loaded_once_and_says_nothing_of_its_own(module: str) -> No
 
 
 def test_processes_are_started_from_the_tree_that_the_agent_was_imported_from() -> None:
-    assert (Path(job_processes._TREE) / "cluster" / "agent" / "__init__.py").is_file()
+    assert (TREE / "forebay" / "cluster" / "agent" / "__init__.py").is_file()

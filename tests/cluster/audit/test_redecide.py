@@ -21,9 +21,8 @@ from forebay.wal.ledger import LedgerEntry
 from tests.cluster.audit.ledgers import ROOT, Made, real, typed, written
 from tests.golden.archive import unpack
 from tests.replica.world import World
+from tests.repo.tree import NAME, PACKAGES
 from tests.simulation.world import World as Simulated
-
-PACKAGES = ("replica", "wal", "snapshots", "cluster")
 
 
 class Release(NamedTuple):
@@ -70,8 +69,9 @@ LOST_EVENT = Release(
 
 def released(tree: Path, *changes: Release) -> Path:
     """Make a tree of this release, with changes."""
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in (NAME, *PACKAGES):
+        skipped = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, tree / package, symlinks=True, ignore=skipped)
     for change in changes:
         module = tree / change.module
         text = module.read_text(encoding="utf-8")

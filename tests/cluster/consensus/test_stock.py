@@ -19,7 +19,7 @@ from forebay.wal.failures import BrokenInvariant
 from tests.cluster.consensus.harness import Harness, StockHarness
 from tests.cluster.consensus.memory_journal import Disk
 
-CONSENSUS = Path(stock.__file__).parent
+CONSENSUS = Path(stock.__file__).resolve().parent
 
 OVERRIDDEN = {
     "_SyncObj__applyLogEntries": "073db677773b5a2d",
@@ -84,7 +84,7 @@ def test_one_module_knows_the_stock_engine() -> None:
 def test_only_the_adapter_is_a_stock_engine() -> None:
     modules = [importlib.import_module(f"forebay.cluster.consensus.{path.stem}") for path in CONSENSUS.glob("*.py")]
     classes = {thing for module in modules for thing in vars(module).values() if inspect.isclass(thing)}
-    ours = {one for one in classes if one.__module__.startswith("cluster.")}
+    ours = {one for one in classes if one.__module__.startswith("forebay.")}
     assert {one for one in ours if issubclass(one, SyncObj)} == {StockNode}
 
 

@@ -33,7 +33,7 @@ from tests.faults import faults, kernel
 from tests.faults.hosts import COPY_RATE, NODE_DOWN_S, POOLS, Hosts
 from tests.faults.local_cluster import AGENTS, FOREBAY, REPLICAS, USER, RunFailed
 from tests.faults.network import Network
-from tests.repo.tree import PACKAGES, ROOT
+from tests.repo.tree import NAME, PACKAGES, ROOT
 
 FOURTH: Final = "r4"
 """The machine, and its replica, that is there to be added."""
@@ -155,8 +155,9 @@ class Site(Hosts):
 
     def install(self, tree: Path) -> None:
         """Install this release once more, with an interpreter of its own; what it depends on is what we have."""
-        for package in PACKAGES:
-            shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
+        for package in (NAME, *PACKAGES):
+            skipped = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / package, tree / package, symlinks=True, ignore=skipped)
         environment = tree / ".venv"
         venv.create(environment)
         [packages] = environment.glob("lib/python*/site-packages")

@@ -16,7 +16,6 @@ from typing import Final
 
 import msgspec
 
-import forebay.cluster
 from forebay.cluster.cli.commands.backup import newest_snapshot, receive_snapshot
 from forebay.cluster.cli.drills.copies.directory import private_directory, remove_left_over
 from forebay.cluster.cli.drills.copies.replicas import LOOK_S, NAMES, STATUS_S, Copy, CopyFailed, open_copy
@@ -29,7 +28,7 @@ from forebay.cluster.config import Config
 from forebay.cluster.schemas import operations as ops
 from forebay.cluster.schemas.drills import EndDrillRequest, StartDrillRequest
 from forebay.cluster.schemas.requests import TransferRequest
-from forebay.cluster.system import Clock, free_bytes, parse_instant
+from forebay.cluster.system import TREE, Clock, free_bytes, parse_instant
 from forebay.replica.values import DRILL_S_MAX, MICROSECONDS_PER_SECOND, plain
 
 CONTROL_S: Final = 2.0
@@ -264,7 +263,7 @@ class Exercise:
         return Outcome(faults=faults, figures=self.figures, sentence=sentence)
 
     async def _upgrade(self, copy: Copy, file: Path) -> Outcome:
-        release = self._given.release or Path(forebay.cluster.__path__[0]).parent
+        release = self._given.release or TREE
         await self._start_three(copy, file)
         before = await copy.wait_ready(NAMES[0])
         async with self._probe(copy) as probes:

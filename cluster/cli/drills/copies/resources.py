@@ -93,7 +93,7 @@ def release_fault(tree: Path) -> str:
     """Return the reason that a directory is no startable release, judged by its files, or an empty string."""
     if not tree.is_dir():
         return f"{tree} is not a directory"
-    for name in ("cluster/serve.py", "cluster/audit/worker.py"):
+    for name in ("forebay/cluster/serve.py", "forebay/cluster/audit/worker.py"):
         if not (tree / name).is_file():
             return f"{tree} is not a release of Forebay: {name} is missing"
     return ""
