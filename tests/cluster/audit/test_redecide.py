@@ -203,7 +203,7 @@ def test_a_tree_that_cannot_be_asked_gets_a_sentence(made: Made, tmp_path: Path)
     for tree, code, words in (
         ("absent", ExitCode.BAD_INPUT, "is not a directory"),
         ("empty", ExitCode.BAD_INPUT, "has no release of Forebay"),
-        ("old", ExitCode.BAD_INPUT, "cannot be used: it has no cluster/audit/worker.py"),
+        ("old", ExitCode.BAD_INPUT, "cannot be used: it has no forebay/cluster/audit/worker.py"),
         ("broken", ExitCode.REFUSED, "RuntimeError: half unpacked"),
     ):
         for command in ("redecide", "replay"):
