@@ -168,7 +168,7 @@ def test_sighup_has_traces_sent_to_another_collector(site: Site) -> None:
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 words = (process / "cmdline").read_bytes().split(b"\0")
-                if b"cluster.serve" in words and str(site.file).encode() in words:
+                if b"forebay.cluster.serve" in words and str(site.file).encode() in words:
                     os.kill(int(process.name), signal.SIGHUP)
         script = site.directory / "job.sh"
         submitted = site.ask("submit", "--identity", USER, "--chdir", str(site.directory), str(script))

@@ -507,7 +507,7 @@ local function check_overlaps(copies, site)
           local earlier, later = upper, copy
           if later.number < earlier.number then earlier, later = later, earlier end
           refuse(later.at, "the destination " .. quote(later.destination) .. " overlaps " .. quote(earlier.destination)
-            .. " of another directive, so one would replace files of the other", "give each directive a destination of its own")
+            .. " of another directive, so one would replace files of the other", "give each directive its own destination")
         end
       end
     end

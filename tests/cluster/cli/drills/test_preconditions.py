@@ -206,7 +206,7 @@ OF_COPIES: dict[str, tuple[str, ClusterFacts, str | None, str, dict[str, object]
         "upgrade",
         WELL,
         "r2",
-        f"release: {TREE / 'docs'} is not a release of Forebay: cluster/serve.py is missing",
+        f"release: {TREE / 'docs'} is not a release of Forebay: forebay/cluster/serve.py is missing",
         {"release": TREE / "docs"},
     ),
     "a certificate ends": (
