@@ -126,7 +126,7 @@ RESTARTED = ("cluster", "replicas", "tls", "storage", "timing", "provider")
 """Fields that take effect at its next start; of `replicas`, only its own row."""
 
 
-class Refused(Exception):
+class StartRefused(Exception):
     """Replica that cannot start; `code` is the exit code."""
 
     def __init__(self, sentence: str, code: int) -> None:
@@ -213,9 +213,9 @@ def _open(config: Config, me: ReplicaConfig, *, first_start: bool) -> Storage:
     """Open a replica's storage and rebuild its state.
 
     Raises:
-        Refused: The storage cannot be used.
+        StartRefused: The storage cannot be used.
     """
-    no_founder = Refused(
+    no_founder = StartRefused(
         f"replica {me.name} is not a founder; add it with `forebay cluster add`, then start it", EXIT_STORAGE_REFUSED
     )
     if me.joins and first_start:
@@ -223,9 +223,9 @@ def _open(config: Config, me: ReplicaConfig, *, first_start: bool) -> Storage:
     try:
         storage = open_storage(config, me.name, first_start=first_start)
     except (RecoveryRefused, StorageRefused, StorageFailed, SnapshotFailed, BrokenInvariant) as error:
-        raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
+        raise StartRefused(str(error), EXIT_STORAGE_REFUSED) from error
     except ReleaseNeeded as error:
-        raise Refused(str(error), EXIT_RELEASE_NEEDED) from error
+        raise StartRefused(str(error), EXIT_RELEASE_NEEDED) from error
     if me.joins and storage.identity == me.name:
         storage.close()
         raise no_founder
@@ -311,7 +311,7 @@ class CommitWatch:
 
 
 class Replica:
-    """All parts of one replica, from its files to its listening sockets."""
+    """Replica with all its parts, from its files to its listening sockets."""
 
     def __init__(
         self,
@@ -330,7 +330,7 @@ class Replica:
         Call in a running loop.
 
         Raises:
-            Refused: The configuration, a certificate or the storage cannot be used.
+            StartRefused: The configuration, a certificate or the storage cannot be used.
         """
         try:
             me = config.replica(name)
@@ -338,7 +338,7 @@ class Replica:
             credentials = Credentials(self._files, serves=True, open_to_all=config.access.munge, clock=clock)
             timing = timing_of(config)
         except (ConfigError, TlsError) as error:
-            raise Refused(str(error), EXIT_CONFIGURATION) from error
+            raise StartRefused(str(error), EXIT_CONFIGURATION) from error
         self.config = config
         """Configuration in force."""
         self.credentials = credentials
@@ -383,10 +383,10 @@ class Replica:
             self.publisher = self.service.publisher
         except RemovedFromCluster as error:
             storage.close()
-            raise Refused(str(error), EXIT_NOT_A_MEMBER) from error
+            raise StartRefused(str(error), EXIT_NOT_A_MEMBER) from error
         except (StorageRefused, ValueError, TlsError, BrokenInvariant) as error:
             storage.close()
-            raise Refused(str(error), EXIT_STORAGE_REFUSED) from error
+            raise StartRefused(str(error), EXIT_STORAGE_REFUSED) from error
         self._register_duties(fail)
         self.fronts = self._fronts(me)
         """Servers for clients, in their starting order: API workers, or servers of this process."""
@@ -461,7 +461,7 @@ class Replica:
         """Listen and participate.
 
         Raises:
-            Refused: An address cannot be used.
+            StartRefused: An address cannot be used.
         """
         async with AsyncExitStack() as running:
             for close in (self._calls.close, self.controller.stop, self.service.past.stop, self.service.tracer.stop):
@@ -481,7 +481,7 @@ class Replica:
                 self.service.past.start()
                 self.service.tracer.renew(self.config.traces)
             except OSError as error:
-                raise Refused(
+                raise StartRefused(
                     f"an address of replica {self.controller.name} cannot be used ({error.strerror or error}); "
                     f"see [[replica]] in {self.controller.config.file}",
                     EXIT_ADDRESS_UNUSABLE,
@@ -527,7 +527,7 @@ async def run(
     `joins`: join the cluster unless the replica has data. A replica without data that the cluster has added joins too.
 
     Raises:
-        Refused: The replica cannot start.
+        StartRefused: The replica cannot start.
         StorageRefused: Its storage cannot be used as it is.
         JoiningRefused: It cannot join now.
     """
@@ -541,7 +541,7 @@ async def run(
         if not await until_valid(config.tls_files(name).certificate, clock, stopped):
             return
     except TlsError as error:
-        raise Refused(str(error), EXIT_CONFIGURATION) from error
+        raise StartRefused(str(error), EXIT_CONFIGURATION) from error
     if has_joined(config, name):
         joins = False
     elif not joins and not first_start:
@@ -649,7 +649,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (StorageRefused, JoiningRefused) as error:
         say_at_last(f"forebay: {error}")
         return EXIT_STORAGE_REFUSED
-    except Refused as error:
+    except StartRefused as error:
         say_at_last(f"forebay: {error}")
         return error.code
     except (StorageFailed, BrokenInvariant, SnapshotFailed, ReleaseNeeded) as error:

@@ -203,7 +203,7 @@ def persistent_wait_message(state: Facts, asked: BufferRequest) -> str:
     for destroy in asked.destroys:
         users = len(state.using.get(destroy.name, ()))
         if users:
-            return f"{users} jobs use persistent buffer {destroy.name}"
+            return f"{users} {'job uses' if users == 1 else 'jobs use'} persistent buffer {destroy.name}"
     return "it waits for earlier requests, or for a mover that is up"
 
 

@@ -34,7 +34,7 @@ def test_a_replica_does_not_start_on_a_directory_of_a_step_and_says_what_to_do(t
     shutil.rmtree(tmp_path / "r1")
     unpack(tmp_path, step)
     before = contents(tmp_path / "r1")
-    with pytest.raises(serve.Refused, match="0.1 to 0.3 were construction steps") as refused:
+    with pytest.raises(serve.StartRefused, match="0.1 to 0.3 were construction steps") as refused:
         serve.Replica(config, "r1", clock=SystemClock())
     assert refused.value.code == serve.EXIT_STORAGE_REFUSED == 66
     assert "forebay audit dump" in str(refused.value) and "the source tree that wrote it" in str(refused.value)

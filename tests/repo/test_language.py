@@ -11,15 +11,6 @@ import pytest
 
 from tests.repo.tree import modules, text_of
 
-CONVERTED = (
-    "wal", "snapshots", "cluster/agent", "cluster/api", "cluster/audit", "cluster/client", "cluster/config",
-    "cluster/consensus", "cluster/drill", "cluster/providers", "cluster/schemas", "cluster/security", "cluster/server",
-    "cluster/cli", "cluster/slurm", "cluster/system", "replica/decide", "replica/fold", "replica/grammar",
-    "replica/messages", "replica/model", "replica/operations", "replica/scheduler", "replica/state", "replica/values",
-    "replica/views",
-)  # fmt: skip
-"""Packages that follow the rules; the others are converted one by one."""
-
 FIRST_WORDS = re.compile(r"(?:What|Who|Whose|How|Whether|All|One|Where|That)\b")
 RIDDLES = re.compile(r"\b(?:somebody|nobody|whoever|anybody|everybody|he|his)\b", re.IGNORECASE)
 BARE = re.compile(
@@ -87,13 +78,8 @@ def _riddles_in(tree: ast.AST) -> list[tuple[int, str]]:
     ]
 
 
-def converted() -> list[Path]:
-    """Return the modules of the converted packages."""
-    return [path for path in modules() if str(path).startswith(tuple(f"{package}/" for package in CONVERTED))]
-
-
 def test_no_docstring_begins_with_a_relative_clause() -> None:
-    found = [f"{one.place}: {one.text[:60]}" for path in converted() for one in facts_of(path).docstrings]
+    found = [f"{one.place}: {one.text[:60]}" for path in modules() for one in facts_of(path).docstrings]
     found = [line for line in found if FIRST_WORDS.match(line.partition(": ")[2])]
     assert found == [], "name the thing, or begin with Return"
 
@@ -101,7 +87,7 @@ def test_no_docstring_begins_with_a_relative_clause() -> None:
 def test_no_docstring_speaks_of_somebody() -> None:
     found = [
         f"{one.place}: {match[0]}"
-        for path in converted()
+        for path in modules()
         for one in facts_of(path).docstrings
         if (match := RIDDLES.search(one.text))
     ]
@@ -125,7 +111,7 @@ def test_the_rule_of_texts_finds_words_in_parts_of_f_strings_and_leaves_docstrin
 
 def test_no_public_function_or_class_is_a_bare_participle() -> None:
     found = []
-    for path in converted():
+    for path in modules():
         for line, name, is_class in facts_of(path).public:
             word = name[0].lower() + name[1:] if is_class else name
             if BARE.fullmatch(word) and word not in NAMED_EXCEPTIONS:

@@ -75,7 +75,7 @@ async def test_a_snapshot_of_a_level_above_the_known_one_is_not_passed_over_at_a
         before = contents(config.snapshot_directory("r1"))
         with pytest.raises(ReleaseNeeded, match="start release 9.1.0"):
             open_storage(config, "r1")
-        with pytest.raises(serve.Refused, match="start release 9.1.0") as refused:
+        with pytest.raises(serve.StartRefused, match="start release 9.1.0") as refused:
             serve.Replica(config, "r1", clock=SystemClock())
         assert refused.value.code == serve.EXIT_RELEASE_NEEDED == 76
         assert contents(config.snapshot_directory("r1")) == before

@@ -10,7 +10,7 @@ from forebay.cluster.config.config import Config
 from forebay.cluster.config.new_site import Founding, create_site
 from forebay.cluster.security.identity import Role
 from forebay.cluster.security.pki import issue, load_authority
-from forebay.cluster.serve import EXIT_STORAGE_REFUSED, EXIT_USAGE, Refused, main, run
+from forebay.cluster.serve import EXIT_STORAGE_REFUSED, EXIT_USAGE, StartRefused, main, run
 from forebay.cluster.server import joining
 from forebay.cluster.server.storage import first_start_mark, identity_of, member_note, open_storage
 from forebay.cluster.system.clock import SystemClock
@@ -76,7 +76,7 @@ def test_who_joins_is_told_first_of_the_snapshots_of_a_former_life(config: Confi
 
 
 def test_nothing_is_made_for_who_joins_and_is_said_never_to_have_run(config: Config) -> None:
-    with pytest.raises(Refused, match="is not a founder") as refused:
+    with pytest.raises(StartRefused, match="is not a founder") as refused:
         asyncio.run(run(config, "r4", first_start=True))
     assert refused.value.code == EXIT_STORAGE_REFUSED
     assert not (config.storage.directory / "r4").exists()

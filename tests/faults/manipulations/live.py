@@ -16,7 +16,7 @@ from forebay.cluster.client import ApiError, Client
 from forebay.cluster.consensus import HistoryElsewhere, KeyReplaced, LostDurableState
 from forebay.cluster.schemas import operations as ops
 from forebay.cluster.schemas.requests import PoolRequest
-from forebay.cluster.serve import Refused, Replica
+from forebay.cluster.serve import Replica, StartRefused
 from forebay.cluster.server import divergence, history_fetch
 from forebay.cluster.server.divergence import StateDiverged
 from forebay.cluster.server.tlog import LedgerAltered, publish
@@ -68,7 +68,7 @@ class Running:
         return fail
 
     async def start(self, name: str) -> None:
-        """Start a replica; Refused where it does not."""
+        """Start a replica; StartRefused where it does not."""
         self.replicas[name] = Replica(self.case.config, name, clock=SystemClock(), fail=self.fail(name))
         await self.replicas[name].start()
 
@@ -162,7 +162,7 @@ async def live(case: Case, *, patience_s: float = PATIENCE_S) -> Seen | None:
         for name in NAMES:
             try:
                 await them.start(name)
-            except Refused as error:
+            except StartRefused as error:
                 return Seen(Finder.START, str(error), time.monotonic() - began_s, Then.REFUSED, (name,))
             gaps[name] = them.replicas[name].controller.ledger.gaps()
         return await _awaited(them, began_s, patience_s, gaps)
@@ -189,7 +189,7 @@ async def live_under_a_leader(case: Case, do: Callable[[Case], None], *, patienc
         began_s = time.monotonic()
         try:
             await them.start(VICTIM)
-        except Refused as error:
+        except StartRefused as error:
             return Seen(Finder.START, str(error), time.monotonic() - began_s, Then.REFUSED, (VICTIM,))
         return await _awaited(them, began_s, patience_s, {})
 
