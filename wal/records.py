@@ -267,7 +267,7 @@ def unpack_chain(key: bytes, value: bytes) -> ChainRow:
     """Unpack a row of `pack_chain`.
 
     Raises:
-        DamagedValue: Checksum or length are wrong.
+        DamagedValue: The checksum or the length is wrong.
     """
     # Called for each entry of a ledger: `unpack_checked` and `_unpack` in one step.
     if len(value) != _CHAIN_STORED.size:
@@ -287,7 +287,7 @@ def unpack_gap(key: bytes, value: bytes) -> Gap:
     """Unpack a gap of `pack_gap`.
 
     Raises:
-        DamagedValue: Checksum or length are wrong.
+        DamagedValue: The checksum or the length is wrong.
     """
     last_index, before, after = _unpack(_GAP, unpack_checked(key, value))
     return Gap(key_index(key), last_index, before, after)
@@ -304,7 +304,7 @@ def unpack_pruned(value: bytes) -> PrunedRange:
     """Unpack the range of `pack_pruned`.
 
     Raises:
-        DamagedValue: Checksum or length are wrong.
+        DamagedValue: The checksum or the length is wrong.
     """
     body = unpack_checked(PRUNED_KEY, value)
     if len(body) < _U64.size or (len(body) - _U64.size) % _PRUNED_SEGMENT.size:
@@ -343,7 +343,7 @@ def unpack_number(key: bytes, value: bytes) -> int:
     """Unpack a number of `pack_number`.
 
     Raises:
-        DamagedValue: Checksum or length are wrong.
+        DamagedValue: The checksum or the length is wrong.
     """
     (number,) = _unpack(_U64, unpack_checked(key, value))
     return int(number)
@@ -358,7 +358,7 @@ def unpack_marks(value: bytes) -> Marks:
     """Unpack the marks of `pack_marks`.
 
     Raises:
-        DamagedValue: Checksum or length are wrong.
+        DamagedValue: The checksum or the length is wrong.
     """
     return Marks._make(_unpack(_MARKS, unpack_checked(MARKS_KEY, value)))
 
@@ -372,7 +372,7 @@ def unpack_log(value: bytes) -> LogMark:
     """Unpack the mark of `pack_log`.
 
     Raises:
-        DamagedValue: Checksum or length are wrong.
+        DamagedValue: The checksum or the length is wrong.
     """
     return LogMark._make(_unpack(_LOG, unpack_checked(LOG_KEY, value)))
 

@@ -277,7 +277,7 @@ def _nodes(text: str) -> tuple[str, ...]:
 def _max_time_s(max_time_s: int | None) -> int:
     if max_time_s is not None and max_time_s <= 0:
         raise bad_request(
-            f"the longest time limit is {max_time_s} s", "use at least 1 s, or null for no limit", "max_time_s"
+            f"max_time_s is {max_time_s}, and must be at least 1", "use 1 or more, or null for no limit", "max_time_s"
         )
     return max_time_s or 0
 

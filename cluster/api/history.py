@@ -354,7 +354,7 @@ def _not_yet(sentence: str, name: str) -> Problem:
 
 
 async def records_of(call: ApiCall[None], recorded: RecordedJob, *, newest: bool = False) -> RecordsReply:
-    """Return the ledger's records of a job: the oldest ROWS_MAX, or the first and the newest."""
+    """Return at most ROWS_MAX ledger records of a job: the oldest, or with `newest` the first and then the newest."""
     try:
         return await call.service.past.records(recorded.job_id, ROWS_MAX, call.identity, newest=newest)
     except (HistoryServiceBusy, HistoryServiceTimeout) as error:

@@ -230,7 +230,7 @@ def _update(current: Configuration, wanted: MemberChange, at: int) -> Configurat
 def _refuse_taken(others: Iterable[Member], wanted: MemberChange) -> None:
     """Reject an address used by another member, or for both purposes: two processes would be dialled there."""
     if wanted.peer and wanted.peer == wanted.api:
-        raise ChangeRefused("address_taken", f"{wanted.peer} is given twice", "both peer and api need an address")
+        raise ChangeRefused("address_taken", f"{wanted.peer} is given for both peer and api", "give each its own")
     for member in others:
         for address in (wanted.peer, wanted.api):
             if address and address in (member.peer, member.api):

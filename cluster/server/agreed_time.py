@@ -79,8 +79,9 @@ class AgreedTime:
             elif bounds.earliest is not None and not self._waits:
                 self._waits = True
                 LOGGER.warning(
-                    "the wall clocks that could be read differ by more than %.0f s, and some replicas' could not be "
-                    "read: founding waits until the clocks agree or all can be read; check the time service",
+                    "the wall clocks that could be read differ by more than %.0f s, and those of some replicas could "
+                    "not be read: the cluster is not founded until the clocks agree, or until all of them can be read; "
+                    "check the time service on every replica",
                     OFF_S,
                 )
         return self._at != NEVER

@@ -273,7 +273,7 @@ def _shared_with(before: State, after: State) -> Iterable[str]:
 
 
 class OrderWatch:
-    """Revision of the last possible change to each node's orders, and polls waiting for one."""
+    """For each node, the revision at which its orders may last have changed, and the poll awaiting a later one."""
 
     def __init__(self, revision: Revision) -> None:
         """Start at `revision`: polls that have only seen earlier ones are answered at once."""

@@ -244,7 +244,7 @@ class SlurmFiles:
     # Sessions: one file each, so that a change costs the same for any number
 
     def setup_begins(self, session: BufferSession) -> None:
-        """List a job from now on: Slurm counts it even if Forebay does not know it yet.
+        """Add a job whose setup begins to the list for Slurm, which then counts its buffer before Forebay knows it.
 
         Raises:
             OSError: The file cannot be written.

@@ -420,7 +420,8 @@ def parse_value(key: SettingKey, text: str) -> Any:
     """
     if not text:
         raise ValueFormatError(
-            f"{key.name} has no value", f"write {key.kind.value}, or apply a file that leaves it out"
+            f"{key.name} has no value",
+            f"write {key.kind.value}; for the default, apply a settings file without this key",
         )
     match key.kind:
         case ValueKind.NUMBER | ValueKind.SECONDS:

@@ -246,7 +246,7 @@ reservation_group = record_group(
     "--burst-buffer",
     "burst_buffer",
     metavar="[plugin:][pool:]#[units]",
-    help="Reserve this space, for example fast:10TiB; separate several by commas.",
+    help="Reserve this space, for example fast:10TiB; separate several with commas.",
 )
 @JSON_OPTION
 def set_reservation(name: str, as_json: bool, **fields: Any) -> None:
@@ -301,7 +301,7 @@ def list_usage(account: str | None, qos: str | None, as_json: bool) -> None:
 
 @click.command("reset")
 @click.option("--account", metavar="NAME", help="Reset this account, with all its users.")
-@click.option("--qos", metavar="NAME", help="Reset this QOS.")
+@click.option("--qos", metavar="NAME", help="Reset the usage of this QOS.")
 @YES_OPTION
 @JSON_OPTION
 def reset_usage(account: str | None, qos: str | None, yes: bool, as_json: bool) -> None:

@@ -79,7 +79,7 @@ class InitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     "hosts",
     multiple=True,
     metavar="HOST|NAME=HOST,…",
-    help="Set the address of all replicas, of each replica (repeated), or by name: r1=10.0.0.1,r2=10.0.0.2."
+    help="Set one address for all replicas, repeat it for each one, or name them: r1=10.0.0.1,r2=10.0.0.2."
     "  [default: 127.0.0.1]",
 )
 @click.option(
@@ -134,7 +134,7 @@ class InitAnswer(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--replica-account",
     metavar="ACCOUNT",
-    help="Make this account the owner of the replicas' keys and directories, for the packages' services."
+    help="Make this Unix account the owner of the replicas' keys and directories; the packages need `forebay`."
     "  [default: you]",
 )
 @JSON_OPTION

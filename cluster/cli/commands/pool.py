@@ -146,7 +146,7 @@ def create_pool(
 @click.command("set")
 @NAME
 @click.option(
-    "--quantity", metavar="SIZE", help="Set the total capacity, for example 96GiB; less than is in use is allowed."
+    "--quantity", metavar="SIZE", help="Set the total capacity, for example 96GiB; it may be less than what is in use."
 )
 @click.option("--granularity", metavar="SIZE", help="Round new requests up to this.")
 @click.option("--out-of-service", metavar="SIZE", help="Withhold this capacity from new buffers; 0 for none.")
@@ -157,7 +157,7 @@ def create_pool(
 @click.option(
     "--filesystem",
     metavar="NAME",
-    help='Keep buffers on this shared filesystem, "" for on nodes; the pool must be unused.',
+    help='Keep buffers on this shared filesystem; "" keeps them on nodes. The pool must be unused.',
 )
 @JSON_OPTION
 def set_pool(

@@ -123,7 +123,9 @@ class _SubmitCommand(click.Command):
 @click.option("--wrap", metavar="COMMAND", help="Run this command with /bin/sh instead of a script.")
 @click.option("-W", "--wait", "waits", is_flag=True, help="Wait for the job, and exit with its exit code.")
 @click.option("--parsable", is_flag=True, help="Print only the job's ID.")
-@click.option("--export", metavar="NAME=VALUE", multiple=True, help="Pass a variable to the job; NAME alone copies it.")
+@click.option(
+    "--export", metavar="NAME=VALUE", multiple=True, help="Pass a variable to the job; NAME alone copies yours."
+)
 @click.option("--uid", "owner", metavar="USER", help="Submit on behalf of this user (operators).")
 @click.option("--command-id", metavar="ID", help="Repeat the submit with this ID, which takes effect at most once.")
 @JSON_OPTION

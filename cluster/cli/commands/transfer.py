@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 STAGES: Final = ("stage_in", "stage_out")
 
-_WATCH = click.option("--watch", is_flag=True, help="Repeat every second, until nothing moves or Ctrl-C.")
+_WATCH = click.option("--watch", is_flag=True, help="Repeat every second, until nothing moves or you press Ctrl-C.")
 
 
 @click.command("list")

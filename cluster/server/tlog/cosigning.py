@@ -153,7 +153,7 @@ class Cosigning:
         return {one.witness.name: one.error for one in self._known if one.error}
 
     def cosigned_by(self, note: str) -> tuple[str, ...]:
-        """Return the names of the witnesses that cosigned a note, and record their sizes."""
+        """Return the names of the witnesses that cosigned a note, and record its ledger size for each."""
         found = {one.key: one.at_s for one in self._verified(note)}
         if not found:
             return ()

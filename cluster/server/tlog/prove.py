@@ -108,7 +108,7 @@ def proof_file(note: str, job: int, records: bytes, history: bytes = b"") -> byt
 def _record(key: bytes, entry: LedgerEntry, leaf: Leaf, path: Iterable[bytes], revision: int) -> Any:
     settled, position = commands_of(entry.data), revision - entry.base - 1
     if settled is None or not 0 <= position < leaf.commands:
-        raise LedgerBroken(entry.index, f"the entry did not settle revision {revision}")
+        raise LedgerBroken(entry.index, f"the entry is not the one that led to revision {revision}")
     return {
         "leaf": _text(leaf.encode()),
         "path": [*map(_text, path)],

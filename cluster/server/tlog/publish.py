@@ -393,9 +393,10 @@ class Publisher(Background):
                 LOGGER.debug("%s did not accept the checkpoint of %d entries: %s", peer, size, error)
 
     async def sign(self, size: int, root: str) -> SignedCheckpoint:
-        """Return the root of this replica's own ledger at a size, and its signature if that is `root` (hexadecimal).
+        """Return the root of this replica's ledger at a size, with a signature if it equals `root` (hexadecimal).
 
-        Does not return if signed entries are no longer in the ledger. Exceptions of `root` also propagate.
+        Ends the process if entries that were signed before are missing from the ledger. Exceptions from computing the
+        root propagate.
 
         Raises:
             SignRefused: This replica does not sign now.
