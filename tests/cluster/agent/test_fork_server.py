@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from forebay.cluster.agent.processes import OPERATION_VARIABLE, ChildProcess, ForkServer, forking, job_processes
+from forebay.cluster.agent.processes import OPERATION_VARIABLE, ChildProcess, ForkServer, forking
 from forebay.cluster.agent.worker import Usage, UsageQuery, UsageReply, UsageRequest
-from forebay.cluster.system import fields_of
+from forebay.cluster.system import TREE, fields_of
 from forebay.replica.messages import ScriptEnded, ScriptStarted
 from forebay.replica.model import JobState
 from tests.cluster.agent.conftest import Site
@@ -246,7 +246,7 @@ def test_a_fork_server_dies_with_its_agent() -> None:
     )
     agent = subprocess.Popen(
         [sys.executable, "-c", told],
-        cwd=job_processes._TREE,
+        cwd=TREE,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -264,7 +264,7 @@ def test_a_fork_server_whose_agent_read_nothing_ends_without_a_word() -> None:
     agent, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server = subprocess.Popen(
         [sys.executable, "-m", "forebay.cluster.agent.fork_server", str(channel.fileno()), str(os.getpid()), "-" * 200],
-        cwd=job_processes._TREE,
+        cwd=TREE,
         env={**os.environ, OPERATION_VARIABLE: "-" * 200},
         pass_fds=(channel.fileno(),),
         stderr=subprocess.PIPE,

@@ -75,7 +75,7 @@ class Running:
     async def stop(self, name: str) -> None:
         """Stop a replica; nothing is signed for it."""
         replica = self.replicas.pop(name)
-        replica.publisher.conclude = _nothing  # type: ignore[method-assign]
+        replica.publisher.publish = _nothing  # type: ignore[method-assign]
         await replica.stop()
 
     async def change(self) -> None:
@@ -105,8 +105,9 @@ class Running:
         return None
 
 
-async def _nothing() -> None:
-    """Stands in for what a process that is gone does not do."""
+async def _nothing(*, whole: bool) -> bool:
+    """Publish nothing, as a process that has ended."""
+    return whole
 
 
 def _finder_of(error: BaseException) -> Finder:
