@@ -11,8 +11,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, NamedTuple, NoReturn
 
+import msgspec
+
 from forebay.cluster.api.history_service import tree
 from forebay.cluster.client import ApiError, Client
+from forebay.cluster.config.config import TimingConfig
 from forebay.cluster.consensus import HistoryElsewhere, KeyReplaced, LostDurableState
 from forebay.cluster.schemas import operations as ops
 from forebay.cluster.schemas.requests import PoolRequest
@@ -57,6 +60,7 @@ class Running:
 
     def __init__(self, case: Case) -> None:
         self.case = case
+        self.config = case.config
         self.replicas: dict[str, Replica] = {}
         self.stopped: dict[str, BaseException] = {}
 
@@ -69,7 +73,7 @@ class Running:
 
     async def start(self, name: str) -> None:
         """Start a replica; StartRefused where it does not."""
-        self.replicas[name] = Replica(self.case.config, name, clock=SystemClock(), fail=self.fail(name))
+        self.replicas[name] = Replica(self.config, name, clock=SystemClock(), fail=self.fail(name))
         await self.replicas[name].start()
 
     async def stop(self, name: str) -> None:
@@ -172,6 +176,8 @@ async def live(case: Case, *, patience_s: float = PATIENCE_S) -> Seen | None:
 async def live_under_a_leader(case: Case, do: Callable[[Case], None], *, patience_s: float = PATIENCE_S) -> Seen | None:
     """Alter the victim while it alone is down, and the leader that it has acknowledged to leads on."""
     async with running(case) as them:
+        # On a busy machine three replicas in one process may be silent for a second.
+        them.config = msgspec.structs.replace(case.config, timing=TimingConfig(election_min_ms=3_000))
         for name in NAMES:
             await them.start(name)
         async with asyncio.timeout(patience_s):
