@@ -1,10 +1,8 @@
 """Ledger backed by an archive: entries the replica no longer holds are read from archive segments.
 
-Archived entries that fill a gap are trusted only if they lead from the digest before the gap to the digest after it.
-The replica keeps both digests.
+An archive is accepted only if it has the ledger's cluster ID, and the ledger's digest and revision at the edges of each
+gap and at its own end. `segments.archive_from` and `cluster.audit.archive` check it again to write and to prune.
 """
-
-from pathlib import Path
 
 from forebay.wal.environment import Environment
 from forebay.wal.ledger import STEP_MAX_BYTES, Ledger, LedgerBroken, LedgerEntry, _Scan
@@ -121,12 +119,3 @@ class ArchivedLedger(Ledger):
             return self.archive.read_some(index, entries_max=min(limit, end - index + 1), bytes_max=bytes_max)
         except SegmentBroken as error:
             raise LedgerBroken(index, f"it is not available on this replica, nor in the archive: {error}") from error
-
-
-def open_with_archive(env: Environment, directory: Path | None) -> Ledger:
-    """Return the ledger of an environment, combined with the archive in `directory` if given.
-
-    Raises:
-        SegmentBroken: The archive is broken, or of another history.
-    """
-    return Ledger(env) if directory is None else ArchivedLedger(env, Archive(directory))

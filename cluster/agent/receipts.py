@@ -1,5 +1,6 @@
-"""Receipt files kept by an agent on its disk, or by a mover on a shared filesystem: find them, check their digest, and
-compare them with the files in storage.
+"""Receipt files of an agent or mover: find them, check their digest, and compare them with the files in storage.
+
+An agent keeps them on its disk, a mover on the shared filesystem.
 """
 
 from __future__ import annotations

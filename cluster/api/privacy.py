@@ -49,7 +49,7 @@ HIDDEN_DETAILS = _hidden(JobDetailsView, PUBLIC_DETAILS)
 
 
 def only_user(call: ApiCall[Any], state: State) -> str | None:
-    """Return the only user whose buffers the caller may see; None: all."""
+    """Return the only user whose jobs and buffers the caller may see under PrivateData; None: all."""
     is_private = has_private_data(state.site) or call.service.is_private
     return call.identity.name if call.identity.role is Role.USER and is_private else None
 

@@ -394,7 +394,7 @@ class ApiService:
         return self.event_streams_of.total()
 
     async def current(self) -> State:
-        """Return a linearizable state.
+        """Return a linearizable state on the leader; a follower redirects to it.
 
         Raises:
             Redirect: Another replica leads.

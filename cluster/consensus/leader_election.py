@@ -1,8 +1,8 @@
 """Leader election (sections 5.1, 5.2 and 5.4.1) that does not disturb a live leader (pre-vote: thesis 9.6; H14).
 
 Only this module changes terms and roles. A candidate first asks in a pre-vote, then campaigns. A replica votes once a
-term, for a candidate whose journal is at least as complete. A replica that learns of a higher term has no leader in it
-yet.
+term, for a candidate that it trusts, whose journal is at least as complete and whose ledger does not differ. A replica
+that learns of a higher term has no leader in it yet.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """Linearizable reads (ReadIndex, thesis 6.4): one round of heartbeats confirms leadership for many waiters.
 
-A follower requests the index from its leader, which returns it once a round that began after the request has confirmed
-it. The follower applies up to that index, then answers from its own state.
+A round counts if a majority has answered requests sent after its reads arrived. The engine completes it with its commit
+index, once this leader has applied its own first entry. `log_replication` has the messages of followers' reads.
 """
 
 from collections.abc import Callable

@@ -379,7 +379,7 @@ def read_news(news: bytes) -> list[AgentReport]:
 
 
 class PollRounds:
-    """Proofs that this replica's state is current, for its polls: one proof for all that are waiting.
+    """Decides when this replica may answer polls: one proof that its state is current, for all waiting polls.
 
     On the leader, a majority confirms it. On a follower, the leader names the entry this replica must have
     applied, after a majority has confirmed the leader. The follower's request carries the agents' reports, so no poll

@@ -1,5 +1,4 @@
-"""Restart of operations by a new leader, if the site has restart-policy slurm, as Slurm's controller does when it
-starts.
+"""Restart of operations by a new leader, as Slurm's controller does, if the site has restart-policy slurm.
 
 See SEMANTICS.md, "When the controller dies". With the other policy operations continue.
 """

@@ -1,11 +1,11 @@
 """Reconciliation of Slurm's buffer jobs with Forebay's external jobs, once a minute.
 
-A difference counts only if two consecutive checks find it, and a check counts only if slurmctld answers. An external
-job that Slurm does not know, or whose job has finished without a teardown, is torn down with the reason; it is retained
-if it has unexported files. An external job whose run has ended only for Slurm has its results exported. A buffer that
-Slurm believes to be staged, without an external job, is reported to the leader once, and counted. A pending job whose
-stage-in Slurm has lost never starts: that is logged once, counted, and shown by the service manager. Slurm offers no
-way to restart its stage-in.
+A difference counts only if two consecutive checks find it, and a check counts only if slurmctld answers. For an
+external job that Slurm does not know, or whose job has finished without a teardown, the leader receives a teardown with
+the reason; `replica.decide.external_jobs` decides whether its buffer is removed or retained. An external job whose run
+has ended only for Slurm has its results exported. A buffer that Slurm believes to be staged, without an external job,
+is reported to the leader once, and counted. A pending job whose stage-in Slurm has lost never starts: that is logged
+once, counted, and shown by the service manager. Slurm offers no way to restart its stage-in.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Decide changes of accounts, QOS, licences, reservations, partitions and scheduling rules, and check that jobs may use
-them.
-"""
+"""Decide changes of accounts, QOS, licences, reservations and partitions, and whether jobs may use them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Decide a scheduler's commands about its external jobs: a table of phases and commands, with one outcome for each
-pair.
+"""Decide a scheduler's commands about its external jobs: a table with an outcome for each phase and command.
 
 A scheduler repeats calls whose result it does not know: after its restart, or from another host; a killed call may
 still arrive. Whether a command is a repeat or a no-op therefore depends on the phase of its external job, never on a
@@ -10,6 +9,9 @@ cached reply. Three rules make the table:
 2. A command that asks for more than the external job ever had is rejected: a run without staged data, a stage-in after
    teardown.
 3. No command except a teardown with hurry deletes the only copy of results, not even a setup.
+
+A teardown without hurry retains the buffer of a job that ran and requested a stage-out. The buffer of a job that never
+ran lingers; if the teardown has a reason, as from the bridge's reconciliation, it is removed at once.
 
 Sources: SLURM-OBSERVED.md, 2 (failures, cancel, restart) and 5 (the functions of burst_buffer.lua).
 """

@@ -110,8 +110,8 @@ def failure_events(
 ) -> tuple[e.Event, ...]:
     """Return the events that follow a failed operation: a retry with back-off while retries are left, then a hold.
 
-    A `final` failure is not retried. A failed stage-out never leads to teardown by itself, and a failed teardown keeps
-    its space counted.
+    A `final` failure is not retried; the agent decides that (`cluster.agent.worker.worker.is_final`). A failed
+    stage-out never leads to teardown by itself, and a failed teardown keeps its space counted.
     """
     site = state.site
     if job.failures < site.stage_retries and not final:

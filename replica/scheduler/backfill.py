@@ -1,6 +1,4 @@
-"""Backfill (SPUR.md, 3): estimate when the first request in a pool's queue starts, and decide which later requests may
-go first.
-"""
+"""Backfill (SPUR.md, 3): estimate the start of the first request in a pool's queue, and decide which may go first."""
 
 from __future__ import annotations
 

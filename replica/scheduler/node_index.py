@@ -1,4 +1,7 @@
-"""Index of nodes: their jobs and CPUs, and sorted lists of the nodes of each partition, from which a cycle chooses."""
+"""Index of nodes: their jobs and CPUs, and sorted lists of the nodes of each partition.
+
+`NodeList.fewest_jobs` chooses the node on which a job of a pool on nodes is staged.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ class NodeList:
         return max(self.by_jobs, default=0)
 
     def fewest_jobs(self, cpus: int) -> str:
-        """Return the node with the fewest jobs among those with at least `cpus` CPUs; there must be one."""
+        """Return the node to stage a job on, of those with at least `cpus` CPUs the one with the fewest jobs.
+
+        There must be one.
+        """
         return min(keys.first for has, keys in self.by_jobs.items() if has >= cpus)[1]
 
 

@@ -2,6 +2,9 @@
 
 The queues are merged by (-priority, job ID), and a queue is left as soon as no later candidate in it can get anything.
 The cycle applies its allocations of nodes to the index temporarily, and undoes them at its end.
+
+A job with new space is staged on the node with the fewest jobs (`node_index`), or by a mover if its pool is in a shared
+filesystem (`operations.movers`). `persistent` chooses for jobs with persistent buffers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Agent's side of the fork server (`cluster.agent.fork_server`), which forks processes instead of starting
-interpreters.
+"""Agent's side of the fork server (`cluster.agent.fork_server`), which forks instead of starting interpreters.
 
 The fork server has imported all that workers and supervisors need, and forks each as a child of the agent
 (CLONE_PARENT). The agent waits for them as for its own children, and they do not depend on the fork server once they

@@ -3,6 +3,9 @@
 The walk uses descriptors only and always has the same order, so the earlier manifest is compared in a single pass. A
 file unchanged at the source and at the destination is done; a partly copied large file keeps its chunk marks; files
 that no longer exist at the source are cleared.
+
+`Walk` decides from an item's `links` whether a link is recreated, followed, left out or an error.
+`cluster.agent.worker.staging` sets `links` from the directive and the site's TransferOutsideLinks.
 """
 
 from __future__ import annotations

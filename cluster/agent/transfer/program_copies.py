@@ -1,6 +1,4 @@
-"""Transfers by external programs, in batches: run the program, verify its output, rerun it for the rest, put files in
-place.
-"""
+"""Transfers by external programs, in batches: run the program, verify, rerun it for the rest, and move into place."""
 
 from __future__ import annotations
 
