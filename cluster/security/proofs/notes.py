@@ -1,6 +1,7 @@
 """Signed notes, checkpoints and cosignatures (v1).
 
-As specified by C2SP: signed-note, tlog-checkpoint, tlog-cosignature. Keys are Ed25519. A key is identified by its name and a key ID: four bytes derived from name, kind and public key.
+As specified by C2SP: signed-note, tlog-checkpoint, tlog-cosignature. Keys are Ed25519. A key is identified by its name
+and a key ID: four bytes derived from name, kind and public key.
 """
 
 import base64
