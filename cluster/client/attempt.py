@@ -145,10 +145,15 @@ def no_answer(address: Address, timeout_s: float) -> AttemptError:
     return AttemptError(f"{address} did not answer within {timeout_s:.3g} s", may_have_arrived=True)
 
 
+def cause_of(error: Exception) -> str:
+    """Return the text of an error; of asyncio's, which counts bytes, that the connection was closed."""
+    return "it was closed" if isinstance(error, EOFError) else str(error) or type(error).__name__
+
+
 def broken(address: Address, error: Exception, tls: TlsFiles | None) -> AttemptError:
     """Return the error of a connection that broke before the response was complete."""
     return AttemptError(
-        f"the connection to {address} broke before the answer was complete ({error or type(error).__name__})",
+        f"the connection to {address} broke before the answer was complete ({cause_of(error)})",
         may_have_arrived=True,
         # A TLS 1.3 server can reject a client after the handshake; asyncio then reports a close without an alert.
         remedy="" if tls is None else f"if every replica does this, it may be rejecting {_shown_certificate(tls)}",

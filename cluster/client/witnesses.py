@@ -11,6 +11,7 @@ from typing import Final, Literal, NamedTuple
 import aiohttp
 from yarl import URL
 
+from forebay.cluster.client.attempt import cause_of
 from forebay.cluster.config import WitnessConfig
 from forebay.cluster.security import TlsError, open_client_context
 from forebay.cluster.security.proofs import MAX_ANSWER_BYTES
@@ -80,7 +81,7 @@ class WitnessClient:
                         raise WitnessUnreachable(f"its answer has more than {MAX_ANSWER_BYTES} bytes")
                 return WitnessReply(response.status, response.content_type, held)
         except (aiohttp.ClientError, OSError, TlsError, asyncio.IncompleteReadError) as error:
-            raise WitnessUnreachable(str(error) or type(error).__name__) from error
+            raise WitnessUnreachable(cause_of(error)) from error
 
     async def close(self) -> None:
         """Close all connections."""

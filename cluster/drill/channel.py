@@ -77,7 +77,8 @@ class HelperChannel:
                     await self._writer.drain()
                     answer = ANSWERS.decode(await self._reader.readuntil(b"\n"))
             except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError, msgspec.MsgspecError) as error:
-                said = str(error) or type(error).__name__
+                closed = isinstance(error, EOFError)
+                said = "it closed the connection" if closed else str(error) or type(error).__name__
                 raise HelperRefused(f"helper {self._name} does not answer ({said})", "see its log") from error
         if answer.protocol < PROTOCOL:
             raise HelperRefused(f"helper {self._name} has an earlier release", "update it, and start it again")

@@ -238,4 +238,8 @@ def test_leaders_that_hang_and_are_killed_are_drilled_and_whoever_vanishes_nothi
     os.kill(up.pid("h1"), signal.SIGKILL)
     until(lambda: state_of(up.pid(made["target"])) != "T")
     _, said = again.communicate()
-    assert again.returncode == 7 and "aborted: the fault ended early" in said, said
+    assert again.returncode == 7, said
+    # The helper may die before its answer that the fault has begun is read.
+    assert (
+        "aborted: the fault ended early" in said or "aborted: the helper failed: helper h1 does not answer" in said
+    ), said

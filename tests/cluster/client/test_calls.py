@@ -12,6 +12,7 @@ from forebay.cluster.client import ApiError, Client
 from forebay.cluster.client import blocking as blocking_module
 from forebay.cluster.client import exchange as exchange_module
 from forebay.cluster.client import http_responses as responses_module
+from forebay.cluster.client.attempt import broken
 from forebay.cluster.client.calls import REDIRECTS_MAX
 from forebay.cluster.schemas import operations as ops
 from forebay.cluster.schemas.agents import PollRequest
@@ -542,3 +543,8 @@ def test_a_cancelled_call_leaves_no_request_behind(pki: Pki) -> None:
             assert len(server.requests) == 1
 
     asyncio.run(scenario())
+
+
+def test_a_closed_connection_is_not_reported_as_a_count_of_bytes() -> None:
+    error = broken(Address("127.0.0.1", 7411), asyncio.IncompleteReadError(b"", None), None)
+    assert "broke before the answer was complete (it was closed)" in str(error)
