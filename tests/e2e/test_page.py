@@ -272,15 +272,17 @@ async def can_be_walked_through(page: Browser, url: str) -> None:
     await page.look(width=1300, height=900)
     await page.open(f"{url}/page")
     reachable = await page.run(REACHABLE)
-    stops = []
-    for _ in range(reachable):
+    stops: list[Any] = []
+    # A table that is drawn anew while the keys are pressed may take the focus back.
+    regions = {"Pending jobs", "Transfers", "Replicas"}
+    while len(stops) < reachable or (not regions <= {stop[1] for stop in stops} and len(stops) < 3 * reachable):
         await page.press(TAB)
         stops.append(await page.run(FOCUS))
-    assert all(is_visible for *_, is_visible in stops), stops
+    assert all(is_visible for *_, is_visible in stops[:reachable]), stops
     assert stops[0][:2] == ["A", "#main"] and [stop[1] for stop in stops[2:6]] == [
         "/page", "/page/jobs", "/page/transfers", "/page/nodes",
     ]  # fmt: skip
-    assert {"Pending jobs", "Transfers", "Replicas"} <= {stop[1] for stop in stops}
+    assert regions <= {stop[1] for stop in stops}
     await page.open(f"{url}/page")
     await page.press(TAB)
     await page.press(ENTER)
