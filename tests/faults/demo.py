@@ -49,7 +49,7 @@ class Demo:
 
     def found(self) -> None:
         """Found and start the cluster."""
-        self.step("1  A cluster: three replicas, two agents, mutual TLS between all of them")
+        self.step("1  Start three replicas and two agents, with mutual TLS")
         self.cluster.found(POOLS, COPY_RATE)
         self.workload = Workload(self.cluster.work, numbers=NUMBERS, seed=self.seed)
         self.cluster.start_all()
@@ -73,7 +73,7 @@ class Demo:
         async with self.cluster.client() as client:
             started = time.monotonic()
             leader = (await client.call(ops.LIST_MEMBERS)).leader
-            self.console.print(f"   {leader} leads after {time.monotonic() - started:.1f} s")
+            self.console.print(f"   {leader} is the leader after {time.monotonic() - started:.1f} s")
             self.picture = Picture(client, self.console, live=self.live)
             watching = asyncio.create_task(self.picture.run())
             try:
@@ -87,7 +87,7 @@ class Demo:
     async def jobs(self, client: Client) -> None:
         """Submit, kill the leader, start it again, and see every job to its end."""
         picture = self.picture
-        self.step(f"2  {len(JOBS)} jobs of docs/examples, asking for more space than there is")
+        self.step(f"2  Submit {len(JOBS)} jobs of docs/examples, which request more space than there is")
         picture.headline = "Jobs wait for space, then for their data, then run"
         # All at once, as many users do, so that they ask for more space than there is on a slow machine too.
         await asyncio.gather(*(self.submit(name) for name in JOBS[:-1]))
@@ -101,7 +101,7 @@ class Demo:
         await picture.until(
             lambda: sum(verify.over(job) for job in picture.jobs.values()) == total, "all jobs done", JOBS_TIMEOUT_S
         )
-        picture.say(f"all {total} jobs are over")
+        picture.say(f"all {total} jobs have finished")
         for reason in ("BurstBufferResources", "BurstBufferStageIn"):
             if reason not in picture.reasons_seen:
                 raise RunFailed(f"no job was seen waiting with {reason}")
@@ -111,8 +111,8 @@ class Demo:
         picture = self.picture
         leader = picture.leader
         assert leader is not None
-        self.step(f"3  SIGKILL of the leader, {leader}, while data is being staged")
-        picture.headline = f"{leader} was killed; its peers elect another"
+        self.step(f"3  Kill the leader, {leader}, while data is being staged")
+        picture.headline = f"{leader} was killed; its peers elect a new leader"
         self.cluster.kill(leader)
         killed_at = time.monotonic()
         while True:
@@ -134,7 +134,7 @@ class Demo:
             30,
         )
         picture.say(f"{leader} is back and has caught up {time.monotonic() - started_at:.1f} s after its start")
-        picture.headline = "The other jobs go on; nothing was started again"
+        picture.headline = "The other jobs continue; none was started twice"
 
     def hold(self, what: str, sentence: str) -> None:
         self.held.append((what, sentence))
@@ -142,7 +142,7 @@ class Demo:
 
     async def check(self, client: Client) -> None:
         """Check what came of it, and let the ledger tell it."""
-        self.step("4  What came of it")
+        self.step("4  Check the results")
         ended = self.cluster.ended()
         if ended:
             raise RunFailed("; ".join(ended))
@@ -151,12 +151,12 @@ class Demo:
             raise RunFailed(f"jobs that did not complete: {failed}")
         for job, name in self.submitted.items():
             self.workload.check_result(name, job)
-        self.hold("results", f"{len(self.submitted)} results are what they must be")
+        self.hold("results", f"{len(self.submitted)} results are correct")
         self.hold("once", await verify.ran_once(client, self.workload, self.submitted, all_complete=True))
         self.hold("capacity", await verify.free_capacity(client))
         agreed, status = await verify.same_digest(self.cluster, client)
         self.hold("agreement", agreed)
-        self.step("5  The history of one job, and why it waited")
+        self.step("5  Show the history of a job, and why it waited")
         waits = [
             (job, revision)
             for (job, revision), reason in self.picture.reasons.items()
@@ -167,17 +167,17 @@ class Demo:
         self.console.print(f"   $ forebay job why {job} --at {revision}", highlight=False)
         print(self.cluster.forebay("job", "why", str(job), "--at", str(revision)), end="")
         self.hold("why", await verify.why_agrees(client, self.picture.reasons))
-        self.step("6  The whole ledger, replayed from nothing")
+        self.step("6  Replay the whole ledger")
         for replica in ("r1", "r2", "r3"):
             self.cluster.forebay("audit", "verify", "--name", replica)
-        self.hold("chain", "the hash chain of all three ledgers is whole")
+        self.hold("chain", "the hash chains of all three ledgers are intact")
         self.hold("replay", verify.replayed(self.cluster, status))
         self.hold("decisions", verify.redecided(self.cluster))
         self.hold("what-if", verify.gone_through(self.cluster))
 
     def summary(self, started: float) -> None:
         """Print what held."""
-        table = Table(title=f"Everything held, in {time.monotonic() - started:.0f} s", title_justify="left")
+        table = Table(title=f"All checks passed, in {time.monotonic() - started:.0f} s", title_justify="left")
         table.add_column("CHECK")
         table.add_column("RESULT")
         table.add_row("take-over", f"{self.takeover_s:.2f} s after SIGKILL of the leader")

@@ -66,7 +66,7 @@ async def ran_once(client: Client, workload: Workload, jobs: Iterable[int], *, a
         starts = Counter(row.event for row in rows)["run_started"]
         if starts > 1 or completions[job] > 1 or (all_complete and (starts, completions[job]) != (1, 1)):
             raise RunFailed(f"job {job} was started {starts} times and ran to its end {completions[job]} times")
-    return f"{len(jobs)} jobs, none started or run to its end twice"
+    return f"{len(jobs)} jobs, none started or finished twice"
 
 
 def replayed(cluster: LocalCluster, status: StatusView, *, replica: str = "r1") -> str:
@@ -84,9 +84,7 @@ def replayed(cluster: LocalCluster, status: StatusView, *, replica: str = "r1") 
         found = (answer["revision"], answer["state_digest"])
         if found != (status.revision, status.state_digest):
             raise RunFailed(f"the ledger of {replica} replays to {found}, not to {status.state_digest}")
-    return (
-        f"the ledger replays to the same digest from nothing, whatever PYTHONHASHSEED is ({status.revision} revisions)"
-    )
+    return f"a replay of all {status.revision} revisions, with several hash seeds, ends at the same digest"
 
 
 def redecided(cluster: LocalCluster, *, replica: str = "r1") -> str:
@@ -94,7 +92,7 @@ def redecided(cluster: LocalCluster, *, replica: str = "r1") -> str:
     answer = json.loads(cluster.forebay("audit", "redecide", "--name", replica, "--json"))
     if answer["different"] or not answer["same"]:
         raise RunFailed(f"the ledger of {replica} would be decided otherwise: {answer['differences'][:1]}")
-    return f"{answer['same']} decisions come out the same again, {answer['rebuilt_share']:.1%} of all"
+    return f"{answer['same']} decisions are the same when decided again, {answer['rebuilt_share']:.1%} of all"
 
 
 def gone_through(cluster: LocalCluster, *, replica: str = "r1") -> str:
@@ -103,7 +101,7 @@ def gone_through(cluster: LocalCluster, *, replica: str = "r1") -> str:
     fit = answer["calibration"]["in_place"]
     if answer["recorded"] != answer["unchanged"] or fit["identical"] != fit["starts"] or not fit["starts"]:
         raise RunFailed(f"the ledger of {replica}, gone through again, is another one: {answer['calibration']}")
-    return f"gone through again with nothing changed, all {fit['starts']} jobs start when they did"
+    return f"simulated without a change, all {fit['starts']} jobs start when they did"
 
 
 async def why_agrees(client: Client, seen: dict[tuple[int, int], str]) -> str:
@@ -112,7 +110,7 @@ async def why_agrees(client: Client, seen: dict[tuple[int, int], str]) -> str:
         said = await client.call(ops.EXPLAIN_JOB, id=job, at=revision)
         if said.reason != reason:
             raise RunFailed(f"job {job} at revision {revision}: show said {reason!r}, why says {said.reason!r}")
-    return f"why --at gives what job show gave at {len(seen)} moments"
+    return f"`job why --at` agrees with `job show` at {len(seen)} moments"
 
 
 def over(job: JobView) -> bool:

@@ -21,7 +21,7 @@ def test_a_picture_has_a_title_and_loads_nothing(path: Path) -> None:
 
 
 def test_the_recording_ends_with_everything_held() -> None:
-    assert "Everything held, in" in text_of(Path("docs/images/demo.svg"))
+    assert "All checks passed, in" in text_of(Path("docs/images/demo.svg"))
 
 
 def test_a_recording_shows_complete_screens_only() -> None:
