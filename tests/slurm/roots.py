@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -195,7 +196,8 @@ class Root:
         for name in _FROM_HOST:
             source, target = Path("/") / name, self.directory / name
             if source.exists():
-                new = target.with_name(f"{target.name}.{os.getpid()}")
+                # Two runs in one root may be two threads of one process.
+                new = target.with_name(f"{target.name}.{os.getpid()}.{threading.get_ident()}")
                 shutil.copyfile(source, new)
                 new.rename(target)
         venv = self._venv()
