@@ -147,7 +147,7 @@ def no_answer(address: Address, timeout_s: float) -> AttemptError:
 
 def cause_of(error: Exception) -> str:
     """Return the text of an error; of asyncio's, which counts bytes, that the connection was closed."""
-    return "it was closed" if isinstance(error, EOFError) else str(error) or type(error).__name__
+    return "the connection was closed" if isinstance(error, EOFError) else str(error) or type(error).__name__
 
 
 def broken(address: Address, error: Exception, tls: TlsFiles | None) -> AttemptError:

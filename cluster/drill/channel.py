@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from forebay.cluster.client.attempt import cause_of
 from forebay.cluster.drill.messages import ANSWERS, JSON, LINE_BYTES_MAX, PROTOCOL, Ask, HelperAnswer, HelperRefused
 from forebay.cluster.security import HELPER_HOST, TlsFiles, client_context, identify
 from forebay.cluster.system import Address
@@ -77,9 +78,9 @@ class HelperChannel:
                     await self._writer.drain()
                     answer = ANSWERS.decode(await self._reader.readuntil(b"\n"))
             except (OSError, TimeoutError, EOFError, asyncio.LimitOverrunError, msgspec.MsgspecError) as error:
-                closed = isinstance(error, EOFError)
-                said = "it closed the connection" if closed else str(error) or type(error).__name__
-                raise HelperRefused(f"helper {self._name} does not answer ({said})", "see its log") from error
+                raise HelperRefused(
+                    f"helper {self._name} does not answer ({cause_of(error)})", "see its log"
+                ) from error
         if answer.protocol < PROTOCOL:
             raise HelperRefused(f"helper {self._name} has an earlier release", "update it, and start it again")
         if not answer.done:

@@ -1,4 +1,4 @@
-"""What the construction step .0.1 to 0.3. left on disks is refused by name, with what to do, and stays as it is.
+"""What the construction steps 0.1 to 0.3 left on disks is refused by name, with what to do, and stays as it is.
 
 `step-0.1.tar.gz` and `step-0.3.tar.gz` were made by trees of those steps, with their `tests.golden.make_ledger`: the
 first without a sync log, the last with one.

@@ -85,9 +85,9 @@ def test_no_docstring_begins_with_a_relative_clause() -> None:
 
 
 def test_a_module_s_first_line_is_a_sentence() -> None:
-    found = [one.place for path in modules() for one in facts_of(path).docstrings if one.kind == "Module"]
-    first = {one.place: one.text.splitlines()[0] for path in modules() for one in facts_of(path).docstrings}
-    found = [f"{place}: {first[place]}" for place in found if not first[place].endswith((".", ":"))]
+    texts = [one for path in modules() for one in facts_of(path).docstrings if one.kind == "Module"]
+    first = [(one.place, one.text.splitlines()[0]) for one in texts]
+    found = [f"{place}: {line}" for place, line in first if not line.endswith((".", ":"))]
     assert found == [], "listings show the first line only"
 
 

@@ -1,5 +1,6 @@
 """The tree under test: which files belong to the repository, and where its parts are."""
 
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -67,6 +68,13 @@ def dotted(path: Path) -> str:
     if parts[0] in PACKAGES:
         parts = (NAME, *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def copy_packages(tree: Path) -> None:
+    """Copy the packages, and the links below their import name, into a directory."""
+    for package in (NAME, *PACKAGES):
+        skipped = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, tree / package, symlinks=True, ignore=skipped)
 
 
 def is_standard(module: str) -> bool:

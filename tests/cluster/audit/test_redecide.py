@@ -1,7 +1,6 @@
 """Deciding ledgers again: by this release, and by others, in which a policy, a word or a fold was changed."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +17,10 @@ from forebay.replica.values.errors import Rejection, RejectionCode
 from forebay.snapshots.finalize import write_snapshot
 from forebay.wal.codec import encode_batch
 from forebay.wal.ledger import LedgerEntry
-from tests.cluster.audit.ledgers import ROOT, Made, real, typed, written
+from tests.cluster.audit.ledgers import Made, real, typed, written
 from tests.golden.archive import unpack
 from tests.replica.world import World
-from tests.repo.tree import NAME, PACKAGES
+from tests.repo.tree import copy_packages
 from tests.simulation.world import World as Simulated
 
 
@@ -69,9 +68,7 @@ LOST_EVENT = Release(
 
 def released(tree: Path, *changes: Release) -> Path:
     """Make a tree of this release, with changes."""
-    for package in (NAME, *PACKAGES):
-        skipped = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / package, tree / package, symlinks=True, ignore=skipped)
+    copy_packages(tree)
     for change in changes:
         module = tree / change.module
         text = module.read_text(encoding="utf-8")

@@ -547,4 +547,4 @@ def test_a_cancelled_call_leaves_no_request_behind(pki: Pki) -> None:
 
 def test_a_closed_connection_is_not_reported_as_a_count_of_bytes() -> None:
     error = broken(Address("127.0.0.1", 7411), asyncio.IncompleteReadError(b"", None), None)
-    assert "broke before the answer was complete (it was closed)" in str(error)
+    assert "broke before the answer was complete (the connection was closed)" in str(error)

@@ -33,7 +33,7 @@ from tests.faults import faults, kernel
 from tests.faults.hosts import COPY_RATE, NODE_DOWN_S, POOLS, Hosts
 from tests.faults.local_cluster import AGENTS, FOREBAY, REPLICAS, USER, RunFailed
 from tests.faults.network import Network
-from tests.repo.tree import NAME, PACKAGES, ROOT
+from tests.repo.tree import copy_packages
 
 FOURTH: Final = "r4"
 """The machine, and its replica, that is there to be added."""
@@ -155,9 +155,7 @@ class Site(Hosts):
 
     def install(self, tree: Path) -> None:
         """Install this release once more, with an interpreter of its own; what it depends on is what we have."""
-        for package in (NAME, *PACKAGES):
-            skipped = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / package, tree / package, symlinks=True, ignore=skipped)
+        copy_packages(tree)
         environment = tree / ".venv"
         venv.create(environment)
         [packages] = environment.glob("lib/python*/site-packages")
