@@ -121,12 +121,12 @@ class Session:
         Raises:
             Failure: if the cluster did not answer, or rejected the call.
         """
-        from forebay.cluster.client import NOBODY_S, ApiError, Client, finish, run
+        from forebay.cluster.client import UNREACHABLE_S, ApiError, Client, finish, run
         from forebay.cluster.security import TlsError
 
         config = self._access()
         # With an explicit deadline, the user may be waiting for a cluster that is starting.
-        nobody_s = NOBODY_S if self.deadline_s == DEADLINE_S else None
+        unreachable_s = UNREACHABLE_S if self.deadline_s == DEADLINE_S else None
 
         async def perform() -> _T:
             async with Client.from_config(
@@ -134,7 +134,7 @@ class Session:
                 self.identity,
                 clock=self.clock,
                 deadline_s=self.deadline_s,
-                nobody_s=nobody_s,
+                unreachable_s=unreachable_s,
                 blocking=not on_a_loop,
             ) as client:
                 return await call(client)

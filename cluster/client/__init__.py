@@ -6,7 +6,7 @@ from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from forebay.cluster.client.access_methods import GatewayAccess, connect_gateway
-    from forebay.cluster.client.calls import ATTEMPT_S, NOBODY_S, finish, is_definite
+    from forebay.cluster.client.calls import ATTEMPT_S, UNREACHABLE_S, finish, is_definite
     from forebay.cluster.client.client import Client, run
     from forebay.cluster.client.errors import NO_ANSWER, UNTRUSTED, ApiError, error_of_view
     from forebay.cluster.client.event_pages import read_event_pages
@@ -15,7 +15,7 @@ else:
     __getattr__ = export_lazily(
         __name__,
         """
-        calls: ATTEMPT_S NOBODY_S finish is_definite
+        calls: ATTEMPT_S UNREACHABLE_S finish is_definite
         client: Client run
         errors: NO_ANSWER UNTRUSTED ApiError error_of_view
         event_pages: read_event_pages

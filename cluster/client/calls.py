@@ -54,7 +54,7 @@ A frozen process accepts connections but never completes a handshake. The limit 
 that are slow because all clients connect at once.
 """
 
-NOBODY_S: Final = 0.5
+UNREACHABLE_S: Final = 0.5
 """Time an interactive call waits while nothing listens at any address, seconds. A restarting replica takes less."""
 
 FIRST_WAIT_S: Final = 0.05
@@ -253,19 +253,19 @@ class Caller:
         endpoints: Endpoints,
         clock: Clock,
         *,
-        nobody_s: float | None = None,
+        unreachable_s: float | None = None,
         sleep: Callable[[float], Awaitable[None]] = sleep_for,
         chance: Callable[[], float] = draw_jitter,
     ) -> None:
         """Create it.
 
-        `nobody_s`: end a call once nothing has listened at any address for this long, seconds; None: only at its
+        `unreachable_s`: end a call once nothing has listened at any address for this long, seconds; None: only at its
         deadline.
         """
         self._exchange = exchange
         self._endpoints = endpoints
         self._clock = clock
-        self._nobody_s = nobody_s
+        self._unreachable_s = unreachable_s
         self._sleep = sleep
         self._chance = chance
 
@@ -275,7 +275,7 @@ class Caller:
         Raises:
             ApiError: The request was rejected, or the deadline passed.
         """
-        run = _Run(call, self._exchange, self._endpoints, self._clock, BackOff(self._chance), self._nobody_s)
+        run = _Run(call, self._exchange, self._endpoints, self._clock, BackOff(self._chance), self._unreachable_s)
         return await run.finish(self._sleep)
 
 
@@ -289,15 +289,15 @@ class _Run:
         endpoints: Endpoints,
         clock: Clock,
         back_off: BackOff,
-        nobody_s: float | None,
+        unreachable_s: float | None,
     ) -> None:
         self._call = call
         self._exchange = exchange
         self._endpoints = endpoints
         self._clock = clock
         self._back_off = back_off
-        self._nobody_s = nobody_s
-        self._nobody_since_s: float | None = None
+        self._unreachable_s = unreachable_s
+        self._unreachable_since_s: float | None = None
         """Time since which nothing listens at any address; None: a replica does, or none was tried."""
         self._deadline_s = clock.monotonic_s() + call.deadline_s
         self._may_have_happened = False
@@ -322,8 +322,8 @@ class _Run:
             await sleep(wait_s)
 
     def _check_reachable(self) -> None:
-        since_s, now_s = self._nobody_since_s, self._clock.monotonic_s()
-        if self._nobody_s is None or since_s is None or now_s - since_s < self._nobody_s:
+        since_s, now_s = self._unreachable_since_s, self._clock.monotonic_s()
+        if self._unreachable_s is None or since_s is None or now_s - since_s < self._unreachable_s:
             return
         addresses = ", ".join(map(str, self._endpoints.order))
         sentence = f"nothing listens at {addresses}: no replica runs there"
@@ -370,9 +370,9 @@ class _Run:
                 self._last = outcome
             target = self._endpoints.next_after(tried)
         if not all(isinstance(trouble, AttemptError) and trouble.nobody_listens for trouble in troubles):
-            self._nobody_since_s = None
-        elif self._nobody_since_s is None:
-            self._nobody_since_s = self._clock.monotonic_s()
+            self._unreachable_since_s = None
+        elif self._unreachable_since_s is None:
+            self._unreachable_since_s = self._clock.monotonic_s()
         untrusted = next((trouble for trouble in troubles if trouble.code == UNTRUSTED), None)
         if untrusted is not None and all(trouble.status == NO_ANSWER for trouble in troubles):
             raise self._error(untrusted.status, untrusted.code, untrusted.sentence, untrusted.remedy)

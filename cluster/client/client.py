@@ -86,12 +86,12 @@ class Client:
         *,
         clock: Clock | None = None,
         deadline_s: float = DEADLINE_S,
-        nobody_s: float | None = None,
+        unreachable_s: float | None = None,
         blocking: bool = False,
     ) -> None:
         """Prepare to use the replicas at `endpoints` (API addresses) without connecting.
 
-        `deadline_s` is the default deadline; `nobody_s` ends a call earlier if nothing listens at any address. With
+        `deadline_s` is the default deadline; `unreachable_s` ends a call earlier if nothing listens anywhere. With
         `blocking`, `finish` runs calls one at a time. `way` is the certificate or other access method.
 
         Raises:
@@ -101,7 +101,7 @@ class Client:
         self._endpoints = endpoints if isinstance(endpoints, Endpoints) else Endpoints(endpoints)
         self._exchange: Sending = _blocking(way, self._clock) if blocking else _on_a_loop(way, self._clock)
         self._sleep = _sleep if blocking else sleep_for
-        self._nobody_s = nobody_s
+        self._unreachable_s = unreachable_s
         self._caller = self._caller_of(self._endpoints)
         self._deadline_s = deadline_s
         self._session_ids = SessionIds(self._open_session, self._clock)
@@ -114,7 +114,7 @@ class Client:
         *,
         clock: Clock | None = None,
         deadline_s: float = DEADLINE_S,
-        nobody_s: float | None = None,
+        unreachable_s: float | None = None,
         blocking: bool = False,
     ) -> Client:
         """Return a client of the configured cluster as `identity`, by default as this process's account.
@@ -126,7 +126,7 @@ class Client:
         endpoints = (
             RememberedEndpoints(config.endpoints, config.cluster.id) if blocking else Endpoints(config.endpoints)
         )
-        return cls(endpoints, way, clock=clock, deadline_s=deadline_s, nobody_s=nobody_s, blocking=blocking)
+        return cls(endpoints, way, clock=clock, deadline_s=deadline_s, unreachable_s=unreachable_s, blocking=blocking)
 
     async def __aenter__(self) -> Self:
         return self
@@ -349,7 +349,7 @@ class Client:
         return await self.call(operations.REPORT_OPERATIONS, request, node=node)
 
     def _caller_of(self, endpoints: Endpoints) -> Caller:
-        return Caller(self._exchange, endpoints, self._clock, sleep=self._sleep, nobody_s=self._nobody_s)
+        return Caller(self._exchange, endpoints, self._clock, sleep=self._sleep, unreachable_s=self._unreachable_s)
 
     async def _perform(self, call: ClientCall, kind: type[_T], only: Address | None = None) -> tuple[_T, bool]:
         """Return the response, and whether an earlier request of this call may have taken effect."""

@@ -188,7 +188,7 @@ class RaftState:
     led_s: float = 0.0
     """Time at which this replica last led or heard a leader of any term; its start if it never did."""
     grace_given: bool = False
-    """Whether the grace period for a deadline noticed late is used up, until a leader or a majority is heard again."""
+    """True once a deadline noticed late has had its grace period; cleared when a leader or a majority is heard."""
     grace_until_s: float = -NEVER
     """Time until which silence does not count as a failure; in the past without a grace period."""
     votes: set[str] = field(default_factory=set)

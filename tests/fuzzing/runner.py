@@ -41,7 +41,7 @@ def check_case(case: Case) -> str | None:
         if not rejection.sentence or not rejection.remedy or not rejection.place:
             return f"refused without sentence, remedy or place: {rejection}"
         if len(rejection.sentence) > 1_000 or len(rejection.remedy) > 1_000:
-            return "a rejection that nobody can read"
+            return "a rejection that is too long to read"
         return None
     wrong = nonsense(case, reading.request)
     if wrong is not None:

@@ -546,7 +546,7 @@ def test_what_is_retained_counts_is_exported_later_and_then_gone() -> None:
     assert (world.phase(), world.free()) == (ExternalJobPhase.OVER, 100)
 
 
-def test_what_is_retained_before_any_export_is_exported_when_somebody_says_so() -> None:
+def test_what_is_retained_before_any_export_is_exported_on_request() -> None:
     world = world_at(ExternalJobPhase.RUNNING)
     world.tear_down()
     assert world.orders() == ()

@@ -59,7 +59,7 @@ class CheckpointOutput(msgspec.Struct, frozen=True, kw_only=True):
     witnessed_by: tuple[CosignatureOutput, ...]
     witnesses_needed: int
     witnessed: bool
-    """Whether enough witnesses have cosigned the checkpoint; false if the cluster needs none."""
+    """True if enough witnesses have cosigned the checkpoint; false if the cluster needs none."""
 
 
 @click.command("checkpoint")

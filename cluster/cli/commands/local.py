@@ -79,7 +79,7 @@ class InitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     "hosts",
     multiple=True,
     metavar="HOST|NAME=HOST,…",
-    help="Set one address for all replicas, repeat it for each one, or name them: r1=10.0.0.1,r2=10.0.0.2."
+    help="Set one address for all replicas; or repeat the option for each; or name them: r1=10.0.0.1,r2=10.0.0.2."
     "  [default: 127.0.0.1]",
 )
 @click.option(

@@ -296,7 +296,7 @@ async def test_a_client_asks_by_the_gateway_with_and_without_a_loop(config: Conf
                         break
         await harness.server.stop()
         for blocking in (False, True):
-            late = Client(endpoints, way, blocking=blocking, nobody_s=0.0)
+            late = Client(endpoints, way, blocking=blocking, unreachable_s=0.0)
             with pytest.raises(ApiError, match="nothing listens at"):
                 call = late.call(ops.LIST_JOBS)
                 await (asyncio.to_thread(asyncio.run, call) if blocking else call)

@@ -316,7 +316,7 @@ def test_where_every_replica_refuses_the_connection_no_command_waits_for_its_dea
     file = tmp_path / "file"
     file.write_text("#!/bin/sh\n" if words == ("submit",) else "GetSysState=/bin/true\n")
     # For how long it is tried again, where nobody listens: most of a second, which each command would take here.
-    monkeypatch.setattr("forebay.cluster.client.NOBODY_S", 0.05)
+    monkeypatch.setattr("forebay.cluster.client.UNREACHABLE_S", 0.05)
     began = time.monotonic()
     result = forebay(nobody, *typed_for(words, file))
     assert result.exit_code == ExitCode.UNREACHABLE, (result.stdout, result.stderr)

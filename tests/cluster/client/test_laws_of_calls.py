@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.cluster.client.attempt import AttemptError, HttpResponse
-from forebay.cluster.client.calls import CONNECT_S, NOBODY_S, REDIRECTS_MAX, Caller, ClientCall, Endpoints
+from forebay.cluster.client.calls import CONNECT_S, REDIRECTS_MAX, UNREACHABLE_S, Caller, ClientCall, Endpoints
 from forebay.cluster.client.errors import UNREACHABLE, UNTRUSTED, ApiError
 from forebay.cluster.client.exchange import Exchange
 from forebay.cluster.system.address import Address
@@ -74,7 +74,7 @@ class Script(Exchange):
 
 
 def perform(
-    happenings: list[str], deadline_s: float = DEADLINE_S, nobody_s: float | None = None
+    happenings: list[str], deadline_s: float = DEADLINE_S, unreachable_s: float | None = None
 ) -> tuple[Script, HttpResponse | ApiError, float]:
     """Perform one write against the script; return it, what came of it, and how long it took, seconds."""
     clock = ManualClock()
@@ -83,7 +83,7 @@ def perform(
     async def sleep(duration_s: float) -> None:
         clock.advance(duration_s)
 
-    caller = Caller(script, Endpoints(REPLICAS), clock, nobody_s=nobody_s, sleep=sleep, chance=lambda: 0.5)
+    caller = Caller(script, Endpoints(REPLICAS), clock, unreachable_s=unreachable_s, sleep=sleep, chance=lambda: 0.5)
     call = ClientCall(method="POST", target="/v1/jobs", body=b"{}", command_id=COMMAND_ID, deadline_s=deadline_s)
 
     async def run() -> HttpResponse | ApiError:
@@ -138,8 +138,8 @@ def test_a_trouble_that_passes_in_time_is_survived(trouble: str) -> None:
 
 
 def test_a_person_is_told_within_a_second_that_nothing_listens_anywhere() -> None:
-    _, came, took_s = perform(["nobody"], nobody_s=NOBODY_S)
-    assert isinstance(came, ApiError) and NOBODY_S <= took_s < 1
+    _, came, took_s = perform(["nobody"], unreachable_s=UNREACHABLE_S)
+    assert isinstance(came, ApiError) and UNREACHABLE_S <= took_s < 1
     assert came.sentence.startswith("nothing listens at 127.0.0.1:1, 127.0.0.1:2, 127.0.0.1:3")
     assert (came.code, came.outcome) == (UNREACHABLE, "rejected")
 
@@ -148,7 +148,7 @@ def test_a_person_is_told_within_a_second_that_nothing_listens_anywhere() -> Non
 @given(st.lists(st.sampled_from(sorted(HAPPENINGS)), min_size=1, max_size=40))
 def test_nobody_is_given_up_before_the_deadline_while_anybody_listens(happenings: list[str]) -> None:
     patient, came, took_s = perform(happenings)
-    script, hasty, hasty_s = perform(happenings, nobody_s=NOBODY_S)
+    script, hasty, hasty_s = perform(happenings, unreachable_s=UNREACHABLE_S)
     if script.happened == patient.happened:
         assert (type(hasty), hasty_s) == (type(came), took_s)
         return

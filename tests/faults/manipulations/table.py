@@ -409,7 +409,7 @@ def members(case: Case) -> forge.Rewrite:
 
 
 def rejection(case: Case) -> forge.Rewrite:
-    """Give a rewriting of a rejection: somebody else got it."""
+    """Return a rewriting of a rejection that names another user."""
     index = next(
         one.index
         for one in case.site.life.entries[OLD:]

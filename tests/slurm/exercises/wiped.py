@@ -75,7 +75,7 @@ async def state_wiped(slurm: Slurm) -> None:
 
     await site.until("Slurm has ended what it does not know", has_ended)
     if site.plugin == "datawarp":
-        # It tears down what sessions list, and gives their numbers to nobody: only what is retained can meet its own.
+        # It tears down listed sessions, and reuses none of their numbers: only a retained buffer can meet its own.
         await slurm.phase(ran, "retained")
         other = await site.submit(PLAIN, "--hold")
         require(other not in (ran, never), f"Slurm gave number {other} again")
