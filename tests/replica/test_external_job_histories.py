@@ -100,9 +100,7 @@ class ExternalJobHistories(Histories):
                 self.external_jobs.tear_down(job, hurry=True)
 
     @rule(data=st.data(), partial=st.booleans(), discard=st.booleans())
-    def results_are_exported_or_discarded(
-        self, data: st.DataObject, partial: bool, discard: bool
-    ) -> None:
+    def results_are_exported_or_discarded(self, data: st.DataObject, partial: bool, discard: bool) -> None:
         job = self.some_job(data)
         if job is not None:
             self.world.settle(c.ClearBuffer(job, discard=True) if discard else c.ExportBuffer(job, partial), OPERATOR)
