@@ -104,7 +104,6 @@ async def test_a_question_that_a_busy_leader_answers_after_the_teardown_has_not_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "HOLD_S", 60)
-    monkeypatch.setattr(stage_ins, "SETTLE_S", 0)
     host = Host(tmp_path, RELEASES["24.11"])
     host.leader.hold.add("staging-in")
     async with host.bridge():
