@@ -1,26 +1,28 @@
 """Lazy package exports: a package imports a module when one of the module's names is first used.
 
-A package's `__init__.py` imports its public names for type checkers and import contracts only. At run time it lists the
-same names in a table with one line `module: name name …` per module, and imports nothing. A command that needs one name
-therefore does not load the whole package. `tests/repo/test_faces.py` checks that imports and table agree.
+A package's `__init__.py` lists its public names once, as imports under `if TYPE_CHECKING`. Type checkers and import
+contracts read them there, and `export_lazily` reads them from the same source at run time. A command that needs one
+name therefore does not load the whole package.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
+_IMPORT = re.compile(r"^    from (?P<module>\S+) import (?:\((?P<names>[^)]*)\)|(?P<line>.+))$", re.MULTILINE)
+"""An import of a package's list, as ruff formats it."""
 
-def export_lazily(package: str, table: str) -> Callable[[str], Any]:
-    """Return a `__getattr__` for `package` (PEP 562) that imports the names in `table` when they are first used."""
-    modules = {
-        name: f"{package}.{module}"
-        for module, _, names in (line.strip().partition(":") for line in table.strip().splitlines())
-        for name in names.split()
-    }
+
+def export_lazily(package: str) -> Callable[[str], Any]:
+    """Return a `__getattr__` (PEP 562) for `package` that imports each name of its list when it is first used."""
+    modules: dict[str, str] = {}
 
     def get(name: str) -> Any:
+        if not modules:
+            modules.update(_listed(package))
         module = modules.get(name)
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -30,6 +32,19 @@ def export_lazily(package: str, table: str) -> Callable[[str], Any]:
         return found
 
     return get
+
+
+def _listed(package: str) -> Mapping[str, str]:
+    """Return the module of each name that a package lists."""
+    spec = importlib.import_module(package).__spec__
+    assert spec is not None and spec.origin is not None  # an imported package of files
+    # get_source would import tokenize, for encodings that no module has.
+    source = spec.loader.get_data(spec.origin).decode()  # type: ignore[union-attr]
+    return {
+        name: found["module"]
+        for found in _IMPORT.finditer(source)
+        for name in (found["names"] or found["line"]).replace(",", " ").split()
+    }
 
 
 class LazyModule:

@@ -18,15 +18,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from forebay.cluster.audit.report import page_of, read_window
-from forebay.cluster.cli.drills.report import render_page
 from forebay.cluster.config import Config
 from forebay.cluster.config.new_site import Founding, PoolSpec, create_site
+from forebay.cluster.drills.report import render_page
 from forebay.cluster.schemas.ledger import StoryRow
 from forebay.cluster.system import SystemClock
 from forebay.wal import Environment, Ledger
 from tests.browser import SCREENS, Browser, browser, relayed
-from tests.cluster.cli.drills.test_preconditions import drill
-from tests.cluster.cli.drills.test_report import DRILL, FIGURES, TERMS
+from tests.cluster.drills.test_preconditions import drill
+from tests.cluster.drills.test_report import DRILL, FIGURES, TERMS
 from tests.cluster.harness import Harness, placed
 from tests.working_day import CLUSTER, NODES, WorkingDay, write_ledger
 

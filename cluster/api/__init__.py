@@ -11,12 +11,4 @@ if TYPE_CHECKING:
     from forebay.cluster.api.workers import ApiWorkers
 else:
     # An API worker loads only some of the modules.
-    __getattr__ = export_lazily(
-        __name__,
-        """
-        local_backend: LocalBackend
-        worker: ChannelServer Server
-        workers: ApiWorkers
-        service: ApiService
-        """,
-    )
+    __getattr__ = export_lazily(__name__)

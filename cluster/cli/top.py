@@ -19,13 +19,13 @@ from forebay.cluster.cli.text import (
     format_time,
     is_terminal,
     meter,
-    readable_size,
     state_words,
     stdout_console,
     unit_in,
 )
 from forebay.cluster.client import ApiError
 from forebay.cluster.schemas import operations as ops
+from forebay.cluster.system import readable_size
 from forebay.replica.model import format_amount
 from forebay.replica.values import plain
 

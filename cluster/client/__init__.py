@@ -12,14 +12,4 @@ if TYPE_CHECKING:
     from forebay.cluster.client.event_pages import read_event_pages
     from forebay.cluster.client.witnesses import WitnessClient, WitnessReply, WitnessUnreachable
 else:
-    __getattr__ = export_lazily(
-        __name__,
-        """
-        calls: ATTEMPT_S UNREACHABLE_S finish is_definite
-        client: Client run
-        errors: NO_ANSWER UNTRUSTED ApiError error_of_view
-        event_pages: read_event_pages
-        access_methods: GatewayAccess connect_gateway
-        witnesses: WitnessReply WitnessClient WitnessUnreachable
-        """,
-    )
+    __getattr__ = export_lazily(__name__)

@@ -30,20 +30,4 @@ if TYPE_CHECKING:
     from forebay.cluster.config.toml import ConfigError
     from forebay.cluster.config.witnesses import WitnessConfig
 else:
-    __getattr__ = export_lazily(
-        __name__,
-        """
-        access: OPERATOR_NAME AccessConfig ReplicaConfig
-        accounts: GROUP_SIGN MUNGE AccessTable
-        config: AgentConfig Config RetentionConfig TracesConfig
-        drill: DrillConfig HelperConfig
-        limits: DEFAULT_LIMITS LimitsConfig
-        mail: MailConfig
-        new_site: FIRST_START_NAME GUIDE_NAME HOSTS_NAME LOCAL_GATEWAY Founding FoundingRefused FileOwner PoolSpec
-        new_site: create_site guide_of hosts_of replica_hosts
-        discovery: find_config read_access
-        reloading: AGREED Reloader
-        toml: ConfigError
-        witnesses: WitnessConfig
-        """,
-    )
+    __getattr__ = export_lazily(__name__)

@@ -1,5 +1,7 @@
 """Responses about the ledger, snapshots and the event stream: a part of `cluster.schemas.jobs`."""
 
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -316,3 +318,12 @@ class LogKeysAnswer(Answer, frozen=True, kw_only=True):
     witnesses: tuple[WitnessKeyView, ...] = ()
     witnesses_needed: int = 0
     """Cosignatures that make a checkpoint witnessed, count."""
+
+
+def group_by_point(digests: Iterable[tuple[str, Mapping[int, str]]]) -> dict[int, dict[str, str]]:
+    """Return digests by point (revision or entry), then by replica, from (name, digests by point) pairs."""
+    found = defaultdict[int, dict[str, str]](dict)
+    for name, given in digests:
+        for point, digest in given.items():
+            found[point][name] = digest
+    return found

@@ -46,19 +46,4 @@ if TYPE_CHECKING:
         valid_until,
     )
 else:
-    __getattr__ = export_lazily(
-        __name__,
-        """
-        certificates: certificate_of certificates_in expiries
-        credentials: Credentials
-        files: NO_CERTIFICATE TlsFiles TlsError find_unsafe_keys is_there
-        quick_check: context_of
-        identity: AUTHORITY_NAME HELPER_HOST NAME_RULE Identity IdentityError Role identify is_name
-        munge: SCHEME Munge MungeError MungeUnavailable MungeCredential purpose_of
-        peers: THROUGH_MUNGE PeerCertificate Peers certificate_shown revocable_as
-        pki: CERTIFICATE_LIFETIME_DAYS CERTIFICATE_MODE SHARED_DIRECTORY_MODE Authority PkiError create_authority
-        pki: issue load_authority renew_authority retire_authorities
-        tls: authority_context check_validity client_context describe_authority describe_certificate
-        tls: open_client_context open_server_context server_context until_valid valid_until
-        """,
-    )
+    __getattr__ = export_lazily(__name__)

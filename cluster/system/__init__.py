@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from forebay.cluster.system.log_rate_limiter import LogRateLimiter
     from forebay.cluster.system.logs import about, as_logged, begin_logging, is_logged, say_at_last
+    from forebay.cluster.system.measures import format_span, readable_size
     from forebay.cluster.system.private_files import (
         keep_ownership,
         make_private_directory,
@@ -82,25 +83,4 @@ if TYPE_CHECKING:
     )
     from forebay.cluster.system.trusted_paths import UntrustedFile, open_trusted
 else:
-    __getattr__ = export_lazily(
-        __name__,
-        """
-        accounts: OVERFLOW_UID PeerAccount account_of group_name is_member peer_account short_path uid_of
-        address: Address AddressError
-        clock: Clock SystemClock format_instant parse_instant
-        descriptors: SLOW_SYNC_S closing free_bytes is_disk_full names_in open_directory sync_directory try_lock
-        descriptors: write_all
-        garbage_collection: Collector collect_for_a_reader
-        job_process: CAPABILITIES LIMITS UNLIMITED JobProcess forgo limit prepare reset
-        log_rate_limiter: LogRateLimiter
-        logs: about as_logged begin_logging is_logged say_at_last
-        private_files: keep_ownership make_private_directory name_beside new_private_file open_private_file
-        private_files: replace_private
-        processes: TREE all_pids become_subreaper boot_id cgroup_of descendants die_with_parent environment_variables
-        processes: fields_of hold_termination ignore_hangup leave_when_terminated python_of send start_time
-        processes: sync_file_system
-        service_manager: EXIT_CONFIGURATION FORMAT_VARIABLE FORMATS LEVELS READY STOPPING SYSTEMD VARIABLES
-        service_manager: enable_command start_command tell_manager
-        trusted_paths: UntrustedFile open_trusted
-        """,
-    )
+    __getattr__ = export_lazily(__name__)

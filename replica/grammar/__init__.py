@@ -48,17 +48,4 @@ if TYPE_CHECKING:
     )
     from forebay.replica.grammar.slurm import external_job_tables
 else:
-    __getattr__ = export_lazily(
-        __name__,
-        """
-        account_limits: LimitTextError format_limits format_reserved parse_limits parse_reserved
-        burst_buffer_conf: ConfFault ConfLine ConfSetting SettingError included_file split_lines parse_lines
-        burst_buffer_conf: format_place parse_settings
-        destinations: find_overlap find_overlap_in with_file_name
-        directives: ParsedRequest read_external_job_request read_request
-        lexer: PACKED_MARK DirectiveRejected script_bytes_max split_packed
-        paths: check_filesystem path_fault split_inside
-        settings: KEYS SettingKey ValueKind SettingOwner ValueFormatError find_key format_value
-        slurm: external_job_tables
-        """,
-    )
+    __getattr__ = export_lazily(__name__)

@@ -1,7 +1,7 @@
 """Drills: faults that operators inject on purpose into a running cluster, with their measurements.
 
 Events record the beginning and the end of a drill, so that histories, metrics and auditors can tell exercises from
-accidents. The coordinating client (`cluster/cli/drills`) injects the fault. Replicas know only that a drill runs and
+accidents. The coordinating client (`cluster/drills`) injects the fault. Replicas know only that a drill runs and
 its deadline; one runs at a time.
 """
 

@@ -17,7 +17,7 @@ import pytest
 
 from forebay.cluster.schemas import operations as ops
 from forebay.cluster.schemas.drills import EndDrillRequest
-from tests.cluster.drill.held import state_of
+from tests.cluster.drills.helper.held import state_of
 from tests.faults.local_cluster import USER, LocalCluster
 from tests.ports import free_ports
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from forebay.cluster.cli.drills.copies.directory import PREFIX
-from forebay.cluster.cli.drills.copies.replicas import NAMES
 from forebay.cluster.config.config import Config
 from forebay.cluster.config.mail import NO_MAIL
+from forebay.cluster.drills.copies.directory import PREFIX
+from forebay.cluster.drills.copies.replicas import NAMES
 from forebay.cluster.schemas import operations as ops
 from forebay.cluster.security import client_context
 from forebay.cluster.system import Address

@@ -58,5 +58,5 @@ def test_every_line_of_a_cluster_is_a_record_with_its_job_and_revision(tmp_path:
     of_replica = [record for record in records if record.get("replica") == "r1"]
     assert {"term", "revision"} <= {name for record in of_replica for name in record}
     assert {record["logger"] for record in records if record.keys().isdisjoint({"node", "replica"})} <= {
-        "forebay.cluster.cli.up", "forebay.cluster.client.gateway",
+        "forebay.cluster.cli.up", "forebay.cluster.gateway",
     }  # fmt: skip

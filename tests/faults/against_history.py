@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from forebay.cluster.cli.drills.scenarios import SCENARIOS
+from forebay.cluster.drills.scenarios import SCENARIOS
 from forebay.cluster.schemas import LeaderTermView, StoryRow
 from forebay.cluster.schemas.drills import DrillView
 from forebay.cluster.system import parse_instant

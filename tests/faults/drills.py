@@ -21,10 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from forebay.cluster.cli.drills.final_checks import CheckImpossible, find_disagreement
-from forebay.cluster.cli.drills.scenarios import SCENARIOS as KNOWN
 from forebay.cluster.client import ApiError, Client
 from forebay.cluster.config.config import Config
+from forebay.cluster.drills.final_checks import CheckImpossible, find_disagreement
+from forebay.cluster.drills.scenarios import SCENARIOS as KNOWN
 from forebay.cluster.schemas import operations as ops
 from forebay.cluster.schemas.job_fields import SubmitRequest
 from forebay.cluster.security import Role, issue, load_authority

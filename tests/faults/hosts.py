@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from forebay.cluster.drill.faults import ThisMachine
+from forebay.cluster.drills.helper.faults import ThisMachine
 from tests.faults import kernel, network
 from tests.faults.local_cluster import FOREBAY, LocalCluster
 from tests.faults.network import Network

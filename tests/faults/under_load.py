@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from forebay.cluster.cli.drills.final_checks import CheckImpossible, find_disagreement, read_events, terms_since
 from forebay.cluster.client import ApiError, Client
 from forebay.cluster.config.config import Config
+from forebay.cluster.drills.final_checks import CheckImpossible, find_disagreement, read_events, terms_since
 from forebay.cluster.schemas import operations as ops
 from forebay.cluster.schemas.drills import DrillAnswer
 from forebay.cluster.system import SystemClock

@@ -29,15 +29,19 @@ REMOTE_MAY_IMPORT = {
         "forebay.cluster.cli",
         "forebay.cluster.agent",
         "forebay.cluster.slurm",
-        "forebay.cluster.drill",
+        "forebay.cluster.drills",
+        "forebay.cluster.drills.helper",
         "forebay.cluster.security.proofs",
-        "forebay.cluster.security.witness",
+        "forebay.cluster.witness",
     },
     "forebay.cluster.slurm": _CLIENT_SIDE | {"forebay.cluster.slurm"},
-    "forebay.cluster.drill": _CLIENT_SIDE | {"forebay.cluster.drill"},
-    "forebay.cluster.security.witness": frozenset(
+    "forebay.cluster.drills": _CLIENT_SIDE
+    | {"forebay.cluster.drills", "forebay.cluster.drills.copies", "forebay.cluster.drills.helper"},
+    "forebay.cluster.drills.helper": _CLIENT_SIDE | {"forebay.cluster.drills.helper"},
+    "forebay.cluster.gateway": _CLIENT_SIDE | {"forebay.cluster.gateway"},
+    "forebay.cluster.witness": frozenset(
         {
-            "forebay.cluster.security.witness",
+            "forebay.cluster.witness",
             "forebay.cluster.security.proofs",
             "forebay.cluster.security",
             "forebay.cluster.system",

@@ -15,8 +15,8 @@ from forebay.cluster import serve
 from forebay.cluster.agent import service as agent
 from forebay.cluster.cli.app import cli
 from forebay.cluster.cli.exits import SERVE_MEANINGS
-from forebay.cluster.client.gateway import __main__ as gateway
 from forebay.cluster.config.accounts import SOCKET
+from forebay.cluster.gateway import __main__ as gateway
 from tests.packages.build import PYTHON_VERSION, SOURCES, SUMMARIES, build, is_supported, runtime
 from tests.packages.document import USER, documented, sampled
 from tests.packages.image import documented as image_commands

@@ -13,7 +13,7 @@ MAKES_THEM: Final = "cluster/system/private_files.py"
 
 OTHER: Final = {
     "cluster/agent/files/images.py": "a file of /sys",
-    "cluster/cli/drills/prober.py": "a file of /proc",
+    "cluster/drills/prober.py": "a file of /proc",
     "cluster/cli/group.py": "a formatter of help, no file",
     "cluster/system/job_process.py": "a file of /proc",
 }
@@ -24,7 +24,7 @@ OTHER_DIRECTORIES: Final = {
     "cluster/agent/files/paths.py": "a destination of a user, made with the user's rights",
     "cluster/agent/processes/cgroups.py": "cgroups",
     "cluster/agent/transfer/transfer.py": "a destination of a user, made with the user's rights",
-    "cluster/client/gateway/service.py": "the directory of a socket that all accounts of the machine use",
+    "cluster/gateway/service.py": "the directory of a socket that all accounts of the machine use",
     "cluster/slurm/install.py": "a directory of slurmctld's configuration",
     "snapshots/store.py": "beneath a replica's directory, which is private",
 }

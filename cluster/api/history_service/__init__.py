@@ -28,12 +28,4 @@ if TYPE_CHECKING:
         ProofUnavailable,
     )
 else:
-    __getattr__ = export_lazily(
-        __name__,
-        """
-        follower: Follower note_of
-        frames: NO_JOB REJECTED REVERSED CommandEvents EventFilter JobRecord LeaderTerm PastQuery PastReply
-        frames: PoolUseReply QueryFailure RecordsReply WhyReply
-        service: HistoryService HistoryServiceBusy HistoryServiceTimeout ProofUnavailable
-        """,
-    )
+    __getattr__ = export_lazily(__name__)

@@ -7,4 +7,4 @@ from forebay.replica.lazy_exports import export_lazily
 if TYPE_CHECKING:
     from forebay.cluster.api.traces.link import Tracer
 else:
-    __getattr__ = export_lazily(__name__, "link: Tracer")
+    __getattr__ = export_lazily(__name__)

@@ -8,10 +8,4 @@ if TYPE_CHECKING:
     from forebay.cluster.api.worker.channel import ChannelServer
     from forebay.cluster.api.worker.server import Server
 else:
-    __getattr__ = export_lazily(
-        __name__,
-        """
-        channel: ChannelServer
-        server: Server
-        """,
-    )
+    __getattr__ = export_lazily(__name__)

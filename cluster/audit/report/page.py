@@ -16,7 +16,6 @@ from forebay.cluster.audit.report.figures import (
     StateBar,
     WindowReport,
 )
-from forebay.cluster.cli.text import format_span, readable_size
 from forebay.cluster.schemas.page import ChartBar as Drawn
 from forebay.cluster.schemas.page import (
     ChartFrame,
@@ -32,6 +31,7 @@ from forebay.cluster.schemas.page import (
     stacked_areas,
     tiles,
 )
+from forebay.cluster.system import format_span, readable_size
 from forebay.replica.model import JobState
 from forebay.replica.values import MICROSECONDS_PER_SECOND
 

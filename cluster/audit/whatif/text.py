@@ -9,8 +9,9 @@ import click
 
 from forebay.cluster.audit.report import amount
 from forebay.cluster.audit.whatif.figures import Figures, MovedJob, PoolFigures, Waits, WhatIf
-from forebay.cluster.cli.text import fields_table, format_span, show, table
+from forebay.cluster.cli.text import fields_table, show, table
 from forebay.cluster.schemas.page import moment
+from forebay.cluster.system import format_span
 from forebay.replica.values import plain
 
 Row = tuple[str, ...]

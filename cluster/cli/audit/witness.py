@@ -17,7 +17,7 @@ from forebay.cluster.system import format_instant, hold_termination
 from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
 if TYPE_CHECKING:
-    from forebay.cluster.security.witness import WitnessError
+    from forebay.cluster.witness import WitnessError
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _DB = click.option(
@@ -100,7 +100,7 @@ def run(
     words += [] if certificate is None else [f"--certificate={certificate}"]
     words += [] if certificate_key is None else [f"--certificate-key={certificate_key}"]
     hold_termination()
-    become(module_command("forebay.cluster.security.witness", *words))
+    become(module_command("forebay.cluster.witness", *words))
 
 
 @click.command("key")
@@ -114,7 +114,7 @@ def create_key(key: Path, db: Path | None, name: str, as_json: bool) -> None:
     Prints the verifier key, which clusters and auditors need. Keep key and database together: a witness that lost its
     database needs another key.
     """
-    from forebay.cluster.security.witness import CheckpointStore, WitnessError, make_key
+    from forebay.cluster.witness import CheckpointStore, WitnessError, make_key
 
     database = _database(key, db)
     if database.exists():
@@ -138,7 +138,7 @@ def create_key(key: Path, db: Path | None, name: str, as_json: bool) -> None:
 def list_logs(key: Path, db: Path | None, as_json: bool) -> None:
     """List the cosigned logs and the rejected checkpoints."""
     from forebay.cluster.security.proofs import COSIGNATURE_KEY, verifier_of
-    from forebay.cluster.security.witness import CheckpointStore, WitnessError, read_key
+    from forebay.cluster.witness import CheckpointStore, WitnessError, read_key
 
     try:
         public = str(verifier_of(*read_key(key), COSIGNATURE_KEY))

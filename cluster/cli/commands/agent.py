@@ -27,11 +27,11 @@ from forebay.cluster.agent.transfer import Algorithm, ReceiptDifference, raw_lin
 from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
 from forebay.cluster.cli.global_options import JSON_OPTION
 from forebay.cluster.cli.session import Session, session
-from forebay.cluster.cli.text import note, present, readable_size, table
+from forebay.cluster.cli.text import note, present, table
 from forebay.cluster.client import ApiError, Client
 from forebay.cluster.config import AgentConfig, ConfigError
 from forebay.cluster.schemas import operations as ops
-from forebay.cluster.system import JobProcess, SystemClock
+from forebay.cluster.system import JobProcess, SystemClock, readable_size
 from forebay.replica.values import plain
 
 STAGES: Final = ("stage_in", "stage_out")

@@ -85,14 +85,18 @@ def list_children(config: Config) -> tuple[list[Child], list[Child], list[Child]
         for replica in config.replicas
     ]
     if (config.tls.certificates / f"{LOCAL_GATEWAY}.pem").exists():
-        command = module_command("forebay.cluster.client.gateway", "--config", file, "--name", LOCAL_GATEWAY)
+        command = module_command("forebay.cluster.gateway", "--config", file, "--name", LOCAL_GATEWAY)
         replicas.append(Child(LOCAL_GATEWAY, "gateway", command))
     agents = [
         Child(agent.name, "agent", module_command("forebay.cluster.agent", "--config", file, "--name", agent.name))
         for agent in config.agents
     ]
     helpers = [
-        Child(helper.name, "helper", module_command("forebay.cluster.drill", "--config", file, "--name", helper.name))
+        Child(
+            helper.name,
+            "helper",
+            module_command("forebay.cluster.drills.helper", "--config", file, "--name", helper.name),
+        )
         for helper in config.helpers
         if config.drill.allow
     ]

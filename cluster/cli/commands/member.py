@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from enum import StrEnum
 
@@ -19,7 +18,7 @@ from forebay.cluster.cli.session import session
 from forebay.cluster.cli.text import Cell, members_table, note, present, show, show_json, table
 from forebay.cluster.client import ApiError, Client
 from forebay.cluster.config import ReplicaConfig
-from forebay.cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, StatusView
+from forebay.cluster.schemas import DigestsAnswer, MembersAnswer, MemberView, StatusView, group_by_point
 from forebay.cluster.schemas import operations as ops
 from forebay.cluster.system import (
     Address,
@@ -62,15 +61,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     agreement: Agreement
     sentence: str
-
-
-def group_by_point(digests: Iterable[tuple[str, Mapping[int, str]]]) -> dict[int, dict[str, str]]:
-    """Return digests by point (revision or entry), then by replica, from (name, digests by point) pairs."""
-    found = defaultdict[int, dict[str, str]](dict)
-    for name, given in digests:
-        for point, digest in given.items():
-            found[point][name] = digest
-    return found
 
 
 def compare(answers: Iterable[ReplicaStatus]) -> Comparison:

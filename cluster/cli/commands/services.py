@@ -70,7 +70,7 @@ def gateway(name: str) -> None:
     file = current.config_file()
     current.config().tls_files(name)  # reject missing files before another program starts
     hold_termination()
-    become(module_command("forebay.cluster.client.gateway", "--config", str(file), "--name", name))
+    become(module_command("forebay.cluster.gateway", "--config", str(file), "--name", name))
 
 
 @click.command("bridge")
@@ -117,4 +117,4 @@ def helper(name: str) -> None:
     config = session().config()
     config.helper(name)  # reject an unknown name before another program starts
     hold_termination()
-    become(module_command("forebay.cluster.drill", "--config", str(config.file), "--name", name))
+    become(module_command("forebay.cluster.drills.helper", "--config", str(config.file), "--name", name))

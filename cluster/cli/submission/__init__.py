@@ -10,12 +10,4 @@ if TYPE_CHECKING:
     from forebay.cluster.cli.submission.sbatch import IgnoredOption, read_typed
     from forebay.cluster.cli.submission.waiting import wait_until_finished
 else:
-    __getattr__ = export_lazily(
-        __name__,
-        """
-        readers: Context read_bounded read_change typed_settings
-        request: PreparedSubmit locate prepare
-        sbatch: IgnoredOption read_typed
-        waiting: wait_until_finished
-        """,
-    )
+    __getattr__ = export_lazily(__name__)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         list_fields,
         note,
         present,
-        readable_size,
         show,
         show_json,
         size,
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
         PAST_FORMS,
         format_duration,
         format_elapsed,
-        format_span,
         parse_begin,
         parse_duration,
         parse_past,
@@ -60,18 +58,4 @@ if TYPE_CHECKING:
         transfers_table,
     )
 else:
-    __getattr__ = export_lazily(
-        __name__,
-        """
-        history: changes_text event_line terms_table
-        job: job_block timeline why_text
-        times: PAST_FORMS format_duration format_elapsed format_span parse_begin parse_duration parse_past
-        output: Cell Listing fields_table list_fields is_terminal json_line json_text note present readable_size show
-        output: show_json size stderr_console stdout_console table
-        squeue: STANDARD STARTS Field details_of sort_jobs format_line read_format
-        status: status_lines
-        tables: buffers_table external_jobs_table failures_first job_label jobs_table members_table format_time
-        tables: nodes_table pools_table snapshot_fields unit_in
-        transfer: STATE_STYLES bar draw_transfers job_transfers_text meter receipt_text state_words transfers_table
-        """,
-    )
+    __getattr__ = export_lazily(__name__)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from forebay.cluster.cli.text.output import size, table
 from forebay.cluster.cli.text.tables import format_time, run_time_s
-from forebay.cluster.cli.text.times import format_duration, format_span
+from forebay.cluster.cli.text.times import format_duration
 from forebay.cluster.cli.text.transfer import transfer_lines
 from forebay.cluster.schemas import (
     JOB_FIELDS,
@@ -26,7 +26,7 @@ from forebay.cluster.schemas import (
     local_time,
     owner,
 )
-from forebay.cluster.system import format_instant, group_name, parse_instant, uid_of
+from forebay.cluster.system import format_instant, format_span, group_name, parse_instant, uid_of
 from forebay.replica.model import ENDED, JobState
 from forebay.replica.values import Instant, plain, seconds
 

@@ -377,13 +377,3 @@ def text_of(cell: str | int | None) -> str:
 def size(size_bytes: int | None) -> str:
     """Format a size exactly, with the largest possible suffix; `-` for None."""
     return NOTHING if size_bytes is None else format_size(size_bytes)
-
-
-def readable_size(size_bytes: float) -> str:
-    """Format a measured size rounded, for example `12.3 MiB`."""
-    value = float(size_bytes)
-    for suffix in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or suffix == "TiB":
-            return f"{int(value)} B" if suffix == "B" else f"{value:.1f} {suffix}"
-        value /= 1024
-    raise AssertionError("unreachable")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from forebay.cluster.cli.text.output import readable_size
 from forebay.cluster.cli.text.tables import format_time, unit_in
 from forebay.cluster.cli.text.transfer import meter
+from forebay.cluster.system import readable_size
 from forebay.replica.model import format_amount
 from forebay.replica.values import plain
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import Final
 
-from forebay.cluster.cli.text.output import NOTHING, Listing, StyledText, readable_size, size, table, text_of
+from forebay.cluster.cli.text.output import NOTHING, Listing, StyledText, size, table, text_of
 from forebay.cluster.cli.text.times import format_elapsed
 from forebay.cluster.schemas import BufferView, JobView, MemberView, NodeView, PoolView, SnapshotView
-from forebay.cluster.system import SLOW_SYNC_S, parse_instant
+from forebay.cluster.system import SLOW_SYNC_S, parse_instant, readable_size
 from forebay.replica.model import JobState, PoolUnit, format_amount, format_reference, parse_unit
 from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 

@@ -103,18 +103,6 @@ def format_elapsed(duration_s: int) -> str:
     return full.removeprefix("0") if duration_s < DAY_S else full
 
 
-def format_span(span_us: int) -> str:
-    """Format measured microseconds, rounded down: `7 ms`, `1.25 s`, `3 min 05 s`, `2 h 04 min`."""
-    if span_us < MICROSECONDS_PER_SECOND:
-        return f"{span_us // 1000} ms"
-    if span_us < MINUTE_S * MICROSECONDS_PER_SECOND:
-        return f"{span_us // 10_000 / 100:.2f} s"
-    whole_s = span_us // MICROSECONDS_PER_SECOND
-    if whole_s < HOUR_S:
-        return f"{whole_s // MINUTE_S} min {whole_s % MINUTE_S:02d} s"
-    return f"{whole_s // HOUR_S} h {whole_s % HOUR_S // MINUTE_S:02d} min"
-
-
 def parse_begin(text: str, now: Instant, zone: datetime.tzinfo | None = None) -> str | None:
     """Return the time of `--begin` as ISO 8601 in UTC, None for `now`.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from forebay.cluster.cli.text.output import NOTHING, Listing, readable_size, table
+from forebay.cluster.cli.text.output import NOTHING, Listing, table
 from forebay.cluster.cli.text.tables import format_time
-from forebay.cluster.cli.text.times import DAY_S, format_elapsed, format_span
+from forebay.cluster.cli.text.times import DAY_S, format_elapsed
 from forebay.cluster.schemas import JobTransfersView, ReceiptView, TransferView
-from forebay.cluster.system import parse_instant
+from forebay.cluster.system import format_span, parse_instant, readable_size
 from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
 if TYPE_CHECKING:

@@ -20,10 +20,4 @@ if TYPE_CHECKING:
         stacked_areas,
     )
 else:
-    __getattr__ = export_lazily(
-        __name__,
-        """
-        document: COLOURS HeadlineFigure details html_table key page tiles
-        svg: BAR_WIDTH_MIN ChartBar ChartFrame Layer areas bar_strip bars lines moment number stacked_areas
-        """,
-    )
+    __getattr__ = export_lazily(__name__)

@@ -74,19 +74,4 @@ if TYPE_CHECKING:
         write_signer,
     )
 else:
-    __getattr__ = export_lazily(
-        __name__,
-        """
-        history_counts: HISTORY_HEAD HistoryCounts history_leaf history_salt
-        leaves: LEAF_BYTES SALT_BYTES Leaf LeafError command_leaf command_path command_salt entry_salt leaf_of
-        leaves: parse_leaf
-        notes: COSIGNATURE_KEY MAX_NOTE_BYTES NOTE_KEY Checkpoint NoteError Signature
-        notes: UnsignedNoteError VerifiedSignature
-        notes: VerifierKey cosign parse_checkpoint parse_key parse_note sign verifier_of verify_note write_note
-        tiles: Tile TileError bundle leaves_in new_tiles nodes_in_tiles parse_path tile_at
-        tree: EMPTY_ROOT HASH_BYTES ProofError RightEdge consistency_proof inclusion_proof leaf_hash node_hash
-        tree: root_of verify_consistency verify_inclusion
-        witness_protocol: MAX_ANSWER_BYTES MAX_PROOF_HASHES MAX_REQUEST_BYTES SIZE_TYPE AddCheckpoint
-        witness_protocol: WitnessRequestError cosignature_in parse_request parse_signer parse_size write_signer
-        """,
-    )
+    __getattr__ = export_lazily(__name__)

@@ -19,15 +19,4 @@ if TYPE_CHECKING:
     from forebay.cluster.system.eventloop.users import Identities
     from forebay.cluster.system.eventloop.watchdog import Watchdog
 else:
-    __getattr__ = export_lazily(
-        __name__,
-        """
-        background: Background end_within failure_logged stop_on_signals
-        http_server: HttpConnection HttpServer MalformedRequest
-        listener: Acceptor ReadingProtocol listen read_buffer
-        name_service: NameService NotKnownNow
-        slices: BYTES_PER_SLICE RECORDS_PER_SLICE Slices SlicedWork iterate_paced
-        users: Identities
-        watchdog: Watchdog
-        """,
-    )
+    __getattr__ = export_lazily(__name__)

@@ -21,10 +21,10 @@ from forebay.cluster.api.web.connections import network_of
 from forebay.cluster.client.access_methods import GatewayAccess, MungeAccess
 from forebay.cluster.client.client import Client
 from forebay.cluster.client.errors import ApiError
-from forebay.cluster.client.gateway.service import CONNECTIONS_PER_ACCOUNT_MAX, Gateway
 from forebay.cluster.client.own_account import Credential
 from forebay.cluster.config.accounts import AccessTable
 from forebay.cluster.config.config import Config
+from forebay.cluster.gateway.service import CONNECTIONS_PER_ACCOUNT_MAX, Gateway
 from forebay.cluster.schemas import operations as ops
 from forebay.cluster.schemas.operations import OPERATIONS
 from forebay.cluster.security.files import NO_CERTIFICATE, TlsFiles
@@ -341,7 +341,7 @@ def test_what_is_no_request_costs_a_gateway_one_line_that_names_the_uid(
                 assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["remedy"]
 
     asyncio.run(run())
-    (said,) = lines_of(caplog, "forebay.cluster.client.gateway.service")
+    (said,) = lines_of(caplog, "forebay.cluster.gateway.service")
     assert said.startswith("a request of uid 1001 is rejected: ") and len(said) < 200
 
 

@@ -132,7 +132,7 @@ def test_a_placeholder_is_printed_only_where_the_reader_alone_can_fill_it_in() -
     assert UNKNOWN_YET.keys() <= unknown, "no row is left over"
 
 
-DRILLS = ROOT / "cluster" / "cli" / "drills"
+DRILLS = ROOT / "cluster" / "drills"
 
 
 def typed_by_drills() -> Iterator[Said]:

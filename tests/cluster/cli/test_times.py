@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from forebay.cluster.cli.text.times import (
     format_duration,
     format_elapsed,
-    format_span,
     parse_begin,
     parse_duration,
     parse_past,
 )
 from forebay.cluster.system.clock import parse_instant
+from forebay.cluster.system.measures import format_span
 from forebay.replica.values.limits import TIME_LIMIT_S_MAX
 
 NOW = parse_instant("2026-01-31T12:00:00Z")

@@ -16,11 +16,11 @@ from forebay.cluster.cli.exits import ExitCode
 from forebay.cluster.client import access_methods
 from forebay.cluster.client.access_methods import GatewayAccess, connect_gateway, own_access_method
 from forebay.cluster.client.attempt import AttemptError
-from forebay.cluster.client.gateway.service import GatewayError, listen_at
 from forebay.cluster.config.access import AccessConfig
 from forebay.cluster.config.config import Config
 from forebay.cluster.config.new_site import Founding, create_site
 from forebay.cluster.config.toml import ConfigError
+from forebay.cluster.gateway.service import GatewayError, listen_at
 from forebay.cluster.security.files import TlsError, TlsFiles
 from forebay.cluster.security.identity import Role
 from forebay.cluster.security.pki import issue, load_authority

@@ -12,8 +12,8 @@ from forebay.cluster.config.config import Config
 from forebay.cluster.security.identity import Role
 from forebay.cluster.security.pki import issue, load_authority
 from forebay.cluster.security.proofs import verifier_of
-from forebay.cluster.security.witness import CheckpointStore, make_key
 from forebay.cluster.system import SystemClock
+from forebay.cluster.witness import CheckpointStore, make_key
 from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.test_serve import ROOT, finish, make, start
 from tests.ports import free_ports
@@ -26,21 +26,21 @@ async def launch(service: str, directory: Path) -> asyncio.subprocess.Process:
     config = make(directory, 1)
     port = free_ports(1)[0]
     if service == "gateway":
-        return await start(config.file, "local", module="forebay.cluster.client.gateway")
+        return await start(config.file, "local", module="forebay.cluster.gateway")
     if service == "witness":
         key = directory / "witness.key"
         CheckpointStore.create(directory / "seen", str(make_key(key, "w.example/1")))
         log = f"forebay/demo={verifier_of('forebay/demo', Ed25519PrivateKey.generate())}"
         words = ("--log", log, "--key", key, "--db", directory / "seen", "--listen", f"127.0.0.1:{port}")
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "forebay.cluster.security.witness", *map(str, words)), cwd=ROOT,
+            *(sys.executable, "-m", "forebay.cluster.witness", *map(str, words)), cwd=ROOT,
             stderr=asyncio.subprocess.PIPE, stdin=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
     certify(config, "tall", Role.SCHEDULER if service == "bridge" else Role.HELPER)
     if service == "helper":
         with config.file.open("a") as file:
             file.write(f'\n[[helper]]\nname = "tall"\naddress = "127.0.0.1:{port}"\ntargets = ["r1"]\n')
-        return await start(config.file, "tall", module="forebay.cluster.drill")
+        return await start(config.file, "tall", module="forebay.cluster.drills.helper")
     state = directory / "slurmctld"
     state.mkdir()
     words = ("--state", str(state), "--run", str(directory / "run"))

@@ -18,8 +18,6 @@ from forebay.cluster.security.proofs import (
     parse_note,
     verify_note,
 )
-from forebay.cluster.security.witness import CheckpointStore, WitnessedLog, WitnessResponse, make_key, read_key
-from forebay.cluster.security.witness import CheckpointWitness as RealWitness
 from forebay.cluster.server.tlog import (
     Cosigning,
     LogPeers,
@@ -32,8 +30,10 @@ from forebay.cluster.server.tlog import (
     publish,
 )
 from forebay.cluster.system import SystemClock
+from forebay.cluster.witness import CheckpointStore, WitnessedLog, WitnessResponse, make_key, read_key
+from forebay.cluster.witness import CheckpointWitness as RealWitness
 from tests.cluster.harness import story
-from tests.cluster.security.witness.logs import ORIGIN, MemoryLog
+from tests.cluster.witness.logs import ORIGIN, MemoryLog
 
 SOUND = MemoryLog(200)
 WITNESSES = ("w1", "w2", "w3")

@@ -21,7 +21,11 @@ from forebay.cluster.schemas import operations as ops
 from forebay.cluster.security.identity import Role
 from forebay.cluster.security.pki import issue, load_authority
 from forebay.cluster.security.proofs import Tile, new_tiles, parse_checkpoint, parse_note
-from forebay.cluster.security.witness import (
+from forebay.cluster.server.divergence import Checkpoints
+from forebay.cluster.server.tlog import cosigning, publish
+from forebay.cluster.system.address import Address
+from forebay.cluster.system.clock import SystemClock
+from forebay.cluster.witness import (
     CheckpointStore,
     CheckpointWitness,
     WitnessServer,
@@ -29,10 +33,6 @@ from forebay.cluster.security.witness import (
     make_key,
     read_key,
 )
-from forebay.cluster.server.divergence import Checkpoints
-from forebay.cluster.server.tlog import cosigning, publish
-from forebay.cluster.system.address import Address
-from forebay.cluster.system.clock import SystemClock
 from tests.cluster.audit.ledgers import real
 from tests.cluster.harness import PATIENCE_S, story
 from tests.cluster.server.tlog.go_reader import needs_go, read

@@ -1,0 +1,49 @@
+"""Directories of copies: private, gone at the end, and found by the next one where somebody was killed."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forebay.cluster.drills.copies.directory import PREFIX, private_directory, remove_left_over
+
+
+def test_it_is_nobody_elses_and_gone_at_the_end_however_that_comes(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), private_directory(tmp_path) as (directory, _):
+        (directory / "deep").mkdir()
+        (directory / "deep" / "file").write_text("x")
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_in_use_is_left_alone_also_by_processes_that_were_given_the_lock(tmp_path: Path) -> None:
+    with private_directory(tmp_path) as (directory, lock):
+        assert remove_left_over(tmp_path) == 0 and directory.exists()
+        command = (sys.executable, "-c", "import sys; sys.stdin.read()")
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(lock,))
+        kept = tmp_path / f"{PREFIX}kept"
+        directory.rename(kept)
+    assert kept.exists() and remove_left_over(tmp_path) == 0 and kept.exists(), "its child lives"
+    child.communicate()
+    assert remove_left_over(tmp_path) == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_ones_own_is_left_alone(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    (tmp_path / f"{PREFIX}link").symlink_to(elsewhere)
+    (tmp_path / f"{PREFIX}file").write_text("x")
+    shared = tmp_path / f"{PREFIX}shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    (tmp_path / "other").mkdir(mode=0o700)
+    assert remove_left_over(tmp_path) == 0
+    assert len(os.listdir(tmp_path)) == 5
+    shared.chmod(0o700)
+    assert remove_left_over(tmp_path) == 1 and not shared.exists()
