@@ -12,13 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from forebay.cluster.cli.exits import ExitCode, Failure
 from forebay.cluster.client import ApiError, Client
 from forebay.cluster.drills import coordinator as module
 from forebay.cluster.drills import final_checks, stop_conditions
 from forebay.cluster.drills import prober as probing
 from forebay.cluster.drills.coordinator import CHECKS, EVENTS, LEADERS, STATES, WRITES, Coordinator
-from forebay.cluster.drills.copies.exercises import ExerciseInputs, Outcome
+from forebay.cluster.drills.copies.exercises import ExerciseInputs, Outcome, SnapshotUnavailable
 from forebay.cluster.drills.copies.replicas import CopyFailed
 from forebay.cluster.drills.figures import Probe
 from forebay.cluster.drills.helper import BeginRequest, EndRequest, HelperAnswer, HelperRefused, RenewRequest
@@ -933,7 +932,7 @@ OUTCOMES: dict[str, tuple[Outcome | Exception, str, str, int]] = {
     ),
     "a copy that fails": (CopyFailed("copy1 ended with 70: so"), "failed", "copy1 ended with 70: so", 0),
     "no snapshot": (
-        Failure(ExitCode.NOT_FOUND, "r2 gave 0 bytes of 9"),
+        SnapshotUnavailable("r2 gave 0 bytes of 9"),
         "aborted",
         "the copy could not be made: r2 gave 0 bytes of 9",
         0,

@@ -161,7 +161,7 @@ OF_MACHINES: dict[str, tuple[str, ClusterFacts, str | None, str]] = {
     ),
     "too long": ("node-down", site(node_down_s=300), "n1", "duration: 305 s"),
 }
-TREE = Path(__file__).parents[4]
+TREE = Path(__file__).parents[3]
 OF_COPIES: dict[str, tuple[str, ClusterFacts, str | None, str, dict[str, object]]] = {
     "who gives the snapshot is away": ("restore", without("r3"), "r3", "members: 2 of 3 answer; not r3", {}),
     "no such member": ("upgrade", WELL, "r9", "target: r9 is not a member", {}),
