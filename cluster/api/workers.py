@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
-import sys
 from collections.abc import Mapping
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -33,10 +31,11 @@ from forebay.cluster.api.web import (
     permit,
 )
 from forebay.cluster.api.worker import frames as f
-from forebay.cluster.schemas import OPERATIONS, BulkCommand, ChannelProtocolError, FrameSplitter
+from forebay.cluster.ipc import ChildProcess, FrameConnection
+from forebay.cluster.schemas import OPERATIONS, BulkCommand, ChannelProtocolError
 from forebay.cluster.security import Identity, PeerCertificate, Role, TlsFiles, revocable_as
 from forebay.cluster.system import Address
-from forebay.cluster.system.eventloop import BYTES_PER_SLICE, ReadingProtocol, listen, read_buffer
+from forebay.cluster.system.eventloop import BYTES_PER_SLICE, listen
 from forebay.replica.values import NEVER
 
 LOGGER = logging.getLogger(__name__)
@@ -44,18 +43,8 @@ LOGGER = logging.getLogger(__name__)
 WATCH_PERIOD_S = 0.25
 """Interval of updates to workers, seconds; the controller checks its own connections as often."""
 
-BACK_OFF_S = 0.1
-BACK_OFF_S_MAX = 5.0
-"""Delay before a restart, seconds: doubled each time, up to the second, ..."""
-
-SOUND_S = 30.0
-"""... and reset after a run of this length, seconds."""
-
 DRAIN_S = 5.0
 """Time for a worker to exit, seconds: longer than its requests may take."""
-
-UNSENT_BYTES_MAX = 64 * 1024 * 1024
-"""Unread responses of a worker, bytes; beyond that it is disconnected."""
 
 _command_decoder = msgspec.msgpack.Decoder(BulkCommand)
 
@@ -74,8 +63,7 @@ class ApiWorkers:
         self._channel = channel
         self._files = files
         self._sockets: list[socket.socket] = []
-        self._keepers: list[asyncio.Task[None]] = []
-        self._running: set[asyncio.subprocess.Process] = set()
+        self._processes: list[ChildProcess] = []
         self._watch: asyncio.TimerHandle | None = None
 
     @property
@@ -86,7 +74,7 @@ class ApiWorkers:
     @property
     def pids(self) -> list[int]:
         """PIDs of the running workers."""
-        return [process.pid for process in self._running]
+        return [process.pid for process in self._processes if process.pid is not None]
 
     async def start(self) -> None:
         """Listen, and start the workers.
@@ -97,84 +85,36 @@ class ApiWorkers:
         self._sockets.append(await listen(self._api))
         if self._channel is not None:
             self._sockets.append(await listen(self._channel))
-        loop = asyncio.get_running_loop()
-        self._keepers = [loop.create_task(self._keep(number)) for number in range(self.count)]
+        descriptors = [one.fileno() for one in self._sockets]
+        words = [*map(str, descriptors), *(["-1"] if self._channel is None else [])]
+        self._processes = [
+            ChildProcess(
+                f"API worker {number}",
+                "forebay.cluster.api.worker",
+                lambda: WorkerLink(self),
+                arguments=lambda: words,
+                descriptors=descriptors,
+                stop_signal=signal.SIGTERM,
+                stop_s=DRAIN_S,
+            )
+            for number in range(self.count)
+        ]
+        for process in self._processes:
+            process.start()
         self._tell()
 
     async def stop(self) -> None:
         """Let the workers stop accepting, complete pending requests, and exit."""
         if self._watch is not None:
             self._watch.cancel()
-        for keeper in self._keepers:
-            keeper.cancel()
-        running = list(self._running)
-        for process in running:
-            _signal(process, signal.SIGTERM)
-        await asyncio.gather(*(self._wait_for_exit(process) for process in running))
-        await asyncio.gather(*self._keepers, return_exceptions=True)
-        for link in list(self.links):
-            link.close()
+        await asyncio.gather(*(process.stop() for process in self._processes))
         for listening in self._sockets:
             listening.close()
 
     def refresh(self) -> None:
         """Let the workers reload their certificates."""
-        for process in self._running:
-            _signal(process, signal.SIGHUP)
-
-    async def _wait_for_exit(self, process: asyncio.subprocess.Process) -> None:
-        try:
-            async with asyncio.timeout(DRAIN_S):
-                await process.wait()
-        except TimeoutError:
-            _signal(process, signal.SIGKILL)
-            await process.wait()
-
-    async def _keep(self, number: int) -> None:
-        """Keep one worker running."""
-        loop = asyncio.get_running_loop()
-        pause_s = BACK_OFF_S
-        while True:
-            began_s = loop.time()
-            try:
-                code: int | str = await self._run()
-            except OSError as error:
-                code = str(error)
-            if loop.time() - began_s > SOUND_S:
-                pause_s = BACK_OFF_S
-            LOGGER.error("API worker %d has ended (%s); it is restarted in %.3g s", number, code, pause_s)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, BACK_OFF_S_MAX)
-
-    async def _run(self) -> int:
-        """Start a worker, serve it, and return its exit code."""
-        ours, its = socket.socketpair()
-        ours.setblocking(False)
-        descriptors = [its.fileno(), *(one.fileno() for one in self._sockets)]
-        words = [*map(str, descriptors), *(["-1"] if self._channel is None else []), str(os.getpid())]
-        try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "forebay.cluster.api.worker",
-                *words,
-                pass_fds=descriptors,
-                stdin=asyncio.subprocess.DEVNULL,
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            its.close()
-        self._running.add(process)
-        metrics = self.core.service.metrics
-        metrics.workers_started.inc()
-        try:
-            await asyncio.get_running_loop().create_unix_connection(lambda: WorkerLink(self), sock=ours)
-            return await process.wait()
-        finally:
-            if process.returncode is not None:
-                self._running.discard(process)
+        for process in self._processes:
+            process.send_signal(signal.SIGHUP)
 
     def welcome(self) -> f.Welcome:
         """Return the first frame to a worker."""
@@ -200,24 +140,15 @@ class ApiWorkers:
             link.tell()
 
 
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    try:
-        process.send_signal(number)
-    except ProcessLookupError:
-        pass
-
-
-class WorkerLink(ReadingProtocol):
+class WorkerLink(FrameConnection[f.FromController, f.FromWorker]):
     """Controller's end of the socket to one worker."""
 
     def __init__(self, workers: ApiWorkers) -> None:
-        super().__init__(read_buffer())
+        super().__init__(f.CONTROLLER_CODEC, "an API worker")
         self._workers = workers
         self._core = workers.core
         self._service = workers.core.service
         self._loop = asyncio.get_running_loop()
-        self._cutter = FrameSplitter(f.FRAME_BYTES_MAX)
-        self._transport: asyncio.Transport | None = None
         self.greeted = False
         """Whether the worker has started and serves."""
         self._told: tuple[object, object] | None = None
@@ -230,61 +161,27 @@ class WorkerLink(ReadingProtocol):
         self._programs: dict[int, _Program] = {}
         self.commands = 0
         """Outstanding commands, count."""
-        self._room = asyncio.Event()
-        self._room.set()
 
-    # asyncio callbacks
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+    def connected(self) -> None:
+        self._service.metrics.workers_started.inc()
         self._workers.links.add(self)
         self.send(self._workers.welcome())
         self.tell()
 
     def data_received(self, data: bytes) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        self._elsewhere = self._core.elsewhere()  # once for all, because the loop does not run in between
-        try:
-            for body in self._cutter.feed(data):
-                self._take(f.decode_from_worker(body))
-        except (ChannelProtocolError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            LOGGER.error("closing an API worker that sent an invalid frame: %s", error)
-            self.close()
+        if self.is_open:
+            self._elsewhere = self._core.elsewhere()  # once for all frames, because the loop does not run in between
+            super().data_received(data)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def disconnected(self) -> None:
         self._workers.links.discard(self)
         self._workers.count_serving()
-        self._room.set()
         for request in list(self._requests.values()):
             request.gone.set()
             request.written.set()
         for program in self._programs.values():
             program.local.leave()
         self._programs.clear()
-
-    def pause_writing(self) -> None:
-        self._room.clear()
-
-    def resume_writing(self) -> None:
-        self._room.set()
-
-    def close(self) -> None:
-        """Close the socket; the worker exits."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    # To the worker
-
-    def send(self, frame: f.FromController) -> None:
-        """Send a frame; frames of one loop iteration are written in one call."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        transport.write(f.encode(frame))
-        if transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
-            LOGGER.error("closing an API worker that does not read its responses")
-            self.close()
 
     def tell(self) -> None:
         """Send changed state to the worker."""
@@ -315,7 +212,7 @@ class WorkerLink(ReadingProtocol):
 
     # From the worker
 
-    def _take(self, frame: f.FromWorker) -> None:
+    def receive(self, frame: f.FromWorker) -> None:
         if isinstance(frame, f.Greeting):
             if frame.version != f.WORKER_VERSION:
                 raise ChannelProtocolError(
@@ -454,7 +351,7 @@ class WorkerLink(ReadingProtocol):
             return
         work = self._service.slices.work(number)
         for begin in range(len(first), len(content), f.PART_BYTES_MAX):
-            await self._room.wait()
+            await self.room.wait()
             await work.take(0, size_bytes=BYTES_PER_SLICE)
             self.send(f.ResponseChunk(number, content[begin : begin + f.PART_BYTES_MAX]))
 

@@ -7,10 +7,7 @@ The process reads ledger and snapshots there, as an audit does, and owns `index`
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import logging
-import os
-import select
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,6 +16,7 @@ from pathlib import Path
 from forebay.cluster.api.history_service.follower import Follower
 from forebay.cluster.api.history_service.frames import (
     NO_ROOM,
+    SERVICE_CODEC,
     CancelQuery,
     ChangesQuery,
     EventPageQuery,
@@ -33,22 +31,17 @@ from forebay.cluster.api.history_service.frames import (
     TermsQuery,
     TermsReply,
     TreeQuery,
-    decode_query,
-    encode,
 )
 from forebay.cluster.api.history_service.index_scrub import IndexScrub
 from forebay.cluster.api.history_service.queries import HistoryQueries
 from forebay.cluster.api.history_service.record_counts import RecordCounts
 from forebay.cluster.api.history_service.terms import terms_of
 from forebay.cluster.api.history_service.tree import Tree
-from forebay.cluster.schemas import LENGTH
+from forebay.cluster.ipc import ChildSocket, begin_child
 from forebay.cluster.server.tlog import LOG_DIRECTORY
 from forebay.cluster.system import (
     SystemClock,
-    begin_logging,
     collect_for_a_reader,
-    die_with_parent,
-    ignore_hangup,
     is_disk_full,
 )
 from forebay.replica.state import State
@@ -71,6 +64,8 @@ It catches up later, and still answers queries.
 ANEW = "anew"
 
 
+HistorySocket = ChildSocket[HistoryReply, HistoryQuery | CancelQuery]
+
 PastReader = Callable[[PastQuery, State], PastReply]
 """Answers a read from a past state."""
 
@@ -79,7 +74,7 @@ class HistoryProcess:
     """Follows the ledger and answers queries in between."""
 
     def __init__(
-        self, link: socket.socket, follower: Follower, histories: RecordCounts, tree: Tree, read_past: PastReader
+        self, link: HistorySocket, follower: Follower, histories: RecordCounts, tree: Tree, read_past: PastReader
     ) -> None:
         self._link = link
         self._follower = follower
@@ -89,18 +84,16 @@ class HistoryProcess:
         self._clock = SystemClock()
         self._scrub = IndexScrub(follower, self._clock.monotonic_s)
         self._questions = HistoryQueries(follower, self._clock.monotonic_s)
-        self._received = bytearray()
         self._waiting: deque[HistoryQuery] = deque()
         self._told_s = 0.0
         self._told: IndexProgress | None = None
 
     def run(self) -> None:
-        """Run until the replica closes the socket."""
+        """Run until the replica closes the socket (EOFError)."""
         is_behind = True
         while True:
-            readable, _, _ = select.select([self._link], [], [], 0 if is_behind else POLL_S)
-            if readable and not self._receive():
-                break
+            if self._link.is_readable(0 if is_behind else POLL_S):
+                self._receive()
             try:
                 is_behind = self._follower.step()
                 is_behind |= self._histories.step()
@@ -114,26 +107,17 @@ class HistoryProcess:
                 is_behind = True
             self._tell()
 
-    def _receive(self) -> bool:
-        """Receive frames from the replica; return False if it closed the socket."""
-        data = self._link.recv(1 << 16)
-        self._received += data
-        while len(self._received) >= LENGTH.size:
-            (size_bytes,) = LENGTH.unpack_from(self._received)
-            if len(self._received) < LENGTH.size + size_bytes:
-                break
-            asked = decode_query(bytes(self._received[LENGTH.size : LENGTH.size + size_bytes]))
-            del self._received[: LENGTH.size + size_bytes]
+    def _receive(self) -> None:
+        for asked in self._link.receive():
             if isinstance(asked, CancelQuery):
                 self._waiting = deque(one for one in self._waiting if one.number != asked.number)
             else:
                 self._waiting.append(asked)
-        return bool(data)
 
     def _answer(self) -> None:
         """Answer the queries whose entries are indexed and that were not cancelled."""
         for _ in range(len(self._waiting)):
-            if select.select([self._link], [], [], 0)[0]:
+            if self._link.is_readable():
                 self._receive()
             if not self._waiting:
                 return
@@ -177,23 +161,15 @@ class HistoryProcess:
         self._told, self._told_s = said, now_s
 
     def _say(self, said: HistoryReply) -> None:
-        self._link.sendall(encode(said))
+        self._link.send(said)
 
 
 def main(arguments: Sequence[str], read_past: PastReader) -> int:
     """Run the history service; return its exit code."""
-    descriptor, parent, directory, *options = arguments
-    ignore_hangup()
-    die_with_parent(int(parent))
-    with contextlib.suppress(OSError):  # if not permitted, keep the previous policy
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        os.nice(NICENESS)
-    os.umask(0o077)
-    begin_logging()
-    faulthandler.enable()
+    link, (directory, *options) = begin_child(arguments, niceness=NICENESS)
     collect_for_a_reader()
     try:
-        _follow(int(descriptor), Path(directory), read_past, anew=ANEW in options)
+        _follow(link, Path(directory), read_past, anew=ANEW in options)
     except OSError as error:
         if not is_disk_full(error):
             raise
@@ -201,12 +177,12 @@ def main(arguments: Sequence[str], read_past: PastReader) -> int:
     return 0
 
 
-def _follow(descriptor: int, home: Path, read_past: PastReader, *, anew: bool) -> None:
+def _follow(link: socket.socket, home: Path, read_past: PastReader, *, anew: bool) -> None:
     """Follow the ledger and answer queries until the replica closes the socket."""
     index = JobIndex(home / "index")
     if anew:
         index.begin_anew()
-    with Environment.open_readonly(home / "wal") as environment, socket.socket(fileno=descriptor) as link:
+    with Environment.open_readonly(home / "wal") as environment, link:
         follower = Follower(
             Ledger(environment),
             snapshots=home / "snapshots",
@@ -216,8 +192,8 @@ def _follow(descriptor: int, home: Path, read_past: PastReader, *, anew: bool) -
         )
         histories = RecordCounts(follower, home / "index")
         tree = Tree(Ledger(environment), home / LOG_DIRECTORY, histories, SystemClock().monotonic_s)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            HistoryProcess(link, follower, histories, tree, read_past).run()
+        with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+            HistoryProcess(ChildSocket(link, SERVICE_CODEC), follower, histories, tree, read_past).run()
         # In any case, save the indexed rows.
         follower.write()
     index.close()

@@ -1,14 +1,17 @@
-"""Frames between a replica and its history service: length-prefixed MessagePack over a Unix socket.
+"""Frames between a replica and its history service.
 
-Both are of one release, since the replica starts the process. A query's number is chosen by the replica and identifies
+A query's number is chosen by the replica and identifies
 the query until it is answered. A query waits until the history service has read entry `through`.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
-from forebay.cluster.schemas import LENGTH, WhyView
+from forebay.cluster.ipc import FrameCodec
+from forebay.cluster.schemas import WhyView
 from forebay.replica.values import Instant
 
 FRAME_BYTES_MAX = 256 * 1024 * 1024
@@ -346,22 +349,10 @@ HistoryReply = (
     | CountsReply
 )
 
-_ask_decoder: msgspec.msgpack.Decoder[HistoryQuery | CancelQuery] = msgspec.msgpack.Decoder(HistoryQuery | CancelQuery)
-_said_decoder: msgspec.msgpack.Decoder[HistoryReply] = msgspec.msgpack.Decoder(HistoryReply)
-_encoder = msgspec.msgpack.Encoder()
+REPLICA_CODEC: Final = FrameCodec[HistoryQuery | CancelQuery, HistoryReply](HistoryReply, bytes_max=FRAME_BYTES_MAX)
+"""The replica's end."""
 
-
-def encode(frame: HistoryQuery | CancelQuery | HistoryReply) -> bytes:
-    """Encode a frame with its length prefix."""
-    body = _encoder.encode(frame)
-    return LENGTH.pack(len(body)) + body
-
-
-def decode_query(body: bytes | memoryview) -> HistoryQuery | CancelQuery:
-    """Decode a query or its cancellation."""
-    return _ask_decoder.decode(body)
-
-
-def decode_reply(body: bytes | memoryview) -> HistoryReply:
-    """Decode a reply."""
-    return _said_decoder.decode(body)
+SERVICE_CODEC: Final = FrameCodec[HistoryReply, HistoryQuery | CancelQuery](
+    HistoryQuery | CancelQuery, bytes_max=FRAME_BYTES_MAX
+)
+"""The history service's end."""

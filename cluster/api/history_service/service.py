@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import socket
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Hashable
-from contextlib import asynccontextmanager, suppress
-
-import msgspec
+from contextlib import asynccontextmanager
 
 from forebay.cluster.api.history_service.frames import (
-    FRAME_BYTES_MAX,
     NO_ROOM,
+    REPLICA_CODEC,
     CancelQuery,
     ChangesQuery,
     ChangesReply,
@@ -47,14 +42,11 @@ from forebay.cluster.api.history_service.frames import (
     TreeReply,
     WhyQuery,
     WhyReply,
-    decode_reply,
-    encode,
 )
-from forebay.cluster.schemas import LENGTH, ChannelProtocolError
+from forebay.cluster.ipc import ChildProcess, FrameConnection
 from forebay.cluster.security import Identity
 from forebay.cluster.security.proofs import HASH_BYTES
 from forebay.cluster.server import Controller
-from forebay.cluster.system.eventloop import end_within
 from forebay.replica.values import NEVER, Instant
 
 LOGGER = logging.getLogger(__name__)
@@ -71,24 +63,14 @@ QUESTIONS_PER_ASKER_MAX = 4
 POOLS_LATE_S = 10.0
 """Largest age of reported pool use, seconds."""
 
-BACK_OFF_S = 0.1
-BACK_OFF_S_MAX = 5.0
-"""Delay before a restart, seconds: doubled each time, up to the second, ..."""
-
 BEGINS_S = 5.0
 """Delay of the first start without queries, seconds: a replica is busy while it starts, and a short run needs none."""
 
 NO_ROOM_S = 15.0
 """Restart delay if its disk is full, seconds: each start costs a second of processor time and frees nothing."""
 
-SOUND_S = 30.0
-"""... and reset after a run of this length, seconds."""
-
 _KILLED_BY_ITS_FILES = frozenset({-signal.SIGBUS, -signal.SIGSEGV, -signal.SIGABRT})
 """Signals that indicate a damaged mapped file; the index is then rebuilt."""
-
-STOP_S = 5.0
-"""Time for the process to write its rows and exit, seconds."""
 
 
 class HistoryServiceBusy(Exception):
@@ -113,10 +95,16 @@ class HistoryService:
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
-        self._keeper: asyncio.Task[None] | None = None
+        self.process = ChildProcess(
+            "the history service",
+            "forebay.cluster.api.past_reads",
+            self._connect,
+            arguments=self._arguments,
+            judge=self._judge,
+        )
+        self._is_damaged = False
+        """Whether the last process was killed by a damaged file: the next one rebuilds the index."""
         self._wanted = asyncio.Event()
-        self._process: asyncio.subprocess.Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
         self._questions: dict[int, tuple[HistoryQuery, asyncio.Future[HistoryReply]]] = {}
         self._numbers = 0
         self._pools_asked_s = float("-inf")
@@ -124,25 +112,14 @@ class HistoryService:
         """Outstanding queries by caller."""
         self.progress = IndexProgress(0, 0, 0, 0)
         """Last reported progress of the index."""
-        self.started = 0
-        """Processes started, count; more than one after a failure."""
-
-    @property
-    def pid(self) -> int | None:
-        """PID of the running process, or None."""
-        return None if self._process is None else self._process.pid
 
     def start(self) -> None:
         """Start the process within BEGINS_S or at the first query, and restart it when it exits."""
-        if self._keeper is None:
-            self._keeper = asyncio.get_running_loop().create_task(self._keep())
+        self.process.start(after=self._wanted, within_s=BEGINS_S)
 
     async def stop(self) -> None:
         """Let the process write its rows and exit."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.gather(keeper, return_exceptions=True)
+        await self.process.stop()
 
     async def records(self, job: int, limit: int, who: Hashable, *, newest: bool = False) -> RecordsReply:
         """Return the records of a job up to the currently applied entry (`RecordsQuery`).
@@ -324,8 +301,7 @@ class HistoryService:
         self._questions[asked.number] = asked, future
         if self._controller.ledger.applied_index < through:
             self._controller.journal.flush_hints()
-        if self._writer is not None:
-            self._writer.write(encode(asked))
+        self._send(asked)
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await future
@@ -336,9 +312,13 @@ class HistoryService:
             ) from error
         finally:
             del self._questions[asked.number]
-            if self._writer is not None and (future.cancelled() or not future.done()):
+            if future.cancelled() or not future.done():
                 # A repeated query would otherwise wait behind unwanted replies.
-                self._writer.write(encode(CancelQuery(asked.number)))
+                self._send(CancelQuery(asked.number))
+
+    def _send(self, frame: HistoryQuery | CancelQuery) -> None:
+        if self.process.link is not None:
+            self.process.link.send(frame)
 
     @asynccontextmanager
     async def _turn(self, who: Hashable) -> AsyncIterator[None]:
@@ -358,79 +338,43 @@ class HistoryService:
         self._numbers += 1
         return self._numbers
 
-    async def _keep(self) -> None:
-        loop = asyncio.get_running_loop()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(BEGINS_S):
-                await self._wanted.wait()
-        pause_s, anew = BACK_OFF_S, False
-        while True:
-            began_s = loop.time()
-            try:
-                code: int | str = await self._run(anew=anew)
-            except (OSError, ChannelProtocolError, msgspec.MsgspecError) as error:
-                code = str(error)
-            anew = code in _KILLED_BY_ITS_FILES
-            if loop.time() - began_s > SOUND_S:
-                pause_s = BACK_OFF_S
-            if code == NO_ROOM:
-                pause_s = NO_ROOM_S
-                LOGGER.error(
-                    "the history service has ended, because the disk has no space for its index; history queries wait "
-                    "until there is some; it is restarted in %.3g s",
-                    pause_s,
-                )
-            else:
-                LOGGER.error("the history service has ended (%s); it is restarted in %.3g s", code, pause_s)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, BACK_OFF_S_MAX)
+    def _judge(self, ending: int | str, delay_s: float) -> float:
+        self._is_damaged = ending in _KILLED_BY_ITS_FILES
+        if ending != NO_ROOM:
+            return delay_s
+        LOGGER.error("history queries wait, because the disk has no space for the index of the history service")
+        return NO_ROOM_S
 
-    async def _run(self, *, anew: bool) -> int:
-        """Start the process, receive its replies, and return its exit code."""
-        ours, its = socket.socketpair()
-        ours.setblocking(False)
+    def _arguments(self) -> list[str]:
         controller = self._controller
         home = controller.config.storage.directory / controller.name
-        words = [str(its.fileno()), str(os.getpid()), str(home), *(["anew"] if anew else [])]
-        try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "forebay.cluster.api.past_reads",
-                *words,
-                pass_fds=[its.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            its.close()
-        self.started += 1
-        self._process = process
-        try:
-            reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-            for asked, _ in self._questions.values():
-                self._writer.write(encode(asked))
-            await self._take(reader)
-            return await process.wait()
-        finally:
-            if self._writer is not None:
-                self._writer.close()
-            self._writer = None
-            # The closed socket makes it write its rows and exit.
-            await asyncio.shield(end_within(process, STOP_S))
-            self._process = None
+        return [str(home), *(["anew"] if self._is_damaged else [])]
 
-    async def _take(self, reader: asyncio.StreamReader) -> None:
-        """Receive replies until the process closes its end."""
-        with suppress(asyncio.IncompleteReadError, ConnectionResetError):
-            while True:
-                (size_bytes,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                if size_bytes > FRAME_BYTES_MAX:
-                    raise ChannelProtocolError(f"the history service announced a frame of {size_bytes} bytes")
-                said = decode_reply(await reader.readexactly(size_bytes))
-                if isinstance(said, IndexProgress):
-                    self.progress = said
-                elif said.number in self._questions and not self._questions[said.number][1].done():
-                    self._questions[said.number][1].set_result(said)
+    def _connect(self) -> HistoryConnection:
+        return HistoryConnection(self)
+
+    def outstanding(self) -> list[HistoryQuery]:
+        """Return the queries that wait for a reply."""
+        return [asked for asked, _ in self._questions.values()]
+
+    def receive(self, said: HistoryReply) -> None:
+        """Take a reply or a progress report of the process."""
+        if isinstance(said, IndexProgress):
+            self.progress = said
+        elif said.number in self._questions and not self._questions[said.number][1].done():
+            self._questions[said.number][1].set_result(said)
+
+
+class HistoryConnection(FrameConnection[HistoryQuery | CancelQuery, HistoryReply]):
+    """Connection to one process of the history service."""
+
+    def __init__(self, service: HistoryService) -> None:
+        super().__init__(REPLICA_CODEC, "the history service")
+        self._service = service
+
+    def connected(self) -> None:
+        for asked in self._service.outstanding():
+            self.send(asked)
+
+    def receive(self, frame: HistoryReply) -> None:
+        self._service.receive(frame)

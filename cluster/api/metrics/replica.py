@@ -206,7 +206,7 @@ class ReplicaCollector(Collector):
         yield counter(
             "forebay_history_service_started",
             "Starts of the history service; more than one if it has ended and was restarted.",
-            self._past.started,
+            self._past.process.started,
         )
 
     def _traces(self) -> Iterator[Metric]:

@@ -7,13 +7,8 @@ the collector's. The replica reports whether it leads; the process exports finis
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import logging
-import os
 import resource
-import select
-import signal
-import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,9 +16,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from forebay.cluster.api.traces.finished_jobs import LATE_US, FinishedJob, FinishedJobReader
-from forebay.cluster.api.traces.link import COUNTS, EXIT_NOT_INSTALLED, LEADS
+from forebay.cluster.api.traces.frames import EXIT_NOT_INSTALLED, EXPORTER_CODEC, Leadership, TraceCounts
 from forebay.cluster.api.traces.spans import JobSpan, spans_of, trace_id
-from forebay.cluster.system import SystemClock, begin_logging, die_with_parent, ignore_hangup
+from forebay.cluster.ipc import ChildSocket, begin_child
+from forebay.cluster.system import SystemClock
 from forebay.replica.values import Instant
 from forebay.wal import Environment, Ledger
 
@@ -130,37 +126,25 @@ class Sender:
         return first
 
 
-def run(link: socket.socket, jobs: FinishedJobReader, sender: Sender) -> None:
-    """Run until the replica closes the socket."""
-    told, more = b"", False
+def run(link: ChildSocket[TraceCounts, Leadership], jobs: FinishedJobReader, sender: Sender) -> None:
+    """Run until the replica closes the socket (EOFError)."""
+    told, more = TraceCounts(0, 0, 0), False
     while True:
-        readable, _, _ = select.select([link], [], [], 0 if more else LOOK_S)
-        if readable:
-            said = link.recv(1024)
-            if not said:
-                return
-            sender.leads = said[-1:] == LEADS
+        if link.is_readable(0 if more else LOOK_S):
+            for said in link.receive():
+                sender.leads = said.leads
         over, more = jobs.read()
         sender.take(over)
         more |= sender.step()
-        counts = COUNTS.pack(sender.sent, sender.dropped, sender.waiting)
+        counts = TraceCounts(sender.sent, sender.dropped, sender.waiting)
         if counts != told:
-            link.sendall(counts)
+            link.send(counts)
             told = counts
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the process; return its exit code."""
-    descriptor, parent, directory, url = arguments
-    ignore_hangup()
-    die_with_parent(int(parent))
-    with contextlib.suppress(OSError):  # if not permitted, keep the previous policy
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-        os.nice(NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the replica handles Ctrl-C and stops this process
-    os.umask(0o077)
-    begin_logging()
-    faulthandler.enable()
+    link, (directory, url) = begin_child(arguments, niceness=NICENESS)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     try:
         from forebay.cluster.api.traces.exporter import Exporter
@@ -168,12 +152,12 @@ def main(arguments: Sequence[str]) -> int:
         LOGGER.error("no traces are sent: %s; install OpenTelemetry: pip install forebay[otel]", error)
         return EXIT_NOT_INSTALLED
     home = Path(directory)
-    with Environment.open_readonly(home / "wal") as environment, socket.socket(fileno=int(descriptor)) as link:
+    with Environment.open_readonly(home / "wal") as environment, link:
         ledger = Ledger(environment)
         exporter = Exporter(url, ledger.cluster_id)
         sender = Sender(ledger.cluster_id, exporter.send, SystemClock().monotonic_s)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            run(link, FinishedJobReader(ledger, home / "index"), sender)
+        with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+            run(ChildSocket(link, EXPORTER_CODEC), FinishedJobReader(ledger, home / "index"), sender)
     return 0
 
 

@@ -1,14 +1,12 @@
-"""API worker process: `python -m cluster.api.worker CORE API CHANNEL PARENT`, started by the controller process.
+"""API worker process: `python -m cluster.api.worker SOCKET PARENT API CHANNEL`, started by the controller process.
 
-CORE, API and CHANNEL are descriptors: a socket to the controller, and listening sockets (-1: no channel). PARENT is the
-controller's process, whose death ends the worker. The controller sends the worker's configuration.
+SOCKET, API and CHANNEL are descriptors: a socket to the controller, and listening sockets (-1: no channel). PARENT is
+the controller's process, whose death ends the worker. The controller sends the worker's configuration.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import faulthandler
 import os
 import signal
 import socket
@@ -21,21 +19,19 @@ import uvloop
 from forebay.cluster.api.worker.channel import ChannelServer
 from forebay.cluster.api.worker.link import RemoteBackend
 from forebay.cluster.api.worker.server import Server
+from forebay.cluster.ipc import begin_child
 from forebay.cluster.security import Credentials, TlsFiles
-from forebay.cluster.system import Address, begin_logging, die_with_parent, ignore_hangup
+from forebay.cluster.system import Address
 
 EXIT_CORE_LOST = 1
 
 
-async def run(core_fd: int, api_fd: int, channel_fd: int) -> None:
+async def run(link: socket.socket, api_fd: int, channel_fd: int) -> None:
     """Serve until SIGTERM; then stop accepting, complete pending requests, and exit."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopped.set)
-    loop.add_signal_handler(signal.SIGINT, lambda: None)  # a terminal's Ctrl-C: the controller stops its workers
-    _, core = await loop.create_unix_connection(
-        lambda: RemoteBackend(lambda: os._exit(EXIT_CORE_LOST)), sock=socket.socket(fileno=core_fd)
-    )
+    _, core = await loop.create_unix_connection(lambda: RemoteBackend(lambda: os._exit(EXIT_CORE_LOST)), sock=link)
     welcome = await core.welcome
     files = TlsFiles(*map(Path, (welcome.authority, welcome.certificate, welcome.key)))
     credentials = Credentials(files, serves=True, open_to_all=welcome.access.munge)
@@ -66,17 +62,8 @@ def _listening(descriptor: int) -> socket.socket:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the worker; return its exit code."""
-    core_fd, api_fd, channel_fd, parent = map(int, arguments)
-    ignore_hangup()
-    die_with_parent(parent)
-    # With this policy a waking worker does not preempt others, above all the controller, but still gets its share. With
-    # a lower priority, any other load would come before the site's users.
-    with contextlib.suppress(OSError):  # if not permitted, keep the previous policy
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    os.umask(0o077)
-    begin_logging()
-    faulthandler.enable()
-    uvloop.run(run(core_fd, api_fd, channel_fd))
+    link, descriptors = begin_child(arguments)
+    uvloop.run(run(link, *map(int, descriptors)))
     return 0
 
 

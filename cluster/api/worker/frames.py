@@ -1,4 +1,4 @@
-"""Protocol between an API worker and its controller: length-prefixed MessagePack frames over a Unix socket.
+"""Protocol between an API worker and its controller.
 
 Both ends are of one release, because the controller starts its workers; the version is checked nevertheless, and kinds
 are append-only. A number belongs to the worker, and identifies a request or command until it is answered.
@@ -11,7 +11,8 @@ from typing import Final
 import msgspec
 
 from forebay.cluster.api.web import AccessRules, DecodedSubmit
-from forebay.cluster.schemas import LENGTH, ErrorView
+from forebay.cluster.ipc import FrameCodec
+from forebay.cluster.schemas import ErrorView
 from forebay.cluster.security import Role
 from forebay.replica.model import Revocation, Site
 
@@ -215,18 +216,8 @@ FromController = (
     | CommandSettled
 )
 
-_encoder: Final = msgspec.msgpack.Encoder()
-decode_from_worker: Final = msgspec.msgpack.Decoder(FromWorker).decode
-decode_from_controller: Final = msgspec.msgpack.Decoder(FromController).decode
+CONTROLLER_CODEC: Final = FrameCodec[FromController, FromWorker](FromWorker, bytes_max=FRAME_BYTES_MAX)
+"""The controller's end."""
 
-
-def encode(frame: FromWorker | FromController) -> bytes:
-    """Encode a frame with its length prefix.
-
-    Raises:
-        ValueError: The frame exceeds the peer's limit.
-    """
-    body: bytes = _encoder.encode(frame)
-    if len(body) > FRAME_BYTES_MAX:
-        raise ValueError(f"the frame has {len(body)} bytes; at most {FRAME_BYTES_MAX} are sent")
-    return bytes(LENGTH.pack(len(body)) + body)
+WORKER_CODEC: Final = FrameCodec[FromWorker, FromController](FromController, bytes_max=FRAME_BYTES_MAX)
+"""The worker's end."""

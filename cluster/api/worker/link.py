@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import cast
-
-import msgspec
 
 from forebay.cluster.api.web import (
     AccessRules,
@@ -23,11 +20,12 @@ from forebay.cluster.api.web import (
     queue_full,
 )
 from forebay.cluster.api.worker import frames as f
-from forebay.cluster.schemas import BulkCommand, ChannelProtocolError, FrameSplitter
+from forebay.cluster.ipc import FrameConnection
+from forebay.cluster.schemas import BulkCommand, ChannelProtocolError
 from forebay.cluster.schemas import operations as ops
 from forebay.cluster.security import PeerCertificate, Peers
 from forebay.cluster.system import SystemClock
-from forebay.cluster.system.eventloop import ReadingProtocol, Slices, read_buffer
+from forebay.cluster.system.eventloop import Slices
 from forebay.replica.model import DEFAULT_SITE, Revocation, Site
 
 LOGGER = logging.getLogger(__name__)
@@ -45,15 +43,13 @@ class _Waiting:
         """Further parts of its response, bounded by the controller; for a stream at most one."""
 
 
-class RemoteBackend(ReadingProtocol):
+class RemoteBackend(FrameConnection[f.FromWorker, f.FromController]):
     """Worker's end of the socket; `cluster.api.workers` has the other."""
 
     def __init__(self, lost: Callable[[], None]) -> None:
         """`lost` is called when the controller disconnects."""
-        super().__init__(read_buffer())
+        super().__init__(f.WORKER_CODEC, "the controller")
         self._lost = lost
-        self._cutter = FrameSplitter(f.FRAME_BYTES_MAX)
-        self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._number = 0
         self._requests: dict[int, _Waiting] = {}
@@ -70,24 +66,13 @@ class RemoteBackend(ReadingProtocol):
         self.site: Site = DEFAULT_SITE
         self.leader_channel = ""
 
-    # asyncio callbacks
+    def connected(self) -> None:
+        self.send(f.Greeting(f.WORKER_VERSION))
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._send(f.Greeting(f.WORKER_VERSION))
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for body in self._cutter.feed(data):
-                self._take(f.decode_from_controller(body))
-        except (ChannelProtocolError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            LOGGER.critical("the controller sent an invalid frame: %s", error)
-            self._lost()
-
-    def connection_lost(self, exc: Exception | None) -> None:
+    def disconnected(self) -> None:
         self._lost()
 
-    def _take(self, frame: f.FromController) -> None:
+    def receive(self, frame: f.FromController) -> None:
         match frame:
             case f.CommandSettled():
                 asker = self._commands.pop(frame.number, None)
@@ -156,11 +141,6 @@ class RemoteBackend(ReadingProtocol):
         if waiting is not None and not waiting.begun.done():
             waiting.begun.set_exception(error)
 
-    def _send(self, frame: f.FromWorker) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            # Frames of one loop iteration are written in one call.
-            self._transport.write(f.encode(frame))
-
     def _next(self) -> int:
         if len(self._requests) + len(self._commands) >= f.OUTSTANDING_MAX:
             raise queue_full("too many requests wait for this replica's controller process")
@@ -184,7 +164,7 @@ class RemoteBackend(ReadingProtocol):
         leaving = self._loop.create_task(self._follow(number, asked.gone))
         stays = False
         try:
-            self._send(
+            self.send(
                 f.RequestReceived(
                     number,
                     asked.operation.name,
@@ -206,7 +186,7 @@ class RemoteBackend(ReadingProtocol):
                 def release() -> None:
                     leaving.cancel()
                     if self._requests.pop(number, None) is not None:
-                        self._send(f.RequestAbandoned(number))
+                        self.send(f.RequestAbandoned(number))
 
                 return Stream(begun.revision, begun.content_type, self._parts(number, waiting), release)
             content = begun.content
@@ -226,12 +206,12 @@ class RemoteBackend(ReadingProtocol):
     async def _parts(self, number: int, waiting: _Waiting) -> AsyncGenerator[StreamChunk, None]:
         while isinstance(part := await waiting.parts.get(), f.StreamChunkSent):
             yield StreamChunk(part.payload, part.farewell)
-            self._send(f.ChunkWritten(number))
+            self.send(f.ChunkWritten(number))
 
     async def _follow(self, number: int, gone: asyncio.Event) -> None:
         """Notify the controller when a request's client disconnects, and end its stream."""
         await gone.wait()
-        self._send(f.RequestAbandoned(number))
+        self.send(f.RequestAbandoned(number))
         self._part(number, None)
 
     def elsewhere(self) -> Redirect | Problem | None:
@@ -242,7 +222,7 @@ class RemoteBackend(ReadingProtocol):
         """Return the program of a new channel connection."""
         self._number += 1  # the listener bounds the connections
         number, identity = self._number, certificate.identity
-        self._send(f.ProgramConnected(number, identity.role, identity.name, certificate.serial))
+        self.send(f.ProgramConnected(number, identity.role, identity.name, certificate.serial))
         return RemoteProgram(self, number)
 
     def order(self, program: int, content: bytes, prepared: DecodedSubmit | None, asker: CommandClient) -> None:
@@ -253,11 +233,11 @@ class RemoteBackend(ReadingProtocol):
         """
         number = self._next()
         self._commands[number] = asker
-        self._send(f.CommandReceived(number, program, content, prepared))
+        self.send(f.CommandReceived(number, program, content, prepared))
 
     def close_program(self, program: int) -> None:
         """Report that a connection ended, and drop its outstanding commands."""
-        self._send(f.ProgramDisconnected(program))
+        self.send(f.ProgramDisconnected(program))
         for number in [number for number, asker in self._commands.items() if asker.is_gone()]:
             del self._commands[number]
 
@@ -274,7 +254,7 @@ class RemoteBackend(ReadingProtocol):
     def _report(self) -> None:
         if self._observed:
             answers, self._observed = tuple(self._observed), []
-            self._send(f.ResponsesObserved(answers))
+            self.send(f.ResponsesObserved(answers))
 
 
 class RemoteProgram:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from forebay.cluster.api.history_service import service as linking
 from forebay.cluster.api.history_service.__main__ import HistoryProcess
-from forebay.cluster.api.history_service.frames import CancelQuery, QueryFailure, WhyQuery, decode_query, encode
+from forebay.cluster.api.history_service.frames import REPLICA_CODEC, SERVICE_CODEC, CancelQuery, QueryFailure, WhyQuery
 from forebay.cluster.api.history_service.service import HistoryService, HistoryServiceTimeout
-from forebay.cluster.schemas import LENGTH
+from forebay.cluster.ipc import ChildSocket
 from forebay.replica.values.units import NEVER
 
 WORDS = "there was no such job"
@@ -46,16 +46,16 @@ def answered(questions: list[int], given_up: dict[int, list[int]]) -> list[int]:
 
     def meanwhile(number: int) -> None:
         for gone in given_up.get(number, []):
-            ours.sendall(encode(CancelQuery(gone)))
+            ours.sendall(REPLICA_CODEC.encode(CancelQuery(gone)))
 
     follower: Any = SimpleNamespace(ledger=SimpleNamespace(applied_index=9), index=9)
     with ours, its:
         with patch("forebay.cluster.api.history_service.__main__.IndexScrub"):
-            process = HistoryProcess(its, follower, None, None, None)  # type: ignore[arg-type]
+            process = HistoryProcess(ChildSocket(its, SERVICE_CODEC), follower, None, None, None)  # type: ignore[arg-type]
         asked = process._questions = Asked(meanwhile)  # type: ignore[assignment]
         for number in questions:
-            ours.sendall(encode(why(number)))
-        assert process._receive()
+            ours.sendall(REPLICA_CODEC.encode(why(number)))
+        process._receive()
         process._answer()
         return asked.numbers
 
@@ -77,13 +77,10 @@ def test_who_waits_no_longer_gives_his_question_up_and_who_was_answered_does_not
 ) -> None:
     sent: list[Any] = []
 
-    def take(data: bytes) -> None:
-        sent.append(decode_query(data[LENGTH.size :]))
-
     async def story() -> None:
         controller: Any = SimpleNamespace(ledger=SimpleNamespace(applied_index=9), journal=SimpleNamespace())
         historian = HistoryService(controller)
-        historian._writer = SimpleNamespace(write=take)  # type: ignore[assignment]
+        historian.process.link = SimpleNamespace(send=sent.append)  # type: ignore[assignment]
         monkeypatch.setattr(historian, "start", lambda: None)
         monkeypatch.setattr(linking, "ANSWER_S", 0.02)
         with pytest.raises(HistoryServiceTimeout):

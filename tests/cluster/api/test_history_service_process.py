@@ -50,13 +50,13 @@ async def configure(harness: Harness, flags: str) -> None:
 
 
 def pid(harness: Harness) -> int:
-    found = harness.service.past.pid
+    found = harness.service.past.process.pid
     assert found is not None
     return found
 
 
 def has_started(harness: Harness, times: int) -> bool:
-    return harness.service.past.started >= times
+    return harness.service.past.process.started >= times
 
 
 @story

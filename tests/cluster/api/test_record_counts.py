@@ -61,7 +61,7 @@ async def test_the_records_of_jobs_are_counted_at_every_size_and_again_by_a_hist
         for is_killed in (True, False):
             sizes = range(2, harness.controller.applied_index + 1)
             assert [await counted(harness, size) for size in sizes] == [expected(harness, size) for size in sizes]
-            pid = harness.service.past.pid
+            pid = harness.service.past.process.pid
             assert pid is not None
             if is_killed:
                 os.kill(pid, signal.SIGKILL)

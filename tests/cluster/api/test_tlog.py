@@ -74,10 +74,10 @@ async def test_a_historian_that_is_killed_goes_on_with_the_same_tree(config: Con
     async with Harness(config) as harness:
         size = await busy(harness)
         before = await harness.service.past.root(size)
-        pid = harness.service.past.pid
+        pid = harness.service.past.process.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: harness.service.past.pid not in {None, pid})
+        await until(lambda: harness.service.past.process.pid not in {None, pid})
         assert await harness.service.past.root(size) == before
         later = await busy(harness)
         assert await harness.service.past.root(later) == derived(harness, config).root(later)

@@ -273,14 +273,8 @@ def test_a_replica_without_opentelemetry_says_what_to_install_and_asks_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "forebay.cluster.api.traces.exporter", None)
-    for name in ("die_with_parent", "begin_logging"):
-        monkeypatch.setattr(process, name, lambda *words: None)
-    monkeypatch.setattr(process.os, "nice", lambda by: 0)
-    monkeypatch.setattr(process.os, "sched_setscheduler", lambda *words: None)
-    monkeypatch.setattr(process.os, "umask", lambda mask: 0)
+    monkeypatch.setattr(process, "begin_child", lambda words, niceness: (None, words[2:]))
     monkeypatch.setattr(process.resource, "setrlimit", lambda *words: None)
-    monkeypatch.setattr(process.signal, "signal", lambda *words: None)
-    monkeypatch.setattr(process.faulthandler, "enable", lambda: None)
     assert process.main(["0", "1", str(tmp_path), "http://127.0.0.1:1"]) == 78
     assert "pip install forebay[otel]" in caplog.text
 

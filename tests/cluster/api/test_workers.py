@@ -27,6 +27,8 @@ from tests.cluster.harness import Harness, story, until
 from tests.cluster.test_serve import make, ready, running
 from tests.ports import free_port
 
+encode, decode = f.WORKER_CODEC.encode, f.WORKER_CODEC.decode
+
 
 class Doored(Harness):
     """A replica behind one door, with a channel."""
@@ -97,7 +99,7 @@ async def test_a_door_ends_with_its_core(config: Config) -> None:
     async with Doored(config) as harness:
         link = await harness.served()
         first = harness.pid
-        link.close()  # what a door sees of a core that has died
+        link.abort()  # what a door sees of a core that has died
         await until(lambda: first not in harness.front.pids)
 
 
@@ -105,15 +107,15 @@ async def test_a_door_ends_with_its_core(config: Config) -> None:
 async def test_what_is_no_frame_costs_its_door_and_nothing_else(config: Config) -> None:
     async with Doored(config) as harness:
         await harness.served()
-        greeting = f.encode(f.Greeting(f.WORKER_VERSION))
+        greeting = encode(f.Greeting(f.WORKER_VERSION))
         wrong = [
             b"\xff" * 8,
             LENGTH.pack(3) + b"abc",
-            f.encode(f.Greeting(99)),
-            f.encode(f.RequestAbandoned(1)),
-            greeting + f.encode(f.CommandReceived(1, 7, b"", None)),
-            greeting + f.encode(f.RequestReceived(1, "no_such", Role.USER, "alice", "1", {}, {}, b"", None, None)),
-            greeting + f.encode(f.ResponsesObserved((("no_such", 200, 0.1, ""),))),
+            encode(f.Greeting(99)),
+            encode(f.RequestAbandoned(1)),
+            greeting + encode(f.CommandReceived(1, 7, b"", None)),
+            greeting + encode(f.RequestReceived(1, "no_such", Role.USER, "alice", "1", {}, {}, b"", None, None)),
+            greeting + encode(f.ResponsesObserved((("no_such", 200, 0.1, ""),))),
         ]
         for data in wrong:
             ours, theirs = socket.socketpair()
@@ -135,10 +137,8 @@ async def test_a_door_cannot_ask_what_the_role_of_its_client_may_not(config: Con
         ours.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: WorkerLink(harness.front), sock=ours)
         reader, writer = await asyncio.open_connection(sock=theirs)
-        writer.write(f.encode(f.Greeting(f.WORKER_VERSION)))
-        writer.write(
-            f.encode(f.RequestReceived(1, "save_snapshot", Role.USER, "alice", "1", {}, {}, b"{}", None, None))
-        )
+        writer.write(encode(f.Greeting(f.WORKER_VERSION)))
+        writer.write(encode(f.RequestReceived(1, "save_snapshot", Role.USER, "alice", "1", {}, {}, b"{}", None, None)))
         while not isinstance(answer := await frame_of(reader), f.FailureResponse | f.ResponseStart):
             pass
         assert isinstance(answer, f.FailureResponse) and answer.status == 403
@@ -147,7 +147,7 @@ async def test_a_door_cannot_ask_what_the_role_of_its_client_may_not(config: Con
 
 async def frame_of(reader: asyncio.StreamReader) -> f.FromController:
     (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    return f.decode_from_controller(await reader.readexactly(size))
+    return decode(await reader.readexactly(size))
 
 
 @story
@@ -160,11 +160,11 @@ async def test_what_is_revoked_is_refused_by_the_core_whatever_its_door_believes
         ours.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: WorkerLink(harness.front), sock=ours)
         reader, writer = await asyncio.open_connection(sock=theirs)
-        writer.write(f.encode(f.Greeting(f.WORKER_VERSION)))
-        writer.write(f.encode(f.RequestReceived(1, "list_jobs", Role.USER, "alice", "1", {}, {}, b"", None, None)))
-        writer.write(f.encode(f.ProgramConnected(2, Role.USER, "alice", "1")))
+        writer.write(encode(f.Greeting(f.WORKER_VERSION)))
+        writer.write(encode(f.RequestReceived(1, "list_jobs", Role.USER, "alice", "1", {}, {}, b"", None, None)))
+        writer.write(encode(f.ProgramConnected(2, Role.USER, "alice", "1")))
         content = msgspec.msgpack.encode(submission(harness))
-        writer.write(f.encode(f.CommandReceived(3, 2, content, None)))
+        writer.write(encode(f.CommandReceived(3, 2, content, None)))
         found = {}
         while len(found) < 2:
             frame = await frame_of(reader)
@@ -181,8 +181,8 @@ async def test_handshakes_slow_clients_and_large_bodies_run_nothing_in_the_core(
         link = await harness.served()
         await harness.submit()
         frames: list[object] = []
-        take = link._take
-        link._take = lambda frame: (frames.append(frame), take(frame))[1]  # type: ignore[method-assign]
+        take = link.receive
+        link.receive = lambda frame: (frames.append(frame), take(frame))[1]  # type: ignore[method-assign]
         address = harness.config.replica("r1").api
         context = client_context(harness.config.tls_files("alice"))
 
