@@ -63,7 +63,7 @@ async def test_validation_pools_and_status_are_answered_by_a_worker_that_is_kept
     assert set(descendants(os.getpid())) - before == worker
     assert programs.calls()[0].split()[2:4] == ["65534", "2002"], "a user who is not known here is nobody"
     await calls.close()
-    assert set(descendants(os.getpid())) == before
+    assert set(descendants(os.getpid())) <= before, "earlier tests may leave processes that are ending"
 
 
 @story
@@ -82,7 +82,7 @@ async def test_many_questions_are_asked_by_a_few_workers_and_too_many_are_refuse
         task.cancel()
     assert all(isinstance(one, BaseException) for one in await asyncio.gather(*tasks, return_exceptions=True))
     await calls.close()
-    assert set(descendants(os.getpid())) == before and programs.left() == []
+    assert set(descendants(os.getpid())) <= before and programs.left() == []
     assert CALLS_IDLE_MAX < CALLS_MAX
 
 
