@@ -50,6 +50,9 @@ LEFT: Final = "left by Slurm"
 NEVER: Final = "never came so far"
 """How one ends that did not reach its moment: what is stuck keeps the nodes."""
 
+LOST: Final = "COMPLETED, its result gone"
+"""How one ends whose buffer slurmctld tore down, with `hurry`, since it had forgotten that it ran."""
+
 SEEN_BESIDE: Final = frozenset(
     {
         "BurstBufferStageIn, staging-in",
@@ -212,12 +215,17 @@ async def _slurmctld_ends(site: Site, client: Client, rounds: int, seed: int, wa
     stuck, stuck_beside = (_stuck(one.held for one in found.values()) for found in (ends, beside))
     unlike = set(stuck) - set(stuck_beside) - SEEN_BESIDE
     require(not unlike, f"nothing beside it is ever stuck so: {unlike}; {ends}, beside it {beside}")
+    lost, lost_beside = (_lost(found) for found in (ends, beside))
+    require("SIGTERM" not in lost, f"a result was lost that nobody had removed: {ends}, beside it {beside}")
+    require(not lost or bool(lost_beside), f"results were lost, and none beside it: {ends}, beside it {beside}")
     more = stuck.total() - stuck_beside.total()
     require(more <= MORE_BY_CHANCE * rounds, f"{more} more are stuck than beside it: {ends}, beside it {beside}")
     return {
         "rounds": rounds,
         "stuck": stuck.total(),
         "stuck_beside": stuck_beside.total(),
+        "lost": dict(lost),
+        "lost_beside": dict(lost_beside),
         "ends": {way: dict(found.held) for way, found in ends.items()},
         "beside": {way: dict(found.held) for way, found in beside.items()},
         "others": {way: dict(found.others) for way, found in ends.items()},
@@ -264,6 +272,12 @@ def _stuck(ends: Iterable[Counter[str]]) -> Counter[str]:
                 reason = f"{failed[1]} failed" if failed else reason.rpartition(":_")[2]
                 found[f"{reason}, {buffer}"] += count
     return found
+
+
+def _lost(ends: dict[str, _Ends]) -> dict[str, int]:
+    """Return how many results were lost, by the way in which slurmctld ended."""
+    found = {way: one.held[LOST] + one.others[LOST] for way, one in ends.items()}
+    return {way: count for way, count in found.items() if count}
 
 
 async def _ended(site: Submitted, one: _End, ends: _Ends) -> Jobs:
@@ -384,6 +398,8 @@ async def _after_restart(site: Submitted, job: str, name: str, data: bytes) -> s
         reason = "" if found is None else ":_".join(found.reason.split(":_")[:2])
         end = LEFT if found is None else f"{LEFT} as {found.state}, {reason}, {found.buffer}"
     if end == "well":
+        if not (site.results / name).exists():
+            return LOST
         exported(site, name, data)
     else:
         await site.ask("scancel", "--hurry", job)
