@@ -17,6 +17,7 @@ from forebay.cluster.security.proofs import (
     verifier_of,
     write_signer,
 )
+from forebay.cluster.system import new_private_file, sync_directory
 
 KEY_MODE: Final = 0o600
 OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -44,11 +45,11 @@ def make_key(path: Path, name: str) -> VerifierKey:
     except NoteError as error:
         raise WitnessError(str(error), "write it as an address, such as witness.example.org/forebay") from error
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, KEY_MODE)
-        with open(descriptor, "wb") as file:
+        with new_private_file(path, KEY_MODE) as file:
             file.write(write_signer(name, private).encode())
             file.flush()
             os.fsync(file.fileno())
+        sync_directory(path.absolute().parent)
     except FileExistsError as error:
         raise WitnessError(f"{path} already exists", "use another file: a key is never overwritten") from error
     except OSError as error:

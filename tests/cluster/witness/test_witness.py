@@ -274,14 +274,28 @@ def test_a_key_file_is_of_its_owner_alone_never_overwritten_and_read_as_it_was_w
 
 
 def test_a_key_is_on_the_disk_before_its_public_key_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced = list[bytes]()
+    synced: list[Path] = []
+    sync = os.fsync
 
-    def sync(descriptor: int) -> None:
-        synced.append(Path(f"/proc/self/fd/{descriptor}").read_bytes())
+    def note(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        sync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", sync)
-    make_key(tmp_path / "key", "witness.example/w1")
-    assert synced == [(tmp_path / "key").read_bytes()]
+    monkeypatch.setattr(os, "fsync", note)
+    make_key(tmp_path / "key", "witness.example.org/f")
+    assert synced == [tmp_path / "key", tmp_path], "its content, then its name"
+
+
+def test_a_key_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        with pytest.raises(WitnessError, match="No space left"):
+            make_key(tmp_path / "key", "witness.example.org/f")
+    assert not [*tmp_path.iterdir()]
+    make_key(tmp_path / "key", "witness.example.org/f")
 
 
 def test_the_keys_of_a_log_are_read_as_the_cluster_prints_them_and_others_are_refused() -> None:
