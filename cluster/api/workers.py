@@ -31,7 +31,7 @@ from forebay.cluster.api.web import (
     permit,
 )
 from forebay.cluster.api.worker import frames as f
-from forebay.cluster.ipc import ChildProcess, FrameConnection
+from forebay.cluster.ipc import FrameConnection, SupervisedProcess
 from forebay.cluster.schemas import OPERATIONS, BulkCommand, ChannelProtocolError
 from forebay.cluster.security import Identity, PeerCertificate, Role, TlsFiles, revocable_as
 from forebay.cluster.system import Address
@@ -63,7 +63,7 @@ class ApiWorkers:
         self._channel = channel
         self._files = files
         self._sockets: list[socket.socket] = []
-        self._processes: list[ChildProcess] = []
+        self._processes: list[SupervisedProcess] = []
         self._watch: asyncio.TimerHandle | None = None
 
     @property
@@ -88,7 +88,7 @@ class ApiWorkers:
         descriptors = [one.fileno() for one in self._sockets]
         words = [*map(str, descriptors), *(["-1"] if self._channel is None else [])]
         self._processes = [
-            ChildProcess(
+            SupervisedProcess(
                 f"API worker {number}",
                 "forebay.cluster.api.worker",
                 lambda: WorkerLink(self),

@@ -24,7 +24,7 @@ def begin_child(arguments: Sequence[str], *, niceness: int = 0) -> tuple[socket.
     """Set up this process as a child: `SOCKET PARENT …`; return the socket to its parent and the other arguments.
 
     It ends with PARENT. It is scheduled so that its wake-ups do not preempt others, above all the controller; a lower
-    priority for all of its work (`niceness`) is for work that nobody waits for.
+    priority for all of its work (`niceness`) is for background work.
     """
     descriptor, parent, *rest = arguments
     ignore_hangup()

@@ -1,4 +1,4 @@
-"""One end of a socket between two processes of a replica, for an event loop."""
+"""Connection between two processes of a replica, for an event loop."""
 
 from __future__ import annotations
 

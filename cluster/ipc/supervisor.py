@@ -30,7 +30,7 @@ class RestartDelays(NamedTuple):
 DELAYS: Final = RestartDelays()
 
 
-class ChildProcess:
+class SupervisedProcess:
     """A child process, `python -m MODULE SOCKET PARENT ARGUMENTS`, that is kept running."""
 
     def __init__(

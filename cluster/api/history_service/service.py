@@ -43,7 +43,7 @@ from forebay.cluster.api.history_service.frames import (
     WhyQuery,
     WhyReply,
 )
-from forebay.cluster.ipc import ChildProcess, FrameConnection
+from forebay.cluster.ipc import FrameConnection, SupervisedProcess
 from forebay.cluster.security import Identity
 from forebay.cluster.security.proofs import HASH_BYTES
 from forebay.cluster.server import Controller
@@ -95,7 +95,7 @@ class HistoryService:
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
-        self.process = ChildProcess(
+        self.process = SupervisedProcess(
             "the history service",
             "forebay.cluster.api.past_reads",
             self._connect,

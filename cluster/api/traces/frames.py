@@ -15,7 +15,7 @@ EXIT_NOT_INSTALLED: Final = 78
 
 
 class Leadership(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Whether the replica leads: its exporter sends traces, the others keep them for a while."""
+    """Role of the replica: the leader's exporter sends traces, the others keep them for a while."""
 
     leads: bool
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from forebay.cluster.api.traces.frames import EXIT_NOT_INSTALLED, REPLICA_CODEC, Leadership, TraceCounts
 from forebay.cluster.config import TracesConfig
-from forebay.cluster.ipc import ChildProcess, FrameConnection, RestartDelays
+from forebay.cluster.ipc import FrameConnection, RestartDelays, SupervisedProcess
 from forebay.cluster.server import Controller
 
 LOOK_S: Final = 0.5
@@ -26,7 +26,7 @@ class Tracer:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._config = TracesConfig()
-        self._process: ChildProcess | None = None
+        self._process: SupervisedProcess | None = None
         self._changes = asyncio.Lock()
         self._changing: asyncio.Task[None] | None = None
         self._before = (0, 0)
@@ -71,7 +71,7 @@ class Tracer:
             if process is not None:
                 await process.stop()
             if self.is_on:
-                self._process = ChildProcess(
+                self._process = SupervisedProcess(
                     "the trace exporter",
                     "forebay.cluster.api.traces",
                     lambda: TracerConnection(self, self._controller),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forebay.cluster.ipc import ChildProcess, FrameCodec, FrameConnection, RestartDelays, connection
+from forebay.cluster.ipc import FrameCodec, FrameConnection, RestartDelays, SupervisedProcess, connection
 from forebay.cluster.system.processes import start_time
 from tests.cluster.harness import story, until
 from tests.cluster.ipc.frames import BYTES_MAX, Said
@@ -28,8 +28,8 @@ class Link(FrameConnection[Said, Said]):
         self.heard.append(frame.text)
 
 
-def child(behaviour: str, heard: list[str], **more: Any) -> ChildProcess:
-    return ChildProcess(
+def child(behaviour: str, heard: list[str], **more: Any) -> SupervisedProcess:
+    return SupervisedProcess(
         "the echo",
         "tests.cluster.ipc.echo",
         lambda: Link(heard),
