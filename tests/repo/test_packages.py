@@ -205,6 +205,13 @@ def test_reload_sends_sighup_to_the_main_process(unit: str) -> None:
     assert setting(unit, "ExecReload") == ["/bin/sh", "-c", '"kill', "-HUP", '$MAINPID"']
 
 
+def test_only_a_replica_comes_before_other_services() -> None:
+    """A unit without the setting has the weight 100."""
+    for unit in SERVICES:
+        for name in ("CPUWeight", "IOWeight"):
+            assert setting(unit, name) == (["500"] if unit == "forebay-controller" else []), (unit, name)
+
+
 def test_an_agent_is_not_started_again_after_exactly_the_codes_that_no_start_helps_against() -> None:
     codes = {value for name, value in vars(agent).items() if name.startswith("EXIT_")}
     stays = {int(word) for word in setting("forebay-agent", "RestartPreventExitStatus")}
