@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         fields_of,
         hold_termination,
         ignore_hangup,
+        is_terminated,
         leave_when_terminated,
         python_of,
         send,

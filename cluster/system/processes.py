@@ -30,6 +30,7 @@ TREE: Final = Path(forebay.__file__).resolve().parents[1]
 """Directory that forebay is imported from, and from which its modules are started as processes."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_terminations: Final[list[int]] = []
 
 
 def _prctl(option: int, value: int) -> None:
@@ -168,7 +169,16 @@ def leave_when_terminated() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
+def is_terminated() -> bool:
+    """Return whether SIGTERM arrived before an event loop handled it.
+
+    The exit can fall into a callback whose exceptions Python ignores, for example during a fork.
+    """
+    return bool(_terminations)
+
+
 def _leave(number: int, frame: object) -> NoReturn:
+    _terminations.append(number)
     raise SystemExit(0)
 
 

@@ -164,7 +164,8 @@ def end_on_signals() -> None:
     """Let SIGTERM and SIGHUP end this process as Ctrl-C does: through every `finally`."""
 
     def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        # An exception raised here may fall into a callback that ignores it; asyncio.run cancels its task at SIGINT.
+        signal.raise_signal(signal.SIGINT)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
+from forebay.cluster.system.processes import is_terminated
+
 
 def stop_on_signals(stop: asyncio.Event) -> None:
     """Have SIGTERM and SIGINT set `stop` in the running loop, and ignore SIGHUP.
@@ -20,6 +22,8 @@ def stop_on_signals(stop: asyncio.Event) -> None:
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    if is_terminated():
+        stop.set()
 
 
 async def end_within(process: asyncio.subprocess.Process, grace_s: float) -> None:

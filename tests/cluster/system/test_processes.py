@@ -1,10 +1,13 @@
 """What /proc says of a process."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from forebay.cluster.system import cgroup_of, processes
+from tests.repo.tree import ROOT
 
 
 def mount(root: str = "/", directory: str = "/sys/fs/cgroup", kind: str = "cgroup2") -> str:
@@ -70,3 +73,25 @@ def test_a_process_is_in_the_list_of_its_cgroup() -> None:
     except LookupError:
         pytest.skip("does not use cgroup v2")
     assert "1" in (directory / "cgroup.procs").read_text().split()
+
+
+def test_a_termination_that_python_ignored_ends_the_loop() -> None:
+    program = (
+        "import asyncio, signal\n"
+        "from forebay.cluster.system.eventloop import stop_on_signals\n"
+        "from forebay.cluster.system.processes import leave_when_terminated\n"
+        "class Collected:\n"
+        "    def __del__(self):\n"
+        "        signal.raise_signal(signal.SIGTERM)  # the exit is raised here, and ignored\n"
+        "async def main():\n"
+        "    stop = asyncio.Event()\n"
+        "    stop_on_signals(stop)\n"
+        "    await asyncio.wait_for(stop.wait(), 30)\n"
+        "leave_when_terminated()\n"
+        "Collected()\n"
+        "asyncio.run(main())\n"
+        "print('stopped')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr
+    assert "Exception ignored" in done.stderr
