@@ -122,6 +122,24 @@ async def read_past(call: ApiCall[None]) -> Reply[None]:
     return Reply(found.revision, content=found.content, content_type=found.content_type)
 
 
+async def read_present(call: ApiCall[None]) -> Reply[None]:
+    """Respond to a read in the history service's process.
+
+    Raises:
+        HistoryServiceLost: It cannot answer now; this process can.
+    """
+    await call.state()
+    query = {name: text for name, text in call.query.items() if name != "stale"}
+    try:
+        found = await call.service.past.read_present(call.identity, call.operation.name, call.params, query)
+    except HistoryServiceTimeout as error:
+        raise history_busy(error) from error
+    if found.status >= 400:
+        view = msgspec.json.decode(found.content, type=ErrorView)
+        raise Problem(found.status, view.code, view.sentence, view.remedy, view.place)
+    return Reply(found.revision, content=found.content, content_type=found.content_type)
+
+
 def _not_held(call: ApiCall[None], found: QueryFailure, at: Instant, name: str) -> Problem:
     when = f"revision {found.revision}" if found.revision else format_instant(at)
     return Problem(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from contextlib import nullcontext
+from typing import Any
 
 import msgspec
 
@@ -23,7 +25,8 @@ from forebay.cluster.api import (
     transfers,
     watch,
 )
-from forebay.cluster.api.service import ApiCall, ApiService, Handler, Route, is_long
+from forebay.cluster.api.history_service import HistoryServiceLost
+from forebay.cluster.api.service import ApiCall, ApiService, Handler, Reply, Route, is_long
 from forebay.cluster.api.web import (
     AccessRules,
     CommandClient,
@@ -81,6 +84,26 @@ if ROUTES.keys() != OPERATIONS.keys():
     raise AssertionError(f"operations without a handler, or the reverse: {ROUTES.keys() ^ OPERATIONS.keys()}")
 
 
+READ_BY_PROCESS = {
+    one.name: one
+    for one in (
+        ops.ESTIMATE_JOB,
+        ops.EXPLAIN_JOB,
+        ops.LIST_ACCOUNTS,
+        ops.LIST_BUFFERS,
+        ops.LIST_FILESYSTEMS,
+        ops.LIST_JOBS,
+        ops.LIST_POOLS,
+        ops.LIST_USAGE,
+        ops.SHOW_BURST,
+    )
+}
+"""Reads that the history service's process answers while it has the present state, so that they hold up nothing here.
+
+They depend on the state, the time and the caller alone.
+"""
+
+
 def handler_of(asked: ApiRequest) -> Handler:
     """Return the handler; for a query with a past revision or time, that of past states."""
     if "at" in asked.query and asked.operation is not ops.EXPLAIN_JOB:
@@ -125,7 +148,7 @@ class LocalBackend:
     async def respond(self, asked: ApiRequest) -> Response | Stream:
         operation = asked.operation
         try:
-            outcome = await handler_of(asked)(ApiCall(self.service, asked))
+            outcome = await self._handle(ApiCall(self.service, asked))
         except (Problem, Redirect):
             raise
         except (StorageFailed, BrokenInvariant) as error:
@@ -140,6 +163,12 @@ class LocalBackend:
             return outcome
         content = outcome.content if outcome.content is not None else msgspec.json.encode(outcome.view)
         return Response(operation.status, outcome.revision, content, outcome.content_type)
+
+    async def _handle(self, call: ApiCall[Any]) -> Reply[Any] | Stream:
+        if call.operation.name in READ_BY_PROCESS and "at" not in call.query and self.service.past.has_present:
+            with contextlib.suppress(HistoryServiceLost):
+                return await history.read_present(call)
+        return await handler_of(call.asked)(call)
 
     def elsewhere(self) -> Redirect | Problem | None:
         controller = self.service.controller

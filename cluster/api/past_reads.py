@@ -1,4 +1,4 @@
-"""Process of the history service, and reads from past states by the same handlers as current reads.
+"""Process of the history service, and reads from its states by the same handlers as in the replica.
 
 `python -m cluster.api.past_reads`, see `cluster.api.history_service`. The handlers are loaded with the first query.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from forebay.cluster.api.history_service import PastQuery, PastReply
+from forebay.cluster.api.history_service import PastQuery, PastReply, PresentQuery, PresentState
 from forebay.cluster.api.history_service.__main__ import main
 from forebay.cluster.system import SystemClock
 from forebay.replica.state import State
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class _Controller:
     """Controller substitute for read handlers: without a leader and without agent contacts."""
 
-    name = "the past"
+    name = "the history service"
     leads = False
     liveness = None
 
@@ -33,61 +33,80 @@ class _Controller:
 
 
 class _Clock:
-    """Clock fixed at a past time."""
+    """Clock that stands still."""
 
     def __init__(self, at: Instant) -> None:
-        self._at = at
+        self.at = at
 
     def now(self) -> Instant:
-        return self._at
+        return self.at
 
 
 class _Service:
     """Service substitute for read handlers, at one state."""
 
-    def __init__(self, state: State, *, is_private: bool) -> None:
+    def __init__(self, state: State, *, present: PresentState | None, is_private: bool = False) -> None:
         from forebay.cluster.api.render import Verdicts
         from forebay.cluster.system.eventloop import Identities, Slices
 
         self.controller = _Controller(state)
         self.clock = _Clock(state.at)
         self.slices = Slices()
-        self.verdicts = Verdicts()
+        self.verdicts = Verdicts(present)
         self.identities = Identities(SystemClock())
         self.is_private = is_private
-        self.then = state.at
+        self.then = state.at if present is None else None
         self.digests = asyncio.Semaphore(1)
 
     async def current(self) -> State:
-        """Return the past state."""
+        """Return the state."""
         return self.controller.state
 
 
-def answer_past_query(asked: PastQuery, state: State) -> PastReply:
-    """Return the response a read would have had from a state."""
+class HandlerReader:
+    """Answers reads by the handlers of the API."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._present: _Service | None = None
+
+    def close(self) -> None:
+        """Close its event loop."""
+        self._loop.close()
+
+    def past(self, asked: PastQuery, state: State) -> PastReply:
+        """Return the response a read would have had from a state."""
+        return self._loop.run_until_complete(
+            _respond(asked, _Service(state, present=None, is_private=asked.is_private))
+        )
+
+    def present(self, asked: PresentQuery, state: PresentState) -> PastReply:
+        """Return the response to a read from the present state."""
+        if self._present is None:
+            self._present = _Service(state.state, present=state)
+        self._present.controller.state = state.state
+        self._present.clock.at = asked.now
+        return self._loop.run_until_complete(_respond(asked, self._present))
+
+
+async def _respond(asked: PastQuery | PresentQuery, service: _Service) -> PastReply:
     from forebay.cluster.api.local_backend import ROUTES
     from forebay.cluster.api.service import ApiCall
-    from forebay.cluster.api.web import ApiRequest, Problem
+    from forebay.cluster.api.web import ApiRequest, Problem, Stream
     from forebay.cluster.security import Identity, PeerCertificate, Role
 
-    route = ROUTES[asked.operation]
+    route, state = ROUTES[asked.operation], service.controller.state
     who = PeerCertificate(Identity(Role(asked.role), asked.name), "", NEVER)
-
-    async def handled() -> PastReply:
-        request = ApiRequest(route.operation, who, asked.params, asked.query, None, b"", None, None, asyncio.Event())
-        call: ApiCall[Any] = ApiCall(cast("ApiService", _Service(state, is_private=asked.is_private)), request)
-        try:
-            reply = await route.handler(call)
-        except Problem as problem:
-            return PastReply(asked.number, state.revision, problem.status, msgspec.json.encode(problem.view), "")
-        assert not isinstance(reply, Stream), asked.operation
-        content = reply.content if reply.content is not None else msgspec.json.encode(reply.view)
-        return PastReply(asked.number, state.revision, 200, content, reply.content_type)
-
-    from forebay.cluster.api.web import Stream
-
-    return asyncio.run(handled())
+    request = ApiRequest(route.operation, who, asked.params, asked.query, None, b"", None, None, asyncio.Event())
+    call: ApiCall[Any] = ApiCall(cast("ApiService", service), request)
+    try:
+        reply = await route.handler(call)
+    except Problem as problem:
+        return PastReply(asked.number, state.revision, problem.status, msgspec.json.encode(problem.view), "")
+    assert not isinstance(reply, Stream), asked.operation
+    content = reply.content if reply.content is not None else msgspec.json.encode(reply.view)
+    return PastReply(asked.number, state.revision, 200, content, reply.content_type)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], answer_past_query))
+    sys.exit(main(sys.argv[1:], HandlerReader()))

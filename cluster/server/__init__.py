@@ -1,6 +1,6 @@
 """Replica: storage, applied log, proposals, membership, and the leader's duties."""
 
-from forebay.cluster.server.applied_log import AppliedEntry, AppliedLog, settled_at
+from forebay.cluster.server.applied_log import AppliedEntry, AppliedLog, Transition, settled_at
 from forebay.cluster.server.controller import Controller, Unavailable
 from forebay.cluster.server.divergence import Checkpoints, Digests, Verdict
 from forebay.cluster.server.feature_levels import UNHEARD, MemberLevel

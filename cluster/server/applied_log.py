@@ -68,6 +68,8 @@ class Transition(NamedTuple):
     before: State
     after: State
     entry: AppliedEntry
+    data: bytes = b""
+    """The entry as it stands in the ledger."""
 
     @property
     def batch(self) -> Batch | None:

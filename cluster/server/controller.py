@@ -280,6 +280,10 @@ class Controller:
         """Used share of the journal's space, from 0 to 1."""
         return self._storage.environment.fill
 
+    def follow(self, observer: Observer) -> None:
+        """Have an observer told of each entry from now on."""
+        self._observers = (*self._observers, observer)
+
     def register(self, duty: Duty, *, on_change: Callable[[], None] | None = None) -> None:
         """Register a duty of the leader (`Duties.register`)."""
         self._duties.register(duty, on_change=on_change)
@@ -429,7 +433,7 @@ class Controller:
         entry = AppliedEntry(
             index, term, digest, before.revision, after.revision, batch, void, len(data), configuration
         )
-        transition = Transition(before, after, entry)
+        transition = Transition(before, after, entry, data)
         for observer in self._observers:
             observer.applied(transition)
         self._release_appliers()

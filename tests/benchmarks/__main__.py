@@ -26,7 +26,7 @@ from tests.benchmarks import etcd, machine, nodes, past, report, scheduling, tra
 from tests.benchmarks.forebay import ForebayCluster
 from tests.benchmarks.load import VerificationFailed
 from tests.benchmarks.processes import ServerFailed
-from tests.benchmarks.users import commands, jobs, storm, submits
+from tests.benchmarks.users import commands, jobs, listings, storm, submits
 from tests.benchmarks.users.rows import Found, Row, Say, markdown
 
 CLIENTS_DEFAULT = (1, 64, 256)
@@ -38,7 +38,7 @@ client and benchmark tool have unless they are told otherwise."""
 
 CONNECTIONS_MAX = 64
 
-USERS = ("jobs", "commands", "submits", "storm")
+USERS = ("jobs", "commands", "submits", "storm", "listings")
 """Sections of what users do."""
 
 SECTIONS = (*USERS, "api", "channel", "inside", "failover", "idle", "scheduling", "transfer", "nodes", "history")
@@ -240,6 +240,7 @@ def users(options: argparse.Namespace, directory: Path, say: Say, found: dict[st
         "jobs": lambda: jobs.report(directory, options.rounds, options.jobs, say),
         "commands": lambda: commands.report(directory, options.calls, say, only_forebay=alone),
         "submits": lambda: submits.report(directory, options.rounds, options.clients, options.seconds, WARM_UP_S, say),
+        "listings": lambda: listings.report(directory, options.seconds, options.rounds, say),
         "storm": lambda: storm.report(directory, options.storm_connections, options.storms, say, only_forebay=alone),
     }
     rows: list[Row] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
@@ -26,7 +27,7 @@ from forebay.cluster.api.history_service.frames import (
     WhyReply,
 )
 from forebay.cluster.api.local_backend import handler_of
-from forebay.cluster.api.past_reads import answer_past_query
+from forebay.cluster.api.past_reads import HandlerReader
 from forebay.cluster.api.render.jobs import why_view
 from forebay.cluster.api.render.reasons import JobVerdicts
 from forebay.cluster.api.service import ApiCall, ApiService, Reply
@@ -82,7 +83,7 @@ class Timeline:
     """All states that there were, in place of a historian: what it must answer, by looking at each of them."""
 
     progress = IndexProgress(0, 0, 0, 0)
-    started = 0
+    has_present = False
 
     def __init__(self) -> None:
         self._settled: list[tuple[Batch, State]] = []
@@ -115,7 +116,8 @@ class Timeline:
         state, whose = self._state(revision, at), (str(who.role), who.name)
         asked = PastQuery(0, 0, revision, at, operation, params, query, *whose, is_private)
         # A historian has no loop of its own around it.
-        return await asyncio.to_thread(answer_past_query, asked, state)
+        with closing(HandlerReader()) as reader:
+            return await asyncio.to_thread(reader.past, asked, state)
 
     async def why(
         self,
@@ -290,6 +292,7 @@ class InMemory(World):
             transfer_totals=self.transfer_totals,
             engine=SimpleNamespace(role=RaftRole.LEADER, leader="r1"),
             leads=True,
+            follow=lambda observer: None,
             current=self._current,
             queue=self._queue,
             node_watch=SimpleNamespace(heard=self.liveness.heard),

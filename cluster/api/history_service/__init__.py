@@ -17,13 +17,16 @@ if TYPE_CHECKING:
         PastQuery,
         PastReply,
         PoolUseReply,
+        PresentQuery,
         QueryFailure,
         RecordsReply,
         WhyReply,
     )
+    from forebay.cluster.api.history_service.present import PresentState
     from forebay.cluster.api.history_service.service import (
         HistoryService,
         HistoryServiceBusy,
+        HistoryServiceLost,
         HistoryServiceTimeout,
         ProofUnavailable,
     )

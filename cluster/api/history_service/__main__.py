@@ -10,8 +10,9 @@ import contextlib
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from forebay.cluster.api.history_service.follower import Follower
 from forebay.cluster.api.history_service.frames import (
@@ -19,13 +20,16 @@ from forebay.cluster.api.history_service.frames import (
     SERVICE_CODEC,
     CancelQuery,
     ChangesQuery,
+    EntriesApplied,
     EventPageQuery,
+    FromReplica,
     HistoryQuery,
     HistoryReply,
     IndexProgress,
     PastQuery,
     PastReply,
     PoolUseQuery,
+    PresentQuery,
     QueryFailure,
     RecordsQuery,
     TermsQuery,
@@ -33,6 +37,7 @@ from forebay.cluster.api.history_service.frames import (
     TreeQuery,
 )
 from forebay.cluster.api.history_service.index_scrub import IndexScrub
+from forebay.cluster.api.history_service.present import PresentState
 from forebay.cluster.api.history_service.queries import HistoryQueries
 from forebay.cluster.api.history_service.record_counts import RecordCounts
 from forebay.cluster.api.history_service.terms import terms_of
@@ -64,23 +69,33 @@ It catches up later, and still answers queries.
 ANEW = "anew"
 
 
-HistorySocket = ChildSocket[HistoryReply, HistoryQuery | CancelQuery]
+HistorySocket = ChildSocket[HistoryReply, FromReplica]
 
-PastReader = Callable[[PastQuery, State], PastReply]
-"""Answers a read from a past state."""
+
+class Reader(Protocol):
+    """Answers reads."""
+
+    def past(self, asked: PastQuery, state: State) -> PastReply:
+        """Return the response from a past state."""
+        ...
+
+    def present(self, asked: PresentQuery, state: PresentState) -> PastReply:
+        """Return the response from the present state."""
+        ...
 
 
 class HistoryProcess:
     """Follows the ledger and answers queries in between."""
 
     def __init__(
-        self, link: HistorySocket, follower: Follower, histories: RecordCounts, tree: Tree, read_past: PastReader
+        self, link: HistorySocket, follower: Follower, histories: RecordCounts, tree: Tree, reader: Reader
     ) -> None:
         self._link = link
         self._follower = follower
         self._histories = histories
         self._tree = tree
-        self._read_past = read_past
+        self._reader = reader
+        self._present = PresentState(follower)
         self._clock = SystemClock()
         self._scrub = IndexScrub(follower, self._clock.monotonic_s)
         self._questions = HistoryQueries(follower, self._clock.monotonic_s)
@@ -95,12 +110,13 @@ class HistoryProcess:
             if self._link.is_readable(0 if is_behind else POLL_S):
                 self._receive()
             try:
-                is_behind = self._follower.step()
-                is_behind |= self._histories.step()
-                is_behind |= self._tree.step()
+                self._answer()
+                is_behind = False
+                for part in (self._follower, self._histories, self._tree, self._present):
+                    is_behind |= part.step()
+                    self._answer()
                 if not is_behind:
                     self._scrub.step()
-                self._answer()
             except JobIndexBroken as error:
                 LOGGER.error("rebuilding the index by job: %s", error)
                 self._follower.begin_anew()
@@ -109,13 +125,17 @@ class HistoryProcess:
 
     def _receive(self) -> None:
         for asked in self._link.receive():
-            if isinstance(asked, CancelQuery):
+            if isinstance(asked, EntriesApplied):
+                self._present.take(asked)
+            elif isinstance(asked, CancelQuery):
                 self._waiting = deque(one for one in self._waiting if one.number != asked.number)
             else:
                 self._waiting.append(asked)
 
     def _answer(self) -> None:
         """Answer the queries whose entries are indexed and that were not cancelled."""
+        if self._link.is_readable():
+            self._receive()
         for _ in range(len(self._waiting)):
             if self._link.is_readable():
                 self._receive()
@@ -128,6 +148,13 @@ class HistoryProcess:
                     self._waiting.append(asked)
                 else:
                     self._say(said)
+            elif isinstance(asked, PresentQuery):
+                while self._present.step():
+                    pass
+                if self._present.index < asked.through:
+                    self._waiting.append(asked)
+                else:
+                    self._say(self._reader.present(asked, self._present))
             elif isinstance(asked, PoolUseQuery):
                 self._say(self._follower.capacity.answer(asked))
             elif isinstance(asked, RecordsQuery | EventPageQuery | ChangesQuery):
@@ -144,7 +171,7 @@ class HistoryProcess:
                 self._waiting.append(asked)
             elif isinstance(asked, PastQuery):
                 state = self._questions.moment(asked)
-                self._say(state if isinstance(state, QueryFailure) else self._read_past(asked, state))
+                self._say(state if isinstance(state, QueryFailure) else self._reader.past(asked, state))
             elif isinstance(asked, TermsQuery):
                 self._say(TermsReply(asked.number, terms_of(self._follower.ledger, asked.limit)))
             else:
@@ -155,7 +182,9 @@ class HistoryProcess:
         if now_s - self._told_s < TOLD_S:
             return
         size, made_again = self._tree.progress
-        said = IndexProgress(0, follower.index, follower.revision, follower.jobs.size_bytes, size, made_again)
+        said = IndexProgress(
+            0, follower.index, follower.revision, follower.jobs.size_bytes, size, made_again, self._present.index
+        )
         if said != self._told:
             self._say(said)
         self._told, self._told_s = said, now_s
@@ -164,12 +193,12 @@ class HistoryProcess:
         self._link.send(said)
 
 
-def main(arguments: Sequence[str], read_past: PastReader) -> int:
+def main(arguments: Sequence[str], reader: Reader) -> int:
     """Run the history service; return its exit code."""
     link, (directory, *options) = begin_child(arguments, niceness=NICENESS)
     collect_for_a_reader()
     try:
-        _follow(link, Path(directory), read_past, anew=ANEW in options)
+        _follow(link, Path(directory), reader, anew=ANEW in options)
     except OSError as error:
         if not is_disk_full(error):
             raise
@@ -177,7 +206,7 @@ def main(arguments: Sequence[str], read_past: PastReader) -> int:
     return 0
 
 
-def _follow(link: socket.socket, home: Path, read_past: PastReader, *, anew: bool) -> None:
+def _follow(link: socket.socket, home: Path, reader: Reader, *, anew: bool) -> None:
     """Follow the ledger and answer queries until the replica closes the socket."""
     index = JobIndex(home / "index")
     if anew:
@@ -193,7 +222,7 @@ def _follow(link: socket.socket, home: Path, read_past: PastReader, *, anew: boo
         histories = RecordCounts(follower, home / "index")
         tree = Tree(Ledger(environment), home / LOG_DIRECTORY, histories, SystemClock().monotonic_s)
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-            HistoryProcess(ChildSocket(link, SERVICE_CODEC), follower, histories, tree, read_past).run()
+            HistoryProcess(ChildSocket(link, SERVICE_CODEC), follower, histories, tree, reader).run()
         # In any case, save the indexed rows.
         follower.write()
     index.close()

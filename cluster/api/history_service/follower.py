@@ -166,6 +166,11 @@ class Follower:
         return self._reached.state
 
     @property
+    def reached(self) -> Point:
+        """State after the last folded entry, indexed or not."""
+        return self._reached
+
+    @property
     def noted_index(self) -> int:
         """Last indexed entry, even if not folded yet."""
         return self._position.index

@@ -63,6 +63,27 @@ class PastQuery(_Frame, frozen=True, tag=20):
     """Whether other users' data is private now, regardless of the past."""
 
 
+class EntriesApplied(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=31):
+    """Consecutive entries that the replica has applied since the last frame."""
+
+    first_index: int
+    entries: tuple[bytes, ...]
+
+
+class PresentQuery(_Frame, frozen=True, tag=32):
+    """Read to answer from the state after entry `through` or a later one."""
+
+    through: int
+    now: Instant
+    """Agreed time of the query."""
+    operation: str
+    params: dict[str, str]
+    query: dict[str, str]
+    role: str
+    name: str
+    """Name of the caller."""
+
+
 class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     """Command about a job, and the job's state after it."""
 
@@ -102,7 +123,7 @@ class WhyReply(_Frame, frozen=True, tag=4):
 
 
 class PastReply(_Frame, frozen=True, tag=21):
-    """Reply to PastQuery: body and type, or an error from status 400 on."""
+    """Reply to PastQuery or PresentQuery: body and type, or an error from status 400 on."""
 
     revision: int
     status: int
@@ -129,6 +150,8 @@ class IndexProgress(_Frame, frozen=True, tag=6):
     """Entries in the ledger's Merkle tree."""
     tree_made_again: int = 0
     """Missing or damaged tree files that were rebuilt, count."""
+    present: int = 0
+    """Last entry in the state for present reads."""
 
 
 class EventFilter(msgspec.Struct, frozen=True, array_like=True):
@@ -333,7 +356,15 @@ class CancelQuery(_Frame, frozen=True, tag=30):
 
 
 HistoryQuery = (
-    RecordsQuery | WhyQuery | PastQuery | EventPageQuery | ChangesQuery | TermsQuery | PoolUseQuery | TreeQuery
+    RecordsQuery
+    | WhyQuery
+    | PastQuery
+    | PresentQuery
+    | EventPageQuery
+    | ChangesQuery
+    | TermsQuery
+    | PoolUseQuery
+    | TreeQuery
 )
 HistoryReply = (
     RecordsReply
@@ -349,10 +380,10 @@ HistoryReply = (
     | CountsReply
 )
 
-REPLICA_CODEC: Final = FrameCodec[HistoryQuery | CancelQuery, HistoryReply](HistoryReply, bytes_max=FRAME_BYTES_MAX)
+FromReplica = HistoryQuery | CancelQuery | EntriesApplied
+
+REPLICA_CODEC: Final = FrameCodec[FromReplica, HistoryReply](HistoryReply, bytes_max=FRAME_BYTES_MAX)
 """The replica's end."""
 
-SERVICE_CODEC: Final = FrameCodec[HistoryReply, HistoryQuery | CancelQuery](
-    HistoryQuery | CancelQuery, bytes_max=FRAME_BYTES_MAX
-)
+SERVICE_CODEC: Final = FrameCodec[HistoryReply, FromReplica](FromReplica, bytes_max=FRAME_BYTES_MAX)
 """The history service's end."""

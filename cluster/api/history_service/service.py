@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 
+import msgspec
+
 from forebay.cluster.api.history_service.frames import (
     NO_ROOM,
     REPLICA_CODEC,
@@ -21,9 +23,11 @@ from forebay.cluster.api.history_service.frames import (
     ConsistencyQuery,
     CountsQuery,
     CountsReply,
+    EntriesApplied,
     EventFilter,
     EventPageQuery,
     EventPageReply,
+    FromReplica,
     HistoryQuery,
     HistoryReply,
     IndexProgress,
@@ -31,6 +35,7 @@ from forebay.cluster.api.history_service.frames import (
     PastReply,
     PoolUseQuery,
     PoolUseReply,
+    PresentQuery,
     ProofQuery,
     QueryFailure,
     RecordsQuery,
@@ -46,7 +51,8 @@ from forebay.cluster.api.history_service.frames import (
 from forebay.cluster.ipc import FrameConnection, SupervisedProcess
 from forebay.cluster.security import Identity
 from forebay.cluster.security.proofs import HASH_BYTES
-from forebay.cluster.server import Controller
+from forebay.cluster.server import Controller, Transition
+from forebay.cluster.system.eventloop import Turns
 from forebay.replica.values import NEVER, Instant
 
 LOGGER = logging.getLogger(__name__)
@@ -59,6 +65,16 @@ QUESTIONS_WAITING_MAX = 16
 
 QUESTIONS_PER_ASKER_MAX = 4
 """Outstanding queries of one caller, count: a quarter of all."""
+
+READS_MAX = 4
+"""Reads of the present that the process has at a time, count; it answers them one after the other."""
+
+READS_PER_ASKER_MAX = 2
+"""Those of one caller, count."""
+
+UNTOLD_BYTES_MAX = 256 * 1024
+UNTOLD_S_MAX = 0.25
+"""Applied entries that are not sent to the process yet: bytes, and seconds."""
 
 POOLS_LATE_S = 10.0
 """Largest age of reported pool use, seconds."""
@@ -84,6 +100,10 @@ class HistoryServiceBusy(Exception):
 
 class HistoryServiceTimeout(TimeoutError):
     """No reply arrived in time; the message gives the progress of the index."""
+
+
+class HistoryServiceLost(Exception):
+    """The process ended before it answered; the replica can answer itself."""
 
 
 class ProofUnavailable(LookupError):
@@ -112,6 +132,18 @@ class HistoryService:
         """Outstanding queries by caller."""
         self.progress = IndexProgress(0, 0, 0, 0)
         """Last reported progress of the index."""
+        self._reads: dict[int, asyncio.Future[PastReply]] = {}
+        """Outstanding reads of the present state."""
+        self._turns = Turns(READS_MAX, READS_PER_ASKER_MAX)
+        self._present_from = 0
+        """Entry up to which the process must have read the ledger before it can answer reads."""
+        self._told_index: int | None = None
+        """Last entry sent to the process; None while it is not connected, or does not read fast enough."""
+        self._untold: list[bytes] = []
+        self._untold_bytes = 0
+        """Entries applied since then, and their bytes: they are sent with the next read, or after UNTOLD_S_MAX."""
+        self._telling: asyncio.TimerHandle | None = None
+        controller.follow(self)
 
     def start(self) -> None:
         """Start the process within BEGINS_S or at the first query, and restart it when it exits."""
@@ -172,6 +204,72 @@ class HistoryService:
             found = await self._ask(asked, through)
         assert isinstance(found, PastReply | QueryFailure)
         return found
+
+    @property
+    def has_present(self) -> bool:
+        """Return whether the process has the present state, so that it can answer reads."""
+        return self._told_index is not None and self.progress.present >= self._present_from
+
+    async def read_present(
+        self, who: Identity, operation: str, params: dict[str, str], query: dict[str, str]
+    ) -> PastReply:
+        """Return the response to a read of what is applied now. Callers take turns.
+
+        Raises:
+            HistoryServiceLost: The process ended; the caller can answer itself.
+            HistoryServiceTimeout: Try again later.
+        """
+        async with self._turns.turn(who):
+            controller, number = self._controller, self._number()
+            through, now = controller.applied_index, controller.agreed.now()
+            future = self._reads[number] = asyncio.get_running_loop().create_future()
+            self._tell()
+            self._send(PresentQuery(number, through, now, operation, params, query, str(who.role), who.name))
+            try:
+                if not self.has_present:
+                    raise HistoryServiceLost("the history service has just ended")
+                async with asyncio.timeout(ANSWER_S):
+                    found: PastReply = await future
+                return found
+            except TimeoutError as error:
+                self._stop_telling()  # until it reports progress, this replica answers itself
+                raise HistoryServiceTimeout(
+                    f"the history service has read entry {self.progress.present}; the query needs entry {through}"
+                ) from error
+            finally:
+                del self._reads[number]
+                if not future.done() or future.cancelled():
+                    self._send(CancelQuery(number))
+
+    def applied(self, transition: Transition) -> None:
+        """Send the process an entry that was just applied."""
+        link = self.process.link
+        if link is None or self._told_index is None:
+            return
+        is_next = transition.entry.index == self._told_index + len(self._untold) + 1  # not so after a snapshot
+        if not is_next or not link.room.is_set():
+            self._stop_telling()  # it reads the next ones from the ledger
+            return
+        self._untold.append(transition.data)
+        self._untold_bytes += len(transition.data)
+        if self._untold_bytes > UNTOLD_BYTES_MAX:
+            self._tell()
+        elif self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(UNTOLD_S_MAX, self._tell)
+
+    def _tell(self) -> None:
+        """Send the process the entries applied since the last time."""
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        if self._told_index is not None and self._untold:
+            self._send(EntriesApplied(self._told_index + 1, tuple(self._untold)))
+            self._told_index += len(self._untold)
+        self._untold, self._untold_bytes = [], 0
+
+    def _stop_telling(self) -> None:
+        self._told_index = None
+        self._tell()
 
     async def event_page(
         self,
@@ -316,7 +414,7 @@ class HistoryService:
                 # A repeated query would otherwise wait behind unwanted replies.
                 self._send(CancelQuery(asked.number))
 
-    def _send(self, frame: HistoryQuery | CancelQuery) -> None:
+    def _send(self, frame: FromReplica) -> None:
         if self.process.link is not None:
             self.process.link.send(frame)
 
@@ -353,19 +451,39 @@ class HistoryService:
     def _connect(self) -> HistoryConnection:
         return HistoryConnection(self)
 
-    def outstanding(self) -> list[HistoryQuery]:
-        """Return the queries that wait for a reply."""
+    def connected(self) -> list[HistoryQuery]:
+        """Begin to send applied entries, and return the queries that wait for a reply."""
+        self.progress = msgspec.structs.replace(self.progress, present=0)
+        self._begin_telling()
         return [asked for asked, _ in self._questions.values()]
+
+    def disconnected(self) -> None:
+        """Give up the reads that the process has not answered."""
+        self._stop_telling()
+        for future in self._reads.values():
+            if not future.done():
+                future.set_exception(HistoryServiceLost("the history service has ended"))
+
+    def _begin_telling(self) -> None:
+        # It reads the entries up to here from the ledger.
+        self._controller.journal.flush_hints()
+        self._told_index = self._present_from = self._controller.applied_index
 
     def receive(self, said: HistoryReply) -> None:
         """Take a reply or a progress report of the process."""
         if isinstance(said, IndexProgress):
             self.progress = said
+            link = self.process.link
+            if self._told_index is None and link is not None and link.room.is_set():
+                self._begin_telling()
+        elif said.number in self._reads and isinstance(said, PastReply):
+            if not self._reads[said.number].done():
+                self._reads[said.number].set_result(said)
         elif said.number in self._questions and not self._questions[said.number][1].done():
             self._questions[said.number][1].set_result(said)
 
 
-class HistoryConnection(FrameConnection[HistoryQuery | CancelQuery, HistoryReply]):
+class HistoryConnection(FrameConnection[FromReplica, HistoryReply]):
     """Connection to one process of the history service."""
 
     def __init__(self, service: HistoryService) -> None:
@@ -373,8 +491,11 @@ class HistoryConnection(FrameConnection[HistoryQuery | CancelQuery, HistoryReply
         self._service = service
 
     def connected(self) -> None:
-        for asked in self._service.outstanding():
+        for asked in self._service.connected():
             self.send(asked)
+
+    def disconnected(self) -> None:
+        self._service.disconnected()
 
     def receive(self, frame: HistoryReply) -> None:
         self._service.receive(frame)

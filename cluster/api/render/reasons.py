@@ -11,8 +11,9 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from itertools import islice
+from typing import Protocol
 
-from forebay.cluster.server import AppliedLog
+from forebay.cluster.server import AppliedEntry
 from forebay.cluster.system.eventloop import SlicedWork
 from forebay.replica.messages import Event
 from forebay.replica.model import Job, JobState
@@ -43,6 +44,18 @@ ASKED_AT_ONCE = 256
 
 KEPT_S = 60.0
 """Lifetime of an idle index, seconds; it keeps its last state in memory."""
+
+
+class RecentEntries(Protocol):
+    """Entries that were applied last, as in `cluster.server.AppliedLog`."""
+
+    def index_of(self, revision: int) -> int:
+        """Return the entry that settled `revision`; LookupError if it is not held."""
+        ...
+
+    def recent(self, first: int) -> list[AppliedEntry] | None:
+        """Return the entries from index `first` on if all are in memory, otherwise None."""
+        ...
 
 
 class JobVerdicts:
@@ -93,7 +106,7 @@ async def prepare(index: SchedulingIndex, work: SlicedWork) -> None:
 class Verdicts:
     """Reasons that hold back jobs."""
 
-    def __init__(self, applied_log: AppliedLog | None = None) -> None:
+    def __init__(self, applied_log: RecentEntries | None = None) -> None:
         """`applied_log`: source of new events; without it each state gets a new index."""
         self._applied_log = applied_log
         self._index: SchedulingIndex | None = None

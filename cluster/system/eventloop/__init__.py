@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Slices,
         iterate_paced,
     )
+    from forebay.cluster.system.eventloop.turns import Turns
     from forebay.cluster.system.eventloop.users import Identities
     from forebay.cluster.system.eventloop.watchdog import Watchdog
 else:

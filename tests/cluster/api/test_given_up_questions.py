@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from forebay.cluster.api.history_service import service as linking
 from forebay.cluster.api.history_service.__main__ import HistoryProcess
+from forebay.cluster.api.history_service.follower import Point
 from forebay.cluster.api.history_service.frames import REPLICA_CODEC, SERVICE_CODEC, CancelQuery, QueryFailure, WhyQuery
 from forebay.cluster.api.history_service.service import HistoryService, HistoryServiceTimeout
 from forebay.cluster.ipc import ChildSocket
+from forebay.replica.state import EMPTY
 from forebay.replica.values.units import NEVER
 
 WORDS = "there was no such job"
@@ -48,7 +50,7 @@ def answered(questions: list[int], given_up: dict[int, list[int]]) -> list[int]:
         for gone in given_up.get(number, []):
             ours.sendall(REPLICA_CODEC.encode(CancelQuery(gone)))
 
-    follower: Any = SimpleNamespace(ledger=SimpleNamespace(applied_index=9), index=9)
+    follower: Any = SimpleNamespace(ledger=SimpleNamespace(applied_index=9), index=9, reached=Point(9, EMPTY))
     with ours, its:
         with patch("forebay.cluster.api.history_service.__main__.IndexScrub"):
             process = HistoryProcess(ChildSocket(its, SERVICE_CODEC), follower, None, None, None)  # type: ignore[arg-type]
@@ -78,7 +80,9 @@ def test_who_waits_no_longer_gives_his_question_up_and_who_was_answered_does_not
     sent: list[Any] = []
 
     async def story() -> None:
-        controller: Any = SimpleNamespace(ledger=SimpleNamespace(applied_index=9), journal=SimpleNamespace())
+        controller: Any = SimpleNamespace(
+            ledger=SimpleNamespace(applied_index=9), journal=SimpleNamespace(), follow=lambda observer: None
+        )
         historian = HistoryService(controller)
         historian.process.link = SimpleNamespace(send=sent.append)  # type: ignore[assignment]
         monkeypatch.setattr(historian, "start", lambda: None)

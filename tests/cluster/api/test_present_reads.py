@@ -1,0 +1,127 @@
+"""Reads in the history service's process: what it answers is what the replica answers itself, and it may die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from forebay.cluster.api.history_service import HistoryService
+from forebay.cluster.api.local_backend import READ_BY_PROCESS
+from forebay.cluster.config.config import Config
+from tests.cluster.api.test_past_reads import plain
+from tests.cluster.harness import PLAIN, SCRIPT, Harness, story, until
+
+WHO = ("operator", "alice", "bob")
+
+
+async def serving(harness: Harness) -> HistoryService:
+    past = harness.service.past
+    past.start()
+    past._wanted.set()
+    await until(lambda: past.has_present)
+    return past
+
+
+def targets(harness: Harness) -> list[str]:
+    found = []
+    for one in READ_BY_PROCESS.values():
+        jobs = [*harness.controller.state.jobs, 99]
+        found += [one.path.replace("{id}", str(job)) for job in jobs] if "{id}" in one.path else [one.path]
+    return [*found, "/v1/jobs?state=pending&limit=1", "/v1/jobs?limit=0", "/v1/jobs?expected=yes", "/v1/jobs?job=99"]
+
+
+def untimed(found: Any) -> Any:
+    """Return an answer without the times that an estimate counts from its own moment."""
+    if isinstance(found, dict):
+        return {key: untimed(value) for key, value in found.items() if key not in ("until", "start_at")}
+    return [*map(untimed, found)] if isinstance(found, list) else found
+
+
+async def compare(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    for target in targets(harness):
+        for who in WHO:
+            there = await harness.ask("GET", target, who=who)
+            with monkeypatch.context() as patched:
+                patched.setattr(HistoryService, "has_present", False)
+                here = await harness.ask("GET", target, who=who)
+            assert there.status == here.status, (target, who, there, here)
+            assert untimed(plain(there.body)) == untimed(plain(here.body)), (target, who)
+
+
+@story
+async def test_every_read_says_the_same_in_the_process_and_in_the_replica(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Harness(config) as harness:
+        past = await serving(harness)
+        asked = count_reads(past, monkeypatch)
+        for number in range(3):
+            await harness.submit(script=SCRIPT if number % 2 else PLAIN, name=f"job{number}", hold=number == 2)
+            await compare(harness, monkeypatch)
+        flags = {"command_id": harness.new_id(), "settings": [{"key": "PrivateData", "value": "jobs"}], "partial": True}
+        await harness.ask("POST", "/v1/configuration", flags)
+        await compare(harness, monkeypatch)
+        assert len(asked) > 100
+
+
+def count_reads(past: HistoryService, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    asked: list[Any] = []
+    read = past.read_present
+
+    async def counted(*words: Any) -> Any:
+        asked.append(words)
+        return await read(*words)
+
+    monkeypatch.setattr(past, "read_present", counted)
+    return asked
+
+
+@story
+async def test_a_read_sees_every_command_that_was_answered_before_it(config: Config) -> None:
+    async with Harness(config) as harness:
+        await serving(harness)
+        for number in range(1, 60):
+            assert (await harness.submit(script=PLAIN, hold=True)).status == 201
+            found = await harness.ask("GET", "/v1/jobs?limit=1", who="operator")
+            assert [one["job_id"] for one in found.body["jobs"]] == [number]
+
+
+@story
+async def test_reads_go_on_whenever_the_process_is_killed(config: Config) -> None:
+    async with Harness(config) as harness:
+        past = await serving(harness)
+        await harness.submit(script=PLAIN, hold=True)
+        for _ in range(3):
+            reads = [asyncio.ensure_future(harness.ask("GET", "/v1/jobs", who="operator")) for _ in range(20)]
+            await asyncio.sleep(0.005)
+            pid = past.process.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            for found in await asyncio.gather(*reads):
+                assert found.status == 200 and [one["job_id"] for one in found.body["jobs"]] == [1]
+            await until(lambda pid=pid: past.process.pid not in (None, pid) and past.has_present)
+
+
+@story
+async def test_a_process_that_hangs_costs_one_read_its_time_limit(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Harness(config) as harness:
+        past = await serving(harness)
+        pid = past.process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        with monkeypatch.context() as patched:
+            patched.setattr("forebay.cluster.api.history_service.service.ANSWER_S", 0.3)
+            assert (await harness.ask("GET", "/v1/jobs", who="operator")).status == 503
+        assert not past.has_present
+        assert (await harness.ask("GET", "/v1/jobs", who="operator")).status == 200
+        os.kill(pid, signal.SIGCONT)
+        await harness.submit(script=PLAIN, hold=True)
+        await until(lambda: past.has_present)
+        found = await harness.ask("GET", "/v1/jobs", who="operator")
+        assert [one["job_id"] for one in found.body["jobs"]] == [1]
