@@ -40,7 +40,7 @@ class LimitKind(IntEnum):
     GRP_BB = 1
     """Space held by all jobs together."""
     GRP_BB_MINUTES = 2
-    """Accumulated space times holding time (`replica.model.usage`); from feature level 4 on."""
+    """Accumulated space times holding time (`replica.model.usage`)."""
     GRP_BB_RUN_MINUTES = 3
     """Space held by all jobs together, times their time limits."""
     MAX_BB_PER_JOB = 4

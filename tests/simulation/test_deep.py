@@ -5,7 +5,7 @@ import pytest
 from tests.simulation.world import simulate
 
 SEED = 8
-"""One that fills every bound; more take most of a minute each, and CI runs them with scripts/simulate."""
+"""One that fills every bound; a campaign with scripts/simulate takes most of a minute for each."""
 
 
 @pytest.mark.campaign(4)

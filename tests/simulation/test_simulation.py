@@ -23,7 +23,7 @@ from tests.simulation.world import World, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 3
-"""Seeds of each profile that every run of the tests tries, count; CI runs 300 more with scripts/simulate."""
+"""Seeds of each profile that every run of the tests tries, count; CI runs 15 more of `all` (scripts/simulate)."""
 
 
 @pytest.mark.campaign(3)
