@@ -282,7 +282,7 @@ class CommitWatch:
     """
 
     def __init__(self, controller: Controller) -> None:
-        """Record the replica's present progress."""
+        """Start from the replica's present term, last, committed and applied entries."""
         self._controller: Final = controller
         self._seen = (0, 0, 0, 0)
         self._note()

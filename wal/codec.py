@@ -171,7 +171,7 @@ def decode_batch(data: bytes) -> Batch:
         _raise_if_written_later(bytes(body))
         raise CodecError(f"the batch cannot be decoded: {error}") from error
     if again != body and not is_earlier_form(bytes(body), again):
-        raise CodecError("the batch is not canonical: encoding it again gives other bytes")
+        raise CodecError("the batch is not canonical: encoding it again gives different bytes")
     return batch
 
 

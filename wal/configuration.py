@@ -236,7 +236,7 @@ def decode_configuration(data: bytes) -> Configuration:
     if wrong is not None or configuration.version == 0:
         raise CodecError(f"the configuration is not valid: {wrong or 'it has no version'}")
     if _encoder.encode(configuration) != body:
-        raise CodecError("the configuration is not canonical: encoding it again gives other bytes")
+        raise CodecError("the configuration is not canonical: encoding it again gives different bytes")
     return configuration
 
 

@@ -540,7 +540,7 @@ def prove(options: dict[str, Any]) -> None:
 
 
 def whatif(options: dict[str, Any]) -> None:
-    """Simulate a window with changes, print the result, and render it on request."""
+    """Simulate a window of the ledger with changed settings, print the result, and optionally write it as a page."""
     policy: Path | None = options["policy"]
     page: Path | None = options["html"]
     try:

@@ -186,7 +186,8 @@ def verify_tree(running: Ledger, home: Path, progress: Progress | None = None) -
     for path, found in signed:
         if found.size > ledger.applied_index:
             raise LedgerBroken(
-                ledger.applied_index, f"it ends there, but {path} covers {found.size} entries: it was rolled back"
+                ledger.applied_index,
+                f"the ledger ends there, but {path} covers {found.size} entries: the ledger was rolled back",
             )
         if found.size <= tree.size:
             if tree.root(found.size) != found.root:

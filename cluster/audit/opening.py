@@ -133,7 +133,7 @@ def age_of(text: str) -> int | None:
 
 
 def end_of(ledger: Ledger) -> Instant:
-    """Return the clock of the last held batch."""
+    """Return the time of the last batch in the ledger; NEVER without one."""
     first, index = ledger.first_index, ledger.applied_index
     while index >= first:
         for entry in reversed(list(ledger.read(max(first, index - READ_ENTRIES + 1), limit=READ_ENTRIES))):

@@ -44,7 +44,7 @@ class GivenCommand(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WorkerHello(msgspec.Struct, frozen=True, tag="hello"):
-    """First message of the worker, with its location."""
+    """First message of the worker, with the tree that it was loaded from."""
 
     dialogue: int
     tree: str

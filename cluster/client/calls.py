@@ -87,8 +87,8 @@ if a replica of another release decoded the command differently.
 def is_definite(status: int, code: str = "") -> bool:
     """Return True if a response with this status settles earlier requests with the same command ID.
 
-    Success does, because it carries the cached reply. So does a rejection that the first request must have received
-    too.
+    A success does, because it carries the reply cached for that ID. So does a rejection that does not depend on the
+    time of arrival: earlier requests were rejected too.
     """
     if status < 300:
         return True

@@ -44,7 +44,7 @@ class WitnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         try:
             if parse_key(self.key).kind != COSIGNATURE_KEY:
-                raise NoteError("it is the key of a log")
+                raise NoteError("it is the key of a log, not of a witness")
         except NoteError as error:
             remedy = "write the line that `forebay audit witness key` printed"
             raise InvalidValue(f"this is not a witness key: {error}", remedy, "key") from error

@@ -110,7 +110,7 @@ class PeerClocks:
         self._asked.pop(gone, None)
 
     def bounds(self, voters: Collection[str]) -> ClockBounds:
-        """Return the present bounds from a majority of `voters`."""
+        """Return the earliest and latest time now, as bounded by the clocks of a majority of `voters`."""
         own, majority = self._clock.now(), len(voters) // 2 + 1
         offsets = [offset for voter in voters if (offset := self.offset(voter)) is not None]
         if not voters or len(offsets) < majority:

@@ -500,7 +500,9 @@ class TlsLinks:
         """Register a peer's connection and drop an older one, which is dead or should be: each peer has at most one."""
         assert inbound.peer is not None and inbound.transport is not None
         if len(self._inbound) >= INBOUND_MAX and inbound.peer not in self._inbound:
-            too_many = IdentityError(f"{INBOUND_MAX} other replicas are already connected, and a cluster has fewer")
+            too_many = IdentityError(
+                f"{INBOUND_MAX} connections of replicas are already open, more than a cluster needs"
+            )
             self.connection_failed(inbound.transport.get_extra_info("peername"), too_many)
             inbound.transport.abort()
             return

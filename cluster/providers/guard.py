@@ -98,11 +98,11 @@ def run(
     poll: Callable[[int], None] | None = None,
     poll_s: float = _POLL_S,
 ) -> CallResult:
-    """Run `call` in a child process and return the result; after the timeout, kill it with all processes it started.
+    """Run `call` in a child process and return the result; at the timeout, kill all of its processes.
 
     `call` receives a descriptor for its result. Its standard streams are an empty input and pipes, and it inherits the
-    descriptors in `keep`. `poll` receives the child's process ID every `poll_s` seconds. An exception meanwhile, such
-    as from SIGTERM, kills the call too.
+    descriptors in `keep`. `poll` receives the child's process ID every `poll_s` seconds. An exception while
+    it waits, for example by a handler of SIGTERM, kills the call too.
 
     Raises:
         OSError: No process can be created.

@@ -321,7 +321,7 @@ class LogKeysAnswer(Answer, frozen=True, kw_only=True):
 
 
 def group_by_point(digests: Iterable[tuple[str, Mapping[int, str]]]) -> dict[int, dict[str, str]]:
-    """Return digests by point (revision or entry), then by replica, from (name, digests by point) pairs."""
+    """Return {point: {replica: digest}} from (replica, {point: digest}) pairs; a point is a revision or an entry."""
     found = defaultdict[int, dict[str, str]](dict)
     for name, given in digests:
         for point, digest in given.items():

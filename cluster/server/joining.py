@@ -122,7 +122,7 @@ def _joining(config: Config, name: str) -> Path:
 
 
 def _refuse_if_data(config: Config, name: str) -> None:
-    """Reject a join beside data of a former member; the data may be needed for an examination."""
+    """Reject a join if the directory has data of a former member, which may be needed for an investigation."""
     for directory in (config.wal_directory(name), config.snapshot_directory(name)):
         if any_of(directory) is None:
             continue

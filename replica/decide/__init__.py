@@ -1,4 +1,4 @@
-"""Command handlers: decide each command, one module per resource. Submit is one pipeline."""
+"""Command handlers: decide each command, one module per resource. A submit passes several of them in order."""
 
 from forebay.replica.decide.accounts import record_etag
 from forebay.replica.decide.arrays import job_of_task, jobs_of_tasks

@@ -127,7 +127,9 @@ def persistent_fault(buffer: BufferRequest | None) -> Rejection | None:
         if len(named) > limits.PERSISTENT_PER_JOB_MAX:
             most = limits.PERSISTENT_PER_JOB_MAX
             sentence = f"the job has {len(named)} {kind} directives"
-            return Rejection(RejectionCode.LIMIT_EXCEEDED, sentence, f"write at most {most} in one job", named[most][1])
+            return Rejection(
+                RejectionCode.LIMIT_EXCEEDED, sentence, f"request at most {most} in one job", named[most][1]
+            )
         seen: set[str] = set()
         for name, place in named:
             fault = "starts with a digit" if name[:1].isdigit() else name_fault(name)
@@ -376,7 +378,7 @@ def _resolve_list(
     if of_array and _TASK_SYMBOL.search(transfer.source + transfer.destination):
         raise RejectionError(
             RejectionCode.INVALID_DIRECTIVE,
-            "%a and %j cannot be used in lists of an array, because its tasks share the lists",
+            "%a and %j cannot be used in the file lists of a job array, because its tasks share them",
             "stage a directory for each task, or omit the symbols",
             place,
         )

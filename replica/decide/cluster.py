@@ -357,8 +357,8 @@ def loss_rejection(state: Facts, name: str) -> Rejection | None:
     if node.is_mover:
         return Rejection(
             RejectionCode.WRONG_STATE,
-            f"node {name} is a mover, whose buffers are in its shared filesystems",
-            f"start another mover of {', '.join(node.filesystems)}; it takes over",
+            f"node {name} is a mover: its buffers are in shared filesystems, and not lost with it",
+            f"start another mover of {', '.join(node.filesystems)}; it takes over the work",
             "node",
         )
     return None

@@ -70,7 +70,7 @@ def _word(provider: str, operation: str) -> str:
 
 
 def duplicate_name_comment(provider: str) -> str:
-    """Return the SystemComment of a job that creates a persistent buffer under a name of another user."""
+    """Return the SystemComment of a job that creates a persistent buffer whose name another user's buffer has."""
     return f"{plugin_name(provider)}: create_persistent: Duplicate buffer name"
 
 

@@ -75,7 +75,7 @@ def awaited_slot(job: Job, buffer: Buffer | None) -> Stage | None:
 
 
 def queue_position(job: Job, buffer: Buffer) -> tuple[Instant, int]:
-    """Return the job's sort key among jobs that wait for a slot of the same stage: by arrival."""
+    """Return the key that sorts jobs waiting for a slot of one stage by arrival."""
     return buffer.changed_at, job.id
 
 

@@ -75,7 +75,7 @@ def _identity(directory: int, path: str) -> str:
     status = os.fstat(directory)
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & _SHARED_BITS:
         raise FilesystemRefused(
-            f"{path} can be changed by accounts other than the agents'; make that account its owner, with mode 0711"
+            f"{path} can be changed by other accounts; make the account of the agents its owner, with mode 0711"
         )
     data = read_bounded(directory, MARK)
     if data is None:

@@ -354,7 +354,8 @@ class ReportOutbox:
     def add(self, job: int, attempt: int, stage: str, result: object, *, lasting: bool = True) -> None:
         """Store a result until it is acknowledged; durable on return if `lasting`.
 
-        A result that is not lasting survives the agent but perhaps not a power failure; it must be recoverable then.
+        A result that is not `lasting` survives a restart of the agent, but perhaps not a power failure. The caller must
+        then be able to obtain it again.
 
         Raises:
             OSError: The disk is full or fails; nothing is stored and the call can be repeated.

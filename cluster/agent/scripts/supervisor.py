@@ -97,7 +97,7 @@ class Supervisor:
         self._wait_status: int | None = None
 
     def run(self) -> ScriptEnded:
-        """Run the script and return its result; no process of it is left."""
+        """Run the script and return its result; none of its processes is left running."""
         become_subreaper()
         refused = self._start()
         if refused is not None:

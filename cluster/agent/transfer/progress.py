@@ -96,7 +96,7 @@ class SharedCounters:
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Tokens of the rate limit: bytes that may be moved, and the time of that figure (ns)."""
+        """Tokens of the rate limit: bytes that may be moved, and when they were computed (ns)."""
         return self._words[_TOKENS], self._words[_TOKENS + 1]
 
     @tokens.setter

@@ -136,7 +136,7 @@ class SmallFiles:
             raise
 
     def _copy_into(self, records: Sequence[ManifestRecord], leaf: bool) -> None:
-        """Write the temporary files of one directory."""
+        """Copy the small files of one directory under temporary names."""
         self._choose_batch_directory(records, leaf)
         for number, record in enumerate(records):
             if number % TELL_FILES == 0:

@@ -124,7 +124,7 @@ class ApiConnection(HttpConnection):
         return transport is not None and not transport.get_extra_info("peercert")
 
     def become(self, identity: Identity) -> bool:
-        """Count an unidentified connection for its new identity; return False if that has too many."""
+        """Count an unidentified connection as one of `identity`; return False if this identity has too many."""
         manager = self._manager
         return not isinstance(manager, GuardedServer) or manager.count(self, str(identity))
 

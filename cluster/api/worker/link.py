@@ -143,7 +143,7 @@ class RemoteBackend(FrameConnection[f.FromWorker, f.FromController]):
 
     def _next(self) -> int:
         if len(self._requests) + len(self._commands) >= f.OUTSTANDING_MAX:
-            raise queue_full("too many requests wait for this replica's controller process")
+            raise queue_full("too many requests are waiting for this replica's controller process")
         self._number += 1
         return self._number
 

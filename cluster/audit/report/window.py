@@ -123,7 +123,7 @@ def _bounds(ledger: Ledger, from_us: int | None, to_us: int | None) -> tuple[int
     last = ledger.applied_index
     found = [at for entry in ledger.read(max(1, last - _LAST_ENTRIES), limit=_LAST_ENTRIES + 1) if (at := _time(entry))]
     if not found:
-        raise ReplayRefused("the ledger has no commands at its end, so there is nothing to show")
+        raise ReplayRefused("the last entries of the ledger contain no commands, so there is nothing to show")
     if from_us is None:
         first = (at for entry in ledger.read(ledger.first_index, limit=last) if (at := _time(entry)))
         from_us = next(first)

@@ -353,7 +353,8 @@ def end_of(ledger: Ledger, last: Edge) -> int:
     if last.revision is None or last.revision >= ledger.applied_revision:
         if not (at := _instants(ledger)):
             raise WindowRefused(
-                "the ledger has no commands at its end", "`forebay audit verify` lists the entries held here"
+                "the last entries of the ledger contain no commands",
+                "`forebay audit verify` lists the entries held here",
             )
         return at[-1]
     try:

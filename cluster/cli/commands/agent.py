@@ -119,7 +119,10 @@ def _node_buffers(home: Path, jobs: list[int], named: list[str], states: dict[in
 @click.option("--digest", metavar="ALGORITHM:HEX", help="Compare with this digest.  [default: the ledger's]")
 @click.option("--recheck", is_flag=True, help="Read every destination again and compare.")
 @click.option(
-    "--filesystem", type=Path, metavar="PATH", help="Read the receipt on the shared filesystem mounted at PATH."
+    "--filesystem",
+    type=Path,
+    metavar="PATH",
+    help="Read the transfer's receipt on the shared filesystem mounted at PATH.",
 )
 @click.option("--as-user", metavar="USER", help="Read the destinations as this user, if the file server rejects root.")
 @JSON_OPTION

@@ -18,7 +18,9 @@ from forebay.replica.values import plain
 
 @click.command("list")
 @click.option("--all", "everything", is_flag=True, help="Include deleted buffers.")
-@click.option("--retained", is_flag=True, help="Only retained buffers of external jobs with unexported results.")
+@click.option(
+    "--retained", is_flag=True, help="Only buffers retained because results of an external job are not exported."
+)
 @AT_OPTION
 @JSON_OPTION
 def list_buffers(everything: bool, retained: bool, at: str | None, as_json: bool) -> None:

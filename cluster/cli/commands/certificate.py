@@ -245,7 +245,7 @@ def retire(as_json: bool) -> None:
     show_default=True,
     help="Set the role of the holder.",
 )
-@click.option("--reason", default="", help="Set the reason shown in the list.")
+@click.option("--reason", default="", help="Set the reason shown in the list of revocations.")
 @JSON_OPTION
 def revoke_certificate(certificate: str, role: str, reason: str, as_json: bool) -> None:
     """Revoke certificates (operators).

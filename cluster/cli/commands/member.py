@@ -151,7 +151,7 @@ async def _add_own_report(client: Client, member: MemberView) -> MemberView:
 
 @click.command("add")
 @NAME
-@click.option("--peer", required=True, metavar="HOST:PORT", help="Set the address for other replicas.")
+@click.option("--peer", required=True, metavar="HOST:PORT", help="Set the address at which other replicas reach it.")
 @click.option("--api", required=True, metavar="HOST:PORT", help="Set the address for clients and agents.")
 @JSON_OPTION
 def add(name: str, peer: str, api: str, as_json: bool) -> None:

@@ -148,7 +148,7 @@ def create_pool(
 @click.option(
     "--quantity", metavar="SIZE", help="Set the total capacity, for example 96GiB; it may be less than what is in use."
 )
-@click.option("--granularity", metavar="SIZE", help="Round new requests up to this.")
+@click.option("--granularity", metavar="SIZE", help="Round new requests up to a multiple of this size.")
 @click.option("--out-of-service", metavar="SIZE", help="Withhold this capacity from new buffers; 0 for none.")
 @click.option("--default/--no-default", "is_default", default=None, help="Use it for requests that name no pool.")
 @click.option(

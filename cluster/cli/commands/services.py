@@ -75,7 +75,7 @@ def gateway(name: str) -> None:
 
 @click.command("bridge")
 @LOG_FORMAT_OPTION
-@click.option("--name", required=True, help="Use this certificate, which has the role scheduler.")
+@click.option("--name", required=True, help="Use this certificate; it must have the role scheduler.")
 @click.option("--state", type=_DIRECTORY, required=True, help="Read slurmctld's StateSaveLocation here.")
 @click.option("--run", type=_DIRECTORY, default=RUN, show_default=True, help="Keep files and the socket here.")
 @click.option(
@@ -89,7 +89,7 @@ def gateway(name: str) -> None:
     type=click.Choice(["refuse", "accept"]),
     default="refuse",
     show_default=True,
-    help="Reject (refuse) or accept jobs with a buffer while no bridge runs.",
+    help="Refuse or accept jobs with a buffer while no bridge runs.",
 )
 def bridge(name: str, state: Path, run: Path, metrics: Path | None, when_away: str) -> None:
     """Run the bridge between a slurmctld and the cluster.
@@ -106,7 +106,7 @@ def bridge(name: str, state: Path, run: Path, metrics: Path | None, when_away: s
 
 
 @click.command("helper")
-@click.option("--name", required=True, help="Run this helper.")
+@click.option("--name", required=True, help="Run the helper of this [[helper]] table.")
 @LOG_FORMAT_OPTION
 def helper(name: str) -> None:
     """Run this machine's helper for drills.

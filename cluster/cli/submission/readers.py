@@ -143,7 +143,7 @@ def parse_dependencies(text: str) -> tuple[str, ...]:
     """
     form = f"write KIND:JOB[:JOB…][,KIND:JOB…] with the kinds {', '.join(_DEPENDENCY_WORDS)}, or singleton"
     if "?" in text and "," in text:
-        raise ValueError(f"{text!r} has both , and ?; use , if all must hold, or ? if one suffices")
+        raise ValueError(f"{text!r} mixes ',' and '?'; use only ',' if all must hold, or only '?' if one suffices")
     found: list[str] = []
     for part in text.split("?" if is_any(text) else ","):
         word, *jobs = part.split(":")

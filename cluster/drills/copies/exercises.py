@@ -504,7 +504,7 @@ class Exercise:
             self._unchecked[check] = str(error)
 
     async def _fold_ledger(self, copy: Copy, name: str, file: Path, release: Path | None = None) -> list[str]:
-        """Replay the copy's ledger from the snapshot on, also with `release`, and return differences as sentences."""
+        """Replay the copy's ledger from the snapshot on, also by `release`; return a sentence for each difference."""
         words = ["audit", "replay", "--data", str(copy.replica_directory(name)), "--from-snapshot", str(file)]
         words += [] if release is None else ["--release", str(release)]
         began_s = self._clock.monotonic_s()

@@ -306,7 +306,7 @@ class Publisher(Background):
         try:
             mine, recorded = await counting.counted(found.size)
         except (LookupError, TimeoutError) as error:
-            LOGGER.info("counts of job histories are not recorded now: %s", error)
+            LOGGER.info("record counts of jobs cannot be recorded at present: %s", error)
             return False
         if mine.root == recorded or not mine.jobs:
             return False

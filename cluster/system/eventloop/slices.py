@@ -1,7 +1,7 @@
 """Time slices for long work on the loop: one slice per turn of the loop, shared fairly by callers.
 
 Queries of history and large states take longer than a heartbeat may wait, and many run at once. If each merely yielded
-now and then, the loop would be blocked as often as there are callers. Here all share one lane: a slice is bounded in
+now and then, each turn would do one piece of work for every caller. Here all share one lane: a slice is bounded in
 records and bytes, a turn of the loop has at most one, and callers take turns, so that one with much work delays only
 itself. Small requests share a slice, so that many small answers take no more turns than a large one.
 """
