@@ -27,7 +27,7 @@ PROVIDER_REFUSED: Final = "provider_refused"
 
 
 class ProviderValidation:
-    """One replica's calls to the provider, which validate submits."""
+    """Provider calls of one replica, which validate submits."""
 
     def __init__(self, local: Local) -> None:
         """`local`: location of the provider's programs on this machine."""

@@ -11,6 +11,7 @@ from tests.cluster.cli.views import PENDING
 
 def test_what_the_cluster_does_not_know_is_listed_as_unknown_and_kept(double: Double) -> None:
     agent = double.config.agents[0]
+    shutil.rmtree(agent.directory, ignore_errors=True)  # other tests of this process use it too
     words = ("node", "buffers", "--name", agent.name)
     assert forebay(double.config, *words).exit_code == ExitCode.NOT_FOUND
     for directory in ("buffers/42", "buffers/7", "buffers/.images", "persistent/shared", "persistent/old"):
