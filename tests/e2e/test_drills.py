@@ -136,6 +136,9 @@ def test_a_switchover_is_planned_confirmed_measured_and_told_and_no_job_notices_
 FORCE = ("--force", "digests")
 """States are compared about once a minute of change, and these tests are shorter."""
 HOLD = ("--hold-s", "4", *FORCE)
+OUTDATED = "is outdated: the cluster or the options have changed"
+"""What a run says whose plan the cluster has overtaken, for example by another leader: it is planned anew."""
+
 LONG = ("--hold-s", "60", *FORCE)
 PATIENT = ("--goal-ms", "30000", "--abort-after-s", "30", "--abort-if-slower", "0")
 
@@ -179,9 +182,12 @@ def up(tmp_path: Path) -> Iterator[Up]:
 
 
 def drilled(operator: Operator, scenario: str) -> dict[str, Any]:
-    made = operator.plan(scenario, *HOLD)
-    words = ("drill", "run", scenario, "--target", made["target"], *HOLD, *PATIENT, "--confirm", made["id"], "--json")
-    done = operator.types(*words)
+    while True:
+        made = operator.plan(scenario, *HOLD)
+        words = ("drill", "run", scenario, "--target", made["target"], *HOLD, *PATIENT)
+        done = operator.types(*words, "--confirm", made["id"], "--json")
+        if OUTDATED not in done.stderr:
+            break
     assert done.returncode == 0, done
     ended: dict[str, Any] = json.loads(done.stdout)
     figures = ended["figures"]
@@ -193,6 +199,20 @@ def drilled(operator: Operator, scenario: str) -> dict[str, Any]:
 def until(holds: Callable[[], bool]) -> None:
     while not holds():
         threading.Event().wait(0.02)
+
+
+def begun(operator: Operator, up: Up) -> tuple[dict[str, Any], subprocess.Popen[str]]:
+    """Begin to stop the leader; return the plan and the command that runs."""
+    while True:
+        made = operator.plan("leader-hang", *LONG)
+        words = ("drill", "run", "leader-hang", "--target", made["target"], *LONG, *PATIENT, "--confirm", made["id"])
+        running = subprocess.Popen(up.cluster.command(*words), stderr=subprocess.PIPE, text=True)
+        target = made["target"]
+        until(lambda one=running, target=target: one.poll() is not None or state_of(up.pid(target)) == "T")
+        if running.poll() is None:
+            return made, running
+        _, said = running.communicate()
+        assert OUTDATED in said, said
 
 
 @pytest.mark.campaign(4)
@@ -213,12 +233,9 @@ def test_leaders_that_hang_and_are_killed_are_drilled_and_whoever_vanishes_nothi
     assert up.pid(ended["target"]) != before, "it was started again"
 
     # Who carries it out is killed: the fault ends with its lease.
-    made = operator.plan("leader-hang", *LONG)
-    words = ("drill", "run", "leader-hang", "--target", made["target"], *LONG, *PATIENT)
-    running = subprocess.Popen(up.cluster.command(*words, "--confirm", made["id"]), stderr=subprocess.DEVNULL)
-    until(lambda: state_of(up.pid(made["target"])) == "T")
+    made, running = begun(operator, up)
     running.kill()
-    running.wait()
+    running.communicate()
     until(lambda: state_of(up.pid(made["target"])) != "T")
 
     async def end() -> None:
@@ -231,10 +248,7 @@ def test_leaders_that_hang_and_are_killed_are_drilled_and_whoever_vanishes_nothi
     asyncio.run(end())
 
     # The helper is killed: the process that did the fault undoes it.
-    made = operator.plan("leader-hang", *LONG)
-    words = ("drill", "run", "leader-hang", "--target", made["target"], *LONG, *PATIENT)
-    again = subprocess.Popen(up.cluster.command(*words, "--confirm", made["id"]), stderr=subprocess.PIPE, text=True)
-    until(lambda: state_of(up.pid(made["target"])) == "T")
+    made, again = begun(operator, up)
     os.kill(up.pid("h1"), signal.SIGKILL)
     until(lambda: state_of(up.pid(made["target"])) != "T")
     _, said = again.communicate()
