@@ -151,6 +151,8 @@ class Bridge:
         self._identities = Identities(clock)
         self._under_way: dict[tuple[str, ...], asyncio.Task[Answer]] = {}
         self._answering: set[asyncio.Task[None]] = set()
+        self._is_ending = False
+        """Whether the bridge ends: no call gets a reply, so that each is repeated at the next bridge."""
         self._requests = asyncio.Semaphore(SHORTEN_MAX)
         self._said = ""
         self._registered = False
@@ -176,8 +178,9 @@ class Bridge:
                     for ended in done - {stopping}:
                         ended.result()
                 finally:
-                    # Waiting callers first: they reach the end of the file and call the next bridge. The end of a call
-                    # would be taken for the reply "superseded by a later call".
+                    # Waiting callers first: they reach the end of the file and call the next bridge. Callers that come
+                    # meanwhile do so, too: none may read that its call was superseded.
+                    self._is_ending = True
                     await _ended(self._answering)
                     await _ended({renewing, comparing, stopping, *self._under_way.values()})
 
@@ -351,6 +354,8 @@ class Bridge:
         except UnicodeDecodeError:
             return "", [], ("fail", "the request is not UTF-8; write it as UTF-8")
         function, *arguments = words
+        if self._is_ending:
+            return function, arguments, ("again", "")
         task = self._begin(function, arguments, "")
         await asyncio.wait({task}, timeout=AT_ONCE_S)
         if task.done():
@@ -363,7 +368,7 @@ class Bridge:
 
     def _asked(self, request: FifoRequest) -> None:
         """Start a call that came through a FIFO; if there are too many, the caller finds no reply and retries."""
-        if len(self._answering) >= CALLS_MAX:
+        if self._is_ending or len(self._answering) >= CALLS_MAX:
             return
         try:
             "".join((*request.words, request.script)).encode()

@@ -17,6 +17,7 @@ from forebay.cluster.agent.files.paths import VARIABLES as INSIDE
 from forebay.cluster.client import Client
 from forebay.cluster.schemas import TransferView
 from forebay.cluster.schemas.external_jobs import ExternalJobView
+from forebay.cluster.slurm import bridge as bridge_module
 from forebay.cluster.slurm import calls as calls_module
 from forebay.cluster.slurm import fifos
 from forebay.cluster.slurm.bridge import Bridge, BridgeRefused, cluster_token, keep_token, report_served
@@ -102,6 +103,27 @@ async def test_a_call_outlives_the_bridge_that_it_asked(host: Host) -> None:
     host.leader.end("42", "staged-in")
     async with host.bridge():
         assert await host.end_of(process) == (0, "")
+
+
+@story
+async def test_a_call_that_comes_while_the_bridge_ends_is_answered_by_the_next_bridge(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, late = bridge_module._ended, list[asyncio.subprocess.Process]()
+
+    async def end_slowly(tasks: set[asyncio.Task[Any]]) -> None:
+        await end(tasks)
+        if not late:
+            late.append(await host.start("data_in", "42", str(host.script)))
+            await asyncio.sleep(1)
+
+    monkeypatch.setattr(bridge_module, "_ended", end_slowly)
+    host.leader.hold.add("staging-in")
+    async with host.bridge():
+        await host.set_up()
+    host.leader.end("42", "staged-in")
+    async with host.bridge():
+        assert await host.end_of(late[0]) == (0, "")
 
 
 @story
