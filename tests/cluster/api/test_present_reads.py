@@ -18,6 +18,12 @@ from tests.cluster.harness import PLAIN, SCRIPT, Harness, story, until
 WHO = ("operator", "alice", "bob")
 
 
+@pytest.fixture(autouse=True)
+def few_jobs_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the process asked whatever the number of jobs."""
+    monkeypatch.setattr("forebay.cluster.api.local_backend.JOBS_HERE_MAX", -1)
+
+
 async def serving(harness: Harness) -> HistoryService:
     past = harness.service.past
     past.start()
