@@ -18,6 +18,7 @@ from forebay.cluster.api.history_service import (
     HistoryServiceTimeout,
     JobRecord,
     LeaderTerm,
+    PastReply,
     QueryFailure,
     RecordsReply,
     WhyReply,
@@ -115,11 +116,7 @@ async def read_past(call: ApiCall[None]) -> Reply[None]:
         raise history_busy(error) from error
     if isinstance(found, QueryFailure):
         raise _not_held(call, found, at, "at")
-    if found.status >= 400:
-        view = msgspec.json.decode(found.content, type=ErrorView)
-        when = f" at revision {found.revision}" if found.status == 404 else ""
-        raise Problem(found.status, view.code, view.sentence + when, view.remedy, view.place)
-    return Reply(found.revision, content=found.content, content_type=found.content_type)
+    return _reply_of(found, f" at revision {found.revision}" if found.status == 404 else "")
 
 
 async def read_present(call: ApiCall[None]) -> Reply[None]:
@@ -134,9 +131,18 @@ async def read_present(call: ApiCall[None]) -> Reply[None]:
         found = await call.service.past.read_present(call.identity, call.operation.name, call.params, query)
     except HistoryServiceTimeout as error:
         raise history_busy(error) from error
+    return _reply_of(found)
+
+
+def _reply_of(found: PastReply, when: str = "") -> Reply[None]:
+    """Return the history service's response; `when` is added to the sentence of an error.
+
+    Raises:
+        Problem: The response is an error.
+    """
     if found.status >= 400:
         view = msgspec.json.decode(found.content, type=ErrorView)
-        raise Problem(found.status, view.code, view.sentence, view.remedy, view.place)
+        raise Problem(found.status, view.code, view.sentence + when, view.remedy, view.place)
     return Reply(found.revision, content=found.content, content_type=found.content_type)
 
 

@@ -84,11 +84,6 @@ if ROUTES.keys() != OPERATIONS.keys():
     raise AssertionError(f"operations without a handler, or the reverse: {ROUTES.keys() ^ OPERATIONS.keys()}")
 
 
-JOBS_HERE_MAX = 1_000
-"""Jobs up to which this process answers these reads too, count: they take milliseconds. The history service is niced,
-so on a busy machine a reply from there takes longer.
-"""
-
 READ_BY_PROCESS = {
     one.name: one
     for one in (
@@ -170,9 +165,7 @@ class LocalBackend:
         return Response(operation.status, outcome.revision, content, outcome.content_type)
 
     async def _handle(self, call: ApiCall[Any]) -> Reply[Any] | Stream:
-        is_small = len(self.service.controller.state.jobs) <= JOBS_HERE_MAX
-        is_local = is_small or call.operation.name not in READ_BY_PROCESS or "at" in call.query
-        if not is_local and self.service.past.has_present:
+        if call.operation.name in READ_BY_PROCESS and "at" not in call.query and self.service.past.has_present:
             with contextlib.suppress(HistoryServiceLost):
                 return await history.read_present(call)
         return await handler_of(call.asked)(call)

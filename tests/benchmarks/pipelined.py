@@ -135,16 +135,20 @@ class ChannelCluster(ForebayCluster):
         kind = HoldCommand if number % 2 else ReleaseCommand
         return kind(command_id=command_id, job_id=job)
 
+    async def leader_addresses(self) -> tuple[str, Address]:
+        """Return the base URL of the leader's API, and the address of its channel."""
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.tls())) as session:
+            self._base = await self.leader(session)
+        name = next(name for name, base in self._api.items() if base == self._base)
+        address = self.config.replica(name).channel
+        assert isinstance(address, Address)
+        return self._base, address
+
     @contextlib.asynccontextmanager
     async def sender(self, count: int) -> AsyncIterator[Send]:
         """Open `count` connections to the leader's channel; what sends each client's next command over them."""
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.tls())) as session:
-            self._base = await self.leader(session)
-        config = self.config
-        name = next(name for name, base in self._api.items() if base == self._base)
-        address = config.replica(name).channel
-        assert isinstance(address, Address)
-        tls, clock = self.tls(), SystemClock()
+        _, address = await self.leader_addresses()
+        config, tls, clock = self.config, self.tls(), SystemClock()
         connections = [await ChannelConnection.open(address, tls, config.cluster.id) for _ in range(count)]
 
         async def open_session() -> int:

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 
-import msgspec
-
+from forebay.cluster.api.history_service.entry_feed import EntryFeed
 from forebay.cluster.api.history_service.frames import (
     NO_ROOM,
     REPLICA_CODEC,
@@ -23,7 +22,6 @@ from forebay.cluster.api.history_service.frames import (
     ConsistencyQuery,
     CountsQuery,
     CountsReply,
-    EntriesApplied,
     EventFilter,
     EventPageQuery,
     EventPageReply,
@@ -51,7 +49,7 @@ from forebay.cluster.api.history_service.frames import (
 from forebay.cluster.ipc import FrameConnection, SupervisedProcess
 from forebay.cluster.security import Identity
 from forebay.cluster.security.proofs import HASH_BYTES
-from forebay.cluster.server import Controller, Transition
+from forebay.cluster.server import Controller
 from forebay.cluster.system.eventloop import Turns
 from forebay.replica.values import NEVER, Instant
 
@@ -71,10 +69,6 @@ READS_MAX = 4
 
 READS_PER_ASKER_MAX = 2
 """Those of one caller, count."""
-
-UNTOLD_BYTES_MAX = 256 * 1024
-UNTOLD_S_MAX = 0.25
-"""Applied entries that are not sent to the process yet: bytes, and seconds."""
 
 POOLS_LATE_S = 10.0
 """Largest age of reported pool use, seconds."""
@@ -135,15 +129,7 @@ class HistoryService:
         self._reads: dict[int, asyncio.Future[PastReply]] = {}
         """Outstanding reads of the present state."""
         self._turns = Turns(READS_MAX, READS_PER_ASKER_MAX)
-        self._present_from = 0
-        """Entry up to which the process must have read the ledger before it can answer reads."""
-        self._told_index: int | None = None
-        """Last entry sent to the process; None while it is not connected, or does not read fast enough."""
-        self._untold: list[bytes] = []
-        self._untold_bytes = 0
-        """Entries applied since then, and their bytes: they are sent with the next read, or after UNTOLD_S_MAX."""
-        self._telling: asyncio.TimerHandle | None = None
-        controller.follow(self)
+        self._feed = EntryFeed(controller, self.process)
 
     def start(self) -> None:
         """Start the process within BEGINS_S or at the first query, and restart it when it exits."""
@@ -208,7 +194,7 @@ class HistoryService:
     @property
     def has_present(self) -> bool:
         """Return whether the process has the present state, so that it can answer reads."""
-        return self._told_index is not None and self.progress.present >= self._present_from
+        return self._feed.completes(self.progress.present)
 
     async def read_present(
         self, who: Identity, operation: str, params: dict[str, str], query: dict[str, str]
@@ -223,7 +209,7 @@ class HistoryService:
             controller, number = self._controller, self._number()
             through, now = controller.applied_index, controller.agreed.now()
             future = self._reads[number] = asyncio.get_running_loop().create_future()
-            self._tell()
+            self._feed.flush()
             self._send(PresentQuery(number, through, now, operation, params, query, str(who.role), who.name))
             try:
                 if not self.has_present:
@@ -232,7 +218,7 @@ class HistoryService:
                     found: PastReply = await future
                 return found
             except TimeoutError as error:
-                self._stop_telling()  # until it reports progress, this replica answers itself
+                self._feed.stop()  # until it reports progress, this replica answers itself
                 raise HistoryServiceTimeout(
                     f"the history service has read entry {self.progress.present}; the query needs entry {through}"
                 ) from error
@@ -240,36 +226,6 @@ class HistoryService:
                 del self._reads[number]
                 if not future.done() or future.cancelled():
                     self._send(CancelQuery(number))
-
-    def applied(self, transition: Transition) -> None:
-        """Send the process an entry that was just applied."""
-        link = self.process.link
-        if link is None or self._told_index is None:
-            return
-        is_next = transition.entry.index == self._told_index + len(self._untold) + 1  # not so after a snapshot
-        if not is_next or not link.room.is_set():
-            self._stop_telling()  # it reads the next ones from the ledger
-            return
-        self._untold.append(transition.data)
-        self._untold_bytes += len(transition.data)
-        if self._untold_bytes > UNTOLD_BYTES_MAX:
-            self._tell()
-        elif self._telling is None:
-            self._telling = asyncio.get_running_loop().call_later(UNTOLD_S_MAX, self._tell)
-
-    def _tell(self) -> None:
-        """Send the process the entries applied since the last time."""
-        if self._telling is not None:
-            self._telling.cancel()
-            self._telling = None
-        if self._told_index is not None and self._untold:
-            self._send(EntriesApplied(self._told_index + 1, tuple(self._untold)))
-            self._told_index += len(self._untold)
-        self._untold, self._untold_bytes = [], 0
-
-    def _stop_telling(self) -> None:
-        self._told_index = None
-        self._tell()
 
     async def event_page(
         self,
@@ -451,31 +407,22 @@ class HistoryService:
     def _connect(self) -> HistoryConnection:
         return HistoryConnection(self)
 
-    def connected(self) -> list[HistoryQuery]:
-        """Begin to send applied entries, and return the queries that wait for a reply."""
-        self.progress = msgspec.structs.replace(self.progress, present=0)
-        self._begin_telling()
+    def outstanding(self) -> list[HistoryQuery]:
+        """Return the queries that wait for a reply."""
         return [asked for asked, _ in self._questions.values()]
 
     def disconnected(self) -> None:
         """Give up the reads that the process has not answered."""
-        self._stop_telling()
+        self._feed.stop()
         for future in self._reads.values():
             if not future.done():
                 future.set_exception(HistoryServiceLost("the history service has ended"))
-
-    def _begin_telling(self) -> None:
-        # It reads the entries up to here from the ledger.
-        self._controller.journal.flush_hints()
-        self._told_index = self._present_from = self._controller.applied_index
 
     def receive(self, said: HistoryReply) -> None:
         """Take a reply or a progress report of the process."""
         if isinstance(said, IndexProgress):
             self.progress = said
-            link = self.process.link
-            if self._told_index is None and link is not None and link.room.is_set():
-                self._begin_telling()
+            self._feed.begin()
         elif said.number in self._reads and isinstance(said, PastReply):
             if not self._reads[said.number].done():
                 self._reads[said.number].set_result(said)
@@ -491,7 +438,7 @@ class HistoryConnection(FrameConnection[FromReplica, HistoryReply]):
         self._service = service
 
     def connected(self) -> None:
-        for asked in self._service.connected():
+        for asked in self._service.outstanding():
             self.send(asked)
 
     def disconnected(self) -> None:

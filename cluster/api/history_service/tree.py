@@ -74,7 +74,7 @@ class Tree:
     def answer(self, asked: TreeQuery, follower: Follower) -> TreeReply | CountsReply | QueryFailure | None:
         """Return the reply; None if more of the tree or the index is needed first."""
         tree = self._tree
-        if tree is None and self._tried is None:
+        if self._tried is None:
             return None
         if tree is None:
             return QueryFailure(asked.number, NOT_HELD, 0, f"this replica has no proofs yet: {self._why_not}")

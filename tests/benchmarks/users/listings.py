@@ -1,6 +1,6 @@
-"""One user lists 10,000 jobs, a job's history and metrics all the time: what do others' submits notice?
+"""Latency of submits while another user lists 10,000 jobs, a job's history and metrics all the time.
 
-`python -m tests.benchmarks.users.listings CONFIG BASE SECONDS` is that user, in a process of his own.
+`python -m tests.benchmarks.users.listings CONFIG BASE SECONDS` is that user, in a separate process.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from typing import Any
 
 import uvloop
 
+from forebay.cluster.client.channel import ChannelConnection
 from forebay.cluster.config.config import Config
 from forebay.cluster.schemas.command_ids import new_command_id
 from forebay.cluster.schemas.requests import SubmitCommand
@@ -32,11 +33,14 @@ JOBS = 10_000
 CLIENTS = 16
 """Clients of the channel, each with one write outstanding, on one connection."""
 
+SETTLE_S = 6.0
+"""Seconds after the jobs are submitted in which the history service follows them."""
+
 READER = "operator"
-"""Who lists."""
+"""Certificate of the user who lists."""
 
 TARGETS = ("/v1/jobs?limit=10000", "/v1/jobs/1/history", "/metrics", "/v1/overview")
-"""What he asks for, each in a thread that asks again as soon as it is answered."""
+"""Requests of that user, each in a thread that repeats it as soon as it is answered."""
 
 
 def ask(file: Path, base: str, seconds: float) -> dict[str, list[float]]:
@@ -63,16 +67,16 @@ def ask(file: Path, base: str, seconds: float) -> dict[str, list[float]]:
     return found
 
 
-async def fill(cluster: ChannelCluster, send: Any) -> None:
+async def fill(connection: ChannelConnection, workdir: Path) -> None:
     """Submit the jobs of the queue."""
-    clock, connection = SystemClock(), send
+    clock = SystemClock()
     for first in range(0, JOBS, 500):
         await asyncio.gather(
             *(
                 connection.ask(
                     SubmitCommand(
                         command_id=new_command_id(clock), script=SCRIPT, name=f"queue-{number}", hold=True,
-                        bb="pool=fast capacity=1MiB", time_limit_s=60, workdir=str(cluster.config.file.parent),
+                        bb="pool=fast capacity=1MiB", time_limit_s=60, workdir=str(workdir),
                     )
                 )
                 for number in range(first, first + 500)
@@ -88,22 +92,16 @@ async def measure(directory: Path, seconds: float, rounds: int, say: Say) -> dic
     read: dict[str, list[float]] = {target: [] for target in TARGETS}
     try:
         await cluster.start()
-        async with cluster.sender(1):  # it finds the leader
-            pass
-        from forebay.cluster.client.channel import ChannelConnection
-
-        name = next(name for name, base in cluster._api.items() if base == cluster._base)
-        address = cluster.config.replica(name).channel
-        assert address is not None
+        base, address = await cluster.leader_addresses()
         connection = await ChannelConnection.open(address, cluster.tls(), cluster.config.cluster.id)
-        await fill(cluster, connection)
+        await fill(connection, directory)
         connection.close()
-        await asyncio.sleep(6)
+        await asyncio.sleep(SETTLE_S)
         for _ in range(rounds):
             for way in ("alone", "beside"):
                 reader = None
                 if way == "beside":
-                    words = [str(cluster.config.file), cluster._base, str(seconds + 2)]
+                    words = [str(cluster.config.file), base, str(seconds + 2)]
                     reader = await asyncio.create_subprocess_exec(
                         *(sys.executable, "-m", "tests.benchmarks.users.listings", *words),
                         stdout=asyncio.subprocess.PIPE,
@@ -148,7 +146,7 @@ def report(directory: Path, seconds: float, rounds: int, say: Say) -> Found:
 
 
 def main(words: Sequence[str]) -> None:
-    """Be the user who asks."""
+    """Run as the user who lists."""
     file, base, seconds = words
     print(json.dumps(ask(Path(file), base, float(seconds))))
 

@@ -21,7 +21,7 @@ WHO = ("operator", "alice", "bob")
 @pytest.fixture(autouse=True)
 def few_jobs_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the process asked whatever the number of jobs."""
-    monkeypatch.setattr("forebay.cluster.api.local_backend.JOBS_HERE_MAX", -1)
+    monkeypatch.setattr("forebay.cluster.api.history_service.entry_feed.JOBS_HERE_MAX", -1)
 
 
 async def serving(harness: Harness) -> HistoryService:
@@ -131,3 +131,23 @@ async def test_a_process_that_hangs_costs_one_read_its_time_limit(
         await until(lambda: past.has_present)
         found = await harness.ask("GET", "/v1/jobs", who="operator")
         assert [one["job_id"] for one in found.body["jobs"]] == [1]
+
+
+@story
+async def test_with_few_jobs_the_replica_answers_itself_and_feeds_nothing(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.cluster.api.history_service.entry_feed.JOBS_HERE_MAX", 1)
+    async with Harness(config) as harness:
+        past = harness.service.past
+        past.start()
+        past._wanted.set()
+        await until(lambda: past.process.link is not None)
+        asked = count_reads(past, monkeypatch)
+        for number in (1, 2):
+            await harness.submit(script=PLAIN, hold=True)
+            assert (await harness.ask("GET", "/v1/jobs", who="operator")).status == 200
+            assert asked == [], number
+        harness.controller.journal.flush_hints()  # as consensus does after a quiet second
+        await until(lambda: past.has_present)
+        assert (await harness.ask("GET", "/v1/jobs", who="operator")).status == 200 and len(asked) == 1
