@@ -266,7 +266,12 @@ def test_a_list_stays_beneath_the_roots() -> None:
     ):
         assert refused(made, SPACE + line).code is RejectionCode.PATH_NOT_ALLOWED
     line = "#DW stage_in type=list source=/in/%j/list destination=$FOREBAY_JOB_DIR/x"
-    assert "share the lists" in refused(made, SPACE + line, tasks=(1, 2)).sentence
+    rejection = refused(made, SPACE + line, tasks=(1, 2))
+    assert rejection.code is RejectionCode.INVALID_DIRECTIVE
+    assert (rejection.place, "file lists" in rejection.sentence) == (
+        "script line 3, column 24",
+        True,
+    )
 
 
 @pytest.mark.parametrize(
