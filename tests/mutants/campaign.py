@@ -33,8 +33,8 @@ TREE: Final = Path(__file__).resolve().parents[2]
 
 PACKAGES: Final = (
     *("replica", "wal", "snapshots", "cluster/agent", "cluster/api", "cluster/audit", "cluster/cli", "cluster/client"),
-    *("cluster/config", "cluster/consensus", "cluster/drills/helper", "cluster/providers", "cluster/schemas"),
-    *("cluster/security", "cluster/server", "cluster/slurm", "cluster/system"),
+    *("cluster/config", "cluster/consensus", "cluster/drills", "cluster/gateway", "cluster/ipc", "cluster/providers"),
+    *("cluster/schemas", "cluster/security", "cluster/server", "cluster/slurm", "cluster/system", "cluster/witness"),
 )
 """What `all` stands for: the faults are spread evenly over these."""
 

@@ -65,6 +65,7 @@ _ENTER: Final = """
 set -e
 root=$1; tree=$2; venv=$3; scratch=$4; address=$5; shift 5
 mount --make-rprivate /
+mount --bind "$root" "$root"
 mkdir -p "$root/forebay"
 mount --bind "$tree" "$root/forebay"
 mount --bind "$venv" "$root/forebay/.venv"
@@ -81,7 +82,11 @@ if [ -n "$address" ]; then
 fi
 exec chroot "$root" "$@"
 """
-"""Shell script that mounts what a root needs in a new mount namespace, and goes on as the command in the root."""
+"""Shell script that mounts what a root needs in a new mount namespace, and goes on as the command in the root.
+
+The root is a mount of its own: `unshare --mount` inside it, which each host of the exercise `takeover` needs, changes
+the propagation of `/` and fails where `/` is none.
+"""
 
 _FROM_HOST: Final = ("etc/resolv.conf", "etc/ssl/certs/ca-certificates.crt")
 """Files that a root has from this machine, so that its pip reaches the package index as this machine's does."""
