@@ -54,6 +54,11 @@ OPERATORS: Final = (
 )
 """Names of the operators, as the table of a campaign shows them."""
 
+_PURE: Final = frozenset(
+    {"all", "any", "bool", "dict", "int", "len", "list", "max", "min", "set", "sorted", "str", "tuple"}
+)
+"""Functions that change nothing outside."""
+
 
 def faults_of(source: bytes) -> list[Fault]:
     """Return the faults that a module may have, by their place, before `is_applicable` is asked. SyntaxError."""
@@ -140,7 +145,11 @@ class _Finder(ast.NodeVisitor):
                 isinstance(one, ast.Expr | ast.Assign | ast.AugAssign) and not _is_text(one) for one in (first, second)
             ):
                 between = self._source[self._end(first) : self._begin(second)]
-                if b";" not in between and not _is_log(first) and not _is_log(second):
+                if (
+                    b";" not in between
+                    and not any(map(_is_log, (first, second)))
+                    and not _are_independent(first, second)
+                ):
                     swapped = self._text(second) + between + self._text(first)
                     self._add("statement order", first, self._begin(first), self._end(second), swapped)
         for statement in body:
@@ -218,7 +227,8 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         """Swap the first two arguments of a call."""
-        if len(node.args) >= 2 and not any(isinstance(one, ast.Starred) for one in node.args[:2]):
+        starred = any(isinstance(one, ast.Starred) for one in node.args[:2])
+        if len(node.args) >= 2 and not starred and _name_of(node) not in {"max", "min"}:
             first, second = node.args[:2]
             between = self._source[self._end(first) : self._begin(second)]
             swapped = self._text(second) + between + self._text(first)
@@ -232,6 +242,27 @@ def _name_of(call: ast.Call) -> str:
     return (
         function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
     )
+
+
+def _are_independent(first: ast.stmt, second: ast.stmt) -> bool:
+    """Return whether both only compute local variables, neither from the other's: their order changes nothing."""
+    if not isinstance(first, ast.Assign) or not isinstance(second, ast.Assign):
+        return False
+    for node in (*ast.walk(first), *ast.walk(second)):
+        if isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr):
+            return False
+        if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in _PURE):
+            return False
+        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
+            return False
+    written, used = zip(*map(_names, (first, second)), strict=True)
+    return not written[0] & used[1] and not written[1] & used[0]
+
+
+def _names(statement: ast.stmt) -> tuple[set[str], set[str]]:
+    """Return the names that a statement writes, and all that it contains."""
+    names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    return {name.id for name in names if isinstance(name.ctx, ast.Store)}, {name.id for name in names}
 
 
 def _is_text(statement: ast.stmt) -> bool:

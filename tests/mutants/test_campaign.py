@@ -52,6 +52,23 @@ def test_neighbouring_statements_change_places_with_what_is_between_them() -> No
     assert fault.applied_to(source) == b"def f(a):\n    a = 2  # first\n    # then\n    a.one()\n"
 
 
+@pytest.mark.parametrize(
+    ("statements", "count"),
+    [
+        ("x = a; y = len(b)", 0),
+        ("x = a; y = x", 1),
+        ("x = y; y = a", 1),
+        ("x = a; x = b", 1),
+        ("x = f(a); y = f(b)", 1),
+        ("self.x = a; y = b", 1),
+        ("return max(a, b)", 0),
+    ],
+)
+def test_an_order_that_cannot_matter_is_no_fault(statements: str, count: int) -> None:
+    source = "def f(self, a, b, x, y):\n" + "".join(f"    {one}\n" for one in statements.split("; "))
+    assert sum("order" in fault.operator for fault in faults_of(source.encode())) == count
+
+
 def test_texts_annotations_assertions_and_logging_have_no_faults() -> None:
     source = b'''
 BOUND = 7
