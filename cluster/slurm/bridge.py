@@ -387,8 +387,11 @@ class Bridge:
         earlier: list[asyncio.Task[Answer]] = []
         if function not in QUESTIONS and arguments:
             for other, one in self._under_way.items():
-                # The remaining calls of a cancelled job's stage-in run beside its teardown.
-                if function in STAGE_IN and other[0] == "teardown":
+                # The calls of a cancelled job's stage-in run beside its teardown, and succeed. Slurm kills a running
+                # one, but of many jobs that are cancelled at once it misses some.
+                if (function == "teardown" and other[0] in STAGE_IN) or (
+                    function in STAGE_IN and other[0] == "teardown"
+                ):
                     continue
                 if other[1:2] == (arguments[0],) and other[0] not in QUESTIONS:
                     one.cancel(f"a {function} of the same job arrived")

@@ -76,6 +76,7 @@ mount --rbind /dev "$root/dev"
 mount -t tmpfs -o mode=1777 shm "$root/dev/shm"
 mount -t tmpfs -o mode=755 run "$root/run"
 hostname localhost
+[ -e "$root/etc/hosts" ] || printf '127.0.0.1 localhost\\n' >"$root/etc/hosts"
 if [ -n "$address" ]; then
   ip link set lo up
   ip address add "$address/32" dev lo

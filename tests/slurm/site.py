@@ -216,6 +216,8 @@ class Site(Submitted):
                 self.signal(name, signal.SIGCONT)
                 self.signal(name, signal.SIGTERM)
         with contextlib.suppress(FileNotFoundError):
+            # Slurm's directory is removed, and a run that failed is explained by its output.
+            shutil.copy(self.directory / "slurm" / "slurmctld.output", self.directory)
             self.slurm.stop()
         for process in self._more.values():
             with contextlib.suppress(ProcessLookupError):

@@ -99,6 +99,29 @@ async def test_a_question_that_runs_during_the_cancel_is_killed_or_has_not_faile
         await question.wait()
 
 
+@pytest.mark.parametrize("killed", [True, False])
+@pytest.mark.parametrize("release", ["22.05", "23.11"])
+@story
+async def test_a_stage_in_that_waits_during_the_cancel_is_killed_or_has_not_failed(
+    release: str, killed: bool, tmp_path: Path
+) -> None:
+    host = Host(tmp_path, RELEASES[release])
+    host.leader.hold.add("staging-in")
+    async with host.bridge():
+        assert await host.perform("setup") == (0, "")
+        stage_in = await host.begin("data_in")
+        await until(lambda: len(host.waiting()) == 1)
+        if killed:
+            os.killpg(stage_in.pid, signal.SIGKILL)
+        ending = Ending(host)
+        teardown = asyncio.create_task(ending.call("job_teardown"))
+        assert killed or await host.end_of(stage_in) == (0, "")
+        assert killed or not ending.order
+        assert await teardown == (0, "")
+        await stage_in.wait()
+        assert host.leader.external_jobs["42"]["phase"] == "lingering"
+
+
 @story
 async def test_a_question_that_a_busy_leader_answers_after_the_teardown_has_not_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
