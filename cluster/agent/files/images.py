@@ -134,8 +134,7 @@ def make(parent: int, name: str, most_bytes: int) -> None:
         OSError: The disk is full or fails.
     """
     with contextlib.suppress(FileExistsError):
-        os.mkdir(IMAGES, _PRIVATE, dir_fd=parent)
-        os.fsync(parent)
+        os.mkdir(IMAGES, _PRIVATE, dir_fd=parent)  # on the disk with the buffer's own directory, below
     with _images(parent) as images:
         if not is_there(parent, name):
             if _is_directory(parent, name):

@@ -109,6 +109,24 @@ def test_a_limit_of_minus_one_is_none_any_more_whoever_it_was_for(double: Double
     assert (body["limits"], body["user_limits"]) == ({"GrpBB:bb/fast": "10GiB"}, {})
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--limit", "MaxJobsPerUser"),
+        ("--limit", "=1"),
+        ("--limit", "MaxJobsPerUser="),
+        ("--user-limit", "MaxJobsPerUser=1"),
+        ("--user-limit", "ada:MaxJobsPerUser"),
+    ],
+)
+def test_a_limit_of_another_form_is_bad_input(double: Double, option: str, value: str) -> None:
+    path, answer, record = KINDS["account"]
+    double.answer("GET", path, answer)
+    result = forebay(double.config, "policy", "account", "set", record.name, option, value)
+    assert (result.exit_code, option in result.stderr, value.split(":")[-1] in result.stderr) == (2, True, True)
+    assert not double.asked
+
+
 def test_limits_of_pools_whose_names_differ_by_their_letters_are_two(double: Double) -> None:
     body = sent(double, "account", "--limit", "GrpBB:bb/Fast=1GiB")
     assert body["limits"] == {**ACCOUNT.limits, "GrpBB:bb/Fast": "1GiB"}

@@ -3,13 +3,14 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
-from forebay.cluster.ipc import FrameCodec, FrameConnection, RestartDelays, SupervisedProcess, connection
+from forebay.cluster.ipc import ChildSocket, FrameCodec, FrameConnection, RestartDelays, SupervisedProcess, connection
 from forebay.cluster.system.processes import start_time
 from tests.cluster.harness import story, until
 from tests.cluster.ipc.frames import BYTES_MAX, Said
@@ -41,6 +42,19 @@ def child(behaviour: str, heard: list[str], **more: Any) -> SupervisedProcess:
 
 def is_there(pid: int) -> bool:
     return start_time(pid) is not None  # whoever adopts it may not wait for it
+
+
+def test_a_child_without_its_own_loop_hears_that_its_parent_has_gone() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        end = ChildSocket(ours, CODEC)
+        assert not end.is_readable()
+        with theirs:
+            theirs.sendall(CODEC.encode(Said("one")) + CODEC.encode(Said("two")))
+            assert [said.text for said in end.receive()] == ["one", "two"]
+        assert end.is_readable()
+        with pytest.raises(EOFError):
+            end.receive()
 
 
 @story
