@@ -1,0 +1,42 @@
+"""Words that a command does not take: exit code 2 before anything is sent, naming the word and a remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forebay.cluster.cli.exits import ExitCode
+from tests.cluster.cli.double import Double, forebay
+
+REJECTED: dict[str, tuple[str, ...]] = {
+    "--watch --json": ("transfer", "list", "--watch", "--json"),
+    "--watch terminal": ("transfer", "list", "--watch"),
+    "--watch  --json": ("transfer", "show", "17", "--watch", "--json"),
+    "--watch  terminal": ("transfer", "show", "17", "--watch"),
+    "'cmd' bash": ("support", "completion", "cmd"),
+    "--automatic --confirm": ("drill", "run", "leader-kill", "--automatic", "--confirm", "abc"),
+    "--automatic --force": ("drill", "run", "leader-kill", "--automatic", "--force", "why"),
+    "--release upgrade": ("drill", "plan", "leader-kill", "--release", "/"),
+    "--backup restore": ("drill", "plan", "leader-kill", "--backup", "/"),
+    "--peer --api": ("cluster", "update", "r1"),
+    "--peer '10.0.0.1'": ("cluster", "update", "r1", "--peer", "10.0.0.1"),
+    "--check --remove": ("slurm", "install", "--conf-dir", "/", "--check", "--remove"),
+    "none.pem certificate": ("cert", "revoke", "none.pem"),
+    "--host 'r2='": ("cluster", "init", "new", "--host", "r1=10.0.0.1,r2="),
+    "--node 'n1'": ("cluster", "init", "new", "--host", "r1=10.0.0.1", "--node", "n1"),
+    "--replica-account 'no.such.account'": ("cluster", "init", "new", "--replica-account", "no.such.account"),
+}
+"""What the message names -> a command line."""
+
+
+@pytest.mark.parametrize("named", REJECTED)
+def test_a_word_that_a_command_does_not_take_is_named(
+    named: str, double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = forebay(double.config, *REJECTED[named])
+    assert result.exit_code == ExitCode.BAD_INPUT, (result.exit_code, result.stderr, result.exception)
+    assert all(word in result.stderr for word in named.split()), result.stderr
+    assert not double.asked
+    assert not list(tmp_path.iterdir())
