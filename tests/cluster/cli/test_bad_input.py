@@ -40,3 +40,31 @@ def test_a_word_that_a_command_does_not_take_is_named(
     assert all(word in result.stderr for word in named.split()), result.stderr
     assert not double.asked
     assert not list(tmp_path.iterdir())
+
+
+SCRIPTS: dict[str, str] = {
+    "--exclusive=foo": "line 2, column 21",
+    "--dependency=expand:4": "line 2, column 22",
+    "--dependency=afterok:3,after:4?5": "line 2, column 22",
+    "--job-name": "line 2, column 9",
+    "--nodes=2": "line 2, column 17",
+}
+"""Options of a script -> where the message says they are."""
+
+
+@pytest.mark.parametrize("option", SCRIPTS)
+def test_an_option_of_a_script_is_rejected_with_its_place(option: str, double: Double, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\n#SBATCH {option}\ntrue\n")
+    result = forebay(double.config, "submit", str(script))
+    assert result.exit_code == ExitCode.BAD_INPUT, (result.exit_code, result.stderr, result.exception)
+    assert f"job.sh {SCRIPTS[option]}: " in result.stderr, result.stderr
+    assert not double.asked
+
+
+def test_an_option_on_the_command_line_without_its_value_is_named(double: Double, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("#!/bin/sh\ntrue\n")
+    for words in (("--distribution",), ("-m",)):
+        result = forebay(double.config, "submit", *words)
+        assert (result.exit_code, words[0] in result.stderr) == (ExitCode.BAD_INPUT, True), result.stderr
+    assert not double.asked
