@@ -22,6 +22,7 @@ from forebay.replica.grammar.settings import (
 from forebay.replica.model.accounts import DEFAULT_SCHEDULING_RULES
 from forebay.replica.model.configuration import DEFAULT_SITE, FLAGS
 from forebay.replica.model.transfers import DEFAULT_TRANSFER_RULES
+from forebay.replica.values import SETTING_CHARACTERS_MAX
 
 VALUES: dict[str, tuple[str, Any]] = {
     "AllowUsers": ("alan,1001", ("alan", "1001")),
@@ -205,6 +206,13 @@ def test_a_line_that_includes_is_known_in_any_case_and_never_a_setting() -> None
     assert included_file(ConfLine("f", 1, "  INCLUDE more.conf # rest")) == "more.conf"
     assert included_file(ConfLine("f", 1, "Include a.conf b.conf")) is None
     assert included_file(ConfLine("f", 1, "#Include a.conf")) is None
+
+
+def test_a_value_longer_than_the_bound_is_a_fault_at_its_place() -> None:
+    users = ("a," * SETTING_CHARACTERS_MAX)[: SETTING_CHARACTERS_MAX - 1] + "b"
+    assert len(parse_text(f"AllowUsers={users}").settings) == 1
+    parsed = parse_text(f"AllowUsers={users}c")
+    assert ([fault.place for fault in parsed.faults], parsed.settings) == (["burst_buffer.conf line 1, column 12"], ())
 
 
 def test_several_settings_stand_in_one_line_and_one_in_several() -> None:
