@@ -9,7 +9,8 @@ from forebay.cluster.cli.commands import transfer as module
 from forebay.cluster.cli.exits import ExitCode
 from forebay.cluster.cli.text.transfer import bar, state_words
 from forebay.cluster.schemas.transfers import ReceiptsAnswer, TransfersAnswer, TransferState, TransferView
-from tests.cluster.cli.double import Double, forebay
+from tests.cluster.cli.double import Double, forebay, on_a_terminal
+from tests.cluster.cli.test_top import ends, until
 from tests.cluster.cli.transfer_views import COPYING, OF_A_JOB, RECEIPT, TRANSFERS
 
 
@@ -17,6 +18,18 @@ def test_transfers_are_listed_of_one_user_on_request(double: Double) -> None:
     double.answer("GET", "/v1/transfers", TransfersAnswer(revision=5, transfers=TRANSFERS))
     result = forebay(double.config, "transfer", "list", "--user", "bob")
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["JOBID", "44", "45"]
+
+
+@pytest.mark.parametrize("words", [("list",), ("show", "42")])
+def test_watched_transfers_are_drawn_until_none_is_active(double: Double, words: tuple[str, ...]) -> None:
+    double.answer("GET", "/v1/transfers", TransfersAnswer(revision=5, transfers=TRANSFERS))
+    double.answer("GET", "/v1/transfers/42", OF_A_JOB)
+    with on_a_terminal(double.config, "--identity", "operator", "transfer", *words, "--watch") as (ours, _, watching):
+        until(ours, b"42")
+        double.answer("GET", "/v1/transfers", TransfersAnswer(revision=6, transfers=()))
+        double.answer("GET", "/v1/transfers/42", replace(OF_A_JOB, transfer=None))
+        assert ends(ours, watching) == ExitCode.OK
+    assert len(double.asked) > 1
 
 
 def test_a_receipt_is_asked_for_by_stage_and_attempt(double: Double) -> None:
