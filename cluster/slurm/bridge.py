@@ -30,7 +30,7 @@ from forebay.cluster.slurm.fifos import FifoRequest, Fifos
 from forebay.cluster.slurm.files import RENEW_S, SlurmFiles, is_listed, session_of, session_of_persistent, uptime_s
 from forebay.cluster.slurm.metrics import BridgeMetrics
 from forebay.cluster.slurm.reconciler import Reconciler
-from forebay.cluster.slurm.slurmctld import SlurmView, array_of, look, owner_of
+from forebay.cluster.slurm.slurmctld import SlurmView, array_of, ended_by_itself, look, owner_of
 from forebay.cluster.system import READY, Clock, closing, new_private_file, open_private_file, tell_manager
 from forebay.cluster.system.eventloop import Identities
 from forebay.replica.values import MICROSECONDS_PER_SECOND
@@ -128,11 +128,13 @@ class Bridge:
         ask: Callable[[], Awaitable[SlurmView | str]] = look,
         ask_owner: Callable[[str], Awaitable[int | str]] = owner_of,
         ask_array: Callable[[str], Awaitable[str | None]] = array_of,
+        ask_ended: Callable[[str], Awaitable[bool]] = ended_by_itself,
         on_served: Callable[[], None] = lambda: None,
     ) -> None:
         """Create a bridge; `run` starts it.
 
-        `ask` returns slurmctld's jobs, `ask_owner` the uid of a job's user, `ask_array` the job array of a task.
+        `ask` returns slurmctld's jobs, `ask_owner` the uid of a job's user, `ask_array` the job array of a task,
+        `ask_ended` whether a job has ended and was not cancelled.
         `state` is StateSaveLocation, which holds the token `cluster`. Counters are written to `metrics_file`, if given.
         `on_served` is called, perhaps repeatedly, when slurmctld would find pools.
         """
@@ -144,7 +146,9 @@ class Bridge:
         self._clock = clock
         self._directory = files.directory
         self._fifos = Fifos(files.directory, self._asked)
-        self._calls = PluginCalls(leader, files, cluster, clock, ask_owner, state=state, ask_array=ask_array)
+        self._calls = PluginCalls(
+            leader, files, cluster, clock, ask_owner, state=state, ask_array=ask_array, ask_ended=ask_ended
+        )
         self._metrics, self._metrics_file = BridgeMetrics(), metrics_file
         self._reconciler = Reconciler(leader, cluster, clock, self._metrics, ask, self._pool_names)
         self._calls.is_stuck = lambda job: job in self._reconciler.stuck

@@ -29,7 +29,7 @@ from forebay.cluster.slurm.files import (
     session_of_persistent,
     uptime_s,
 )
-from forebay.cluster.slurm.slurmctld import array_of, owner_of
+from forebay.cluster.slurm.slurmctld import array_of, ended_by_itself, owner_of
 from forebay.cluster.slurm.stage_ins import NEXT_S, POLLED_AGAIN_S, StageIns
 from forebay.cluster.system import Clock
 from forebay.replica.grammar import DirectiveRejected, find_overlap_in, read_external_job_request, read_request
@@ -57,6 +57,9 @@ RETRY_S: Final = 1.0
 
 HOLD_S: Final = 10
 """Seconds for which a query of a stage waits for its end: Slurm sleeps PollInterval after each `busy`."""
+
+FORGOTTEN_EXPORT_S: Final = 240.0
+"""Longest wait of a teardown for an export that Slurm did not request, seconds; Slurm gives it 300 s by default."""
 
 NOT_NOW: Final = frozenset({401, 408, 429})
 """Rejections below 500 that may be temporary: certificates and limits change.
@@ -115,12 +118,15 @@ class PluginCalls:
         *,
         state: Path | None = None,
         ask_array: Callable[[str], Awaitable[str | None]] = array_of,
+        ask_ended: Callable[[str], Awaitable[bool]] = ended_by_itself,
     ) -> None:
         """Create the functions of one bridge.
 
         `cluster` identifies this Slurm in the registrations of all its hosts; `state` is StateSaveLocation. `ask_owner`
-        returns the uid of a job's user, `ask_array` the job array of a task.
+        returns the uid of a job's user, `ask_array` the job array of a task, `ask_ended` whether a job has
+        ended and was not cancelled.
         """
+        self._ask_ended = ask_ended
         self._ask_owner = ask_owner
         self._state = state
         self._ask_array = ask_array
@@ -421,12 +427,34 @@ class PluginCalls:
         self._files.teardown_begins(words[0], self._clock.now() // MICROSECONDS_PER_SECOND)
         hurry = words[1:2] == ["true"]
         async with self._stage_ins.leaving(words[0]):
+            if hurry and await self._is_forgotten_run(words[0]):
+                hurry = False
+                await self._export_forgotten(words[0])
             external_job = await self._tell(operations.TEAR_DOWN_EXTERNAL_JOB, words[0], "teardown", hurry=hurry)
         if external_job.phase not in CASE_OVER:
             return "fail", external_job.message or f"the buffer is {external_job.phase}"
         self.note_external_job(external_job)
         self._files.remove_variables(words[0])
         return "ok", ""
+
+    async def _is_forgotten_run(self, job: str) -> bool:
+        """Return whether Slurm tears down the buffer of a run that it has forgotten.
+
+        A slurmctld that was killed may not know that a job started. It then tears the buffer down with `hurry` as soon
+        as the job has ended, without a stage-out. A user's `scancel --hurry` leaves a cancelled job.
+        """
+        external_job = await self._told(operations.SHOW_EXTERNAL_JOB, None, job=job)
+        return external_job.phase == "running" and await self._ask_ended(job)
+
+    async def _export_forgotten(self, job: str) -> None:
+        """Export the results of such a run, if that is possible in time; the teardown retains them otherwise."""
+        LOGGER.warning("Slurm has forgotten that job %s ran; its results are exported before the teardown", job)
+        external_job = await self._tell(operations.STAGE_OUT_EXTERNAL_JOB, job)
+        until_s = uptime_s() + FORGOTTEN_EXPORT_S
+        while external_job.phase in ("post-run", "staging-out") and uptime_s() < until_s:
+            external_job = await self._told(
+                operations.SHOW_EXTERNAL_JOB, None, job=job, wait_s=HOLD_S, **{"while": "post-run,staging-out"}
+            )
 
     # Persistent buffers, which Slurm addresses by name
 

@@ -26,6 +26,15 @@ ENDED: Final = frozenset({"BF", "CA", "CD", "DL", "F", "NF", "OOM", "PR", "RV", 
 PENDING: Final = "PD"
 """State of a job that has not started."""
 
+CANCELLED: Final = "CA"
+"""State of a job that a user or an administrator cancelled."""
+
+COMPLETING: Final = "CG"
+"""State of a job whose end is being processed: it hides how the job ended."""
+
+COMPLETING_LOOKS_MAX: Final = 60
+"""Looks at such a job, count, one a second: an epilog, and much less than Slurm gives a teardown."""
+
 STAGE_IN_REASON: Final = "BurstBufferStageIn"
 """Reason of a pending job whose stage-in is running according to slurmctld."""
 
@@ -105,6 +114,22 @@ async def array_of(job: str) -> str | None:
     found = set() if isinstance(said, str) else set(said.decode("utf-8", "replace").split())
     array = found.pop() if len(found) == 1 else ""
     return array if array.isdigit() else None
+
+
+async def ended_by_itself(job: str) -> bool:
+    """Return whether slurmctld says that a job has ended and was not cancelled.
+
+    Waits while the job's end is being processed.
+    """
+    for _ in range(COMPLETING_LOOKS_MAX):
+        said = await _said(("squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", "--format=%A %t"))
+        rows = [] if isinstance(said, str) else said.decode("utf-8", "replace").splitlines()
+        # The ID of a job array is also that of one of its tasks.
+        state = dict(row.split() for row in rows if len(row.split()) == 2).get(job)
+        if state != COMPLETING:
+            return state in ENDED - {CANCELLED}
+        await asyncio.sleep(1)
+    return False
 
 
 def buffers_in_use(conf: Path) -> str:

@@ -44,6 +44,8 @@ class Host:
         self.owners: dict[str, int] = {}
         self.arrays: dict[str, str] = {}
         """Numbers of tasks -> those of their job arrays, as slurmctld would say."""
+        self.ended: set[str] = set()
+        """Jobs that have ended and were not cancelled, as slurmctld would say."""
         self.slurm: SlurmView | str = "slurmctld does not answer"
         self.script = directory / "script"
         self.script.write_text(SCRIPT)
@@ -58,6 +60,10 @@ class Host:
         """Return the job array of a task."""
         return self.arrays.get(job)
 
+    async def has_ended(self, job: str) -> bool:
+        """Return whether a job has ended and was not cancelled."""
+        return job in self.ended
+
     async def look(self) -> SlurmView | str:
         """What slurmctld says."""
         return self.slurm
@@ -70,7 +76,7 @@ class Host:
         bridge = Bridge(
             cast(Client, self.leader), files, "token", "head1", SystemClock(),
             state=state, ask=self.look, ask_owner=self.owner, ask_array=self.array,
-            on_served=on_served,
+            ask_ended=self.has_ended, on_served=on_served,
         )  # fmt: skip
         running = asyncio.create_task(bridge.run(stop))
         try:

@@ -35,6 +35,8 @@ class LeaderDouble:
     """What `cluster.client.Client` is to the bridge. `hold`: phases that last until `end` is called."""
 
     def __init__(self, place: str = "/bb/fast") -> None:
+        self.hurries: list[bool] = []
+        """Of each teardown, whether it discards results."""
         self.place = place
         self.total = 64 * GRAIN
         self.external_jobs: dict[str, dict[str, Any]] = {}
@@ -109,6 +111,7 @@ class LeaderDouble:
         ):
             self._begin(job, "staging-out", "over", "stage-out-failed")
         elif operation is ops.TEAR_DOWN_EXTERNAL_JOB and external_job["phase"] != "none":
+            self.hurries.append(request.hurry)
             ran = external_job["phase"] not in NEVER_RAN
             if request.reason:
                 self.forgotten.append((job, request.reason))

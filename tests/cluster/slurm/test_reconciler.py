@@ -334,3 +334,27 @@ async def test_whose_job_it_is_slurmctld_alone_says(
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert await slurmctld.owner_of("7") == owner
+
+
+@pytest.mark.parametrize(
+    ("said", "ended"),
+    [
+        ("echo 7 CD", True),
+        ("echo 7 TO", True),
+        ("echo 7 CA", False),
+        ("echo 7 PD", False),
+        ("echo 8 CD; echo 7 R", False),
+        ("echo 8 R; echo 7 F", True),
+        ("true", False),
+        ("exit 1", False),
+        ("test -e once && echo 7 CD || { touch once; echo 7 CG; }", True),
+    ],
+)
+@story
+async def test_only_a_job_that_ended_without_a_cancel_has_ended_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, ended: bool
+) -> None:
+    (tmp_path / "squeue").write_text(f'#!/bin/sh\ncd {tmp_path}\ncase "$*" in *--jobs=7\\ *) {said};; esac\n')
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert await slurmctld.ended_by_itself("7") is ended

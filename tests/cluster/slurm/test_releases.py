@@ -48,6 +48,26 @@ async def test_a_job_goes_through_its_life(host: Host, tmp_path: Path) -> None:
         assert host.leader.external_jobs["42"]["phase"] == "over"
 
 
+@pytest.mark.parametrize("ended", [True, False])
+@story
+async def test_results_of_a_run_that_slurm_has_forgotten_are_exported(host: Host, tmp_path: Path, ended: bool) -> None:
+    async with host.bridge():
+        assert await host.perform("setup") == (0, "")
+        assert await stage(host, "in") == (0, "")
+        assert await host.perform("pre_run", file=str(tmp_path / "file")) == (0, "")
+        host.leader.asked.clear()
+        host.leader.hold.add("staging-out")
+        if ended:
+            host.ended.add("42")
+        teardown = asyncio.create_task(host.perform("job_teardown", hurry="true"))
+        if ended:
+            await until(lambda: host.leader.external_jobs["42"]["phase"] == "staging-out")
+            host.leader.end("42", "over")
+        assert await teardown == (0, "")
+        assert (("stage_out_external_job", "42") in host.leader.asked) == ended
+        assert host.leader.hurries == [not ended]
+
+
 @story
 async def test_slurm_hears_how_a_stage_ended_and_not_that_it_began(host: Host) -> None:
     host.leader.hold |= {"staging-in", "staging-out"}

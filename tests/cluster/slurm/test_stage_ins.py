@@ -18,6 +18,12 @@ from tests.fuzzing.external_jobs import interpreters
 pytestmark = pytest.mark.skipif(not interpreters(), reason="no Lua is installed: scripts/install-backends --slurm")
 
 
+@pytest.fixture(autouse=True)
+def settles_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Slurm mark buffers as staged in within a moment."""
+    monkeypatch.setattr(stage_ins, "SETTLE_S", 0.5)
+
+
 @pytest.fixture(params=["24.05", "26.05"])
 def polled(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     """A host whose Slurm polls; its bridge holds a question for a moment only."""
