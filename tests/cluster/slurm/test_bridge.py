@@ -225,10 +225,12 @@ async def test_who_waits_to_open_a_fifo_of_a_bridge_that_died_is_woken(host: Hos
 
 @story
 async def test_a_later_call_of_a_job_ends_the_wait_of_an_earlier_one(host: Host) -> None:
-    host.leader.hold.add("staging-in")
+    host.leader.hold.add("staging-out")
     async with host.bridge():
         await host.set_up()
-        process = await host.start("data_in", "42", str(host.script))
+        for function in ("data_in", "pre_run", "post_run"):
+            assert await host.call(function, "42", str(host.script)) == (0, "")
+        process = await host.start("data_out", "42", str(host.script))
         await until(lambda: len(host.waiting()) == 1)
         assert await host.call("job_teardown", "42", str(host.script), "true") == (0, "")
         assert (await host.end_of(process))[0] == -1
