@@ -245,7 +245,13 @@ def _name_of(call: ast.Call) -> str:
 
 
 def _are_independent(first: ast.stmt, second: ast.stmt) -> bool:
-    """Return whether both only compute local variables, neither from the other's: their order changes nothing."""
+    """Return whether the order of two statements changes nothing.
+
+    Both declare options of a command line, or both only compute local variables, neither from the other's.
+    """
+    calls = [one.value for one in (first, second) if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)]
+    if len(calls) == 2:
+        return {_name_of(call) for call in calls} == {"add_argument"}
     if not isinstance(first, ast.Assign) or not isinstance(second, ast.Assign):
         return False
     for node in (*ast.walk(first), *ast.walk(second)):

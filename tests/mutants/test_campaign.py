@@ -62,6 +62,8 @@ def test_neighbouring_statements_change_places_with_what_is_between_them() -> No
         ("x = f(a); y = f(b)", 1),
         ("self.x = a; y = b", 1),
         ("return max(a, b)", 0),
+        ("self.add_argument('-a'); self.add_argument('-b')", 0),
+        ("self.add_argument('-a'); self.parse_args()", 1),
     ],
 )
 def test_an_order_that_cannot_matter_is_no_fault(statements: str, count: int) -> None:
