@@ -217,6 +217,7 @@ def test_a_witness_is_made_run_killed_and_run_again_and_shows_what_it_saw(tmp_pa
     ]
     listed = real("audit", "witness", "list", "--key", tmp_path / "w")
     assert "REJECTED at" in listed.stderr and f"{ORIGIN}      200" in listed.stdout
+    assert all(one["note"] in listed.stdout for one in shown["evidence"])
 
 
 def test_a_witness_that_gets_sighup_reads_its_keys_again_and_keeps_those_it_has_where_they_are_wrong(
