@@ -95,6 +95,7 @@ async def show_scheduler_site(call: ApiCall[None]) -> Reply[v.SchedulerSiteAnswe
         deny_users=site.deny_users,
         setup_wait_s=site.external_job_setup_wait_s,
         linger_s=site.external_job_linger_s,
+        path_variables=site.path_variables,
     )
     return Reply(state.revision, answer)
 

@@ -19,6 +19,7 @@ from forebay.cluster.system import parse_instant
 from forebay.replica.grammar import (
     DirectiveRejected,
     ParsedRequest,
+    PathVariables,
     read_external_job_request,
     read_request,
     script_bytes_max,
@@ -146,7 +147,12 @@ def _read_directives(
     """
     try:
         return read_request(
-            script, request.bb or "", request.bbf or "", provider=site.provider, directive=site.directive
+            script,
+            request.bb or "",
+            request.bbf or "",
+            provider=site.provider,
+            directive=site.directive,
+            variables=PathVariables(site.path_variables, tuple(request.variables.items())),
         )
     except DirectiveRejected as error:
         rejection = error.rejection
@@ -226,10 +232,13 @@ def external_job_setup(
 
 
 def _directives(script: str, site: Site) -> ParsedRequest:
+    variables = PathVariables(site.path_variables, by_scheduler=True)
     try:
-        reading = read_external_job_request(script, directive=site.directive)
+        reading = read_external_job_request(script, directive=site.directive, variables=variables)
+        if reading.request is not None:
+            return reading
         # A script without Slurm's directives uses Forebay's own.
-        return reading if reading.request is not None else read_request(script, "", "", provider=site.provider)
+        return read_request(script, "", "", provider=site.provider, variables=variables)
     except DirectiveRejected as error:
         rejection = error.rejection
         raise Problem(
@@ -452,5 +461,6 @@ def decode_submit(request: SubmitRequest, identity: Identity, site: Site) -> Dec
     try:
         command, warnings = submission(request, identity, site)
     except Problem as problem:
-        return DecodedSubmit(request.command_id, site.provider, site.directive, None, (), problem.status, problem.view)
-    return DecodedSubmit(request.command_id, site.provider, site.directive, command, warnings)
+        grammar = site.provider, site.directive, site.path_variables
+        return DecodedSubmit(request.command_id, *grammar, None, (), problem.status, problem.view)
+    return DecodedSubmit(request.command_id, site.provider, site.directive, site.path_variables, command, warnings)

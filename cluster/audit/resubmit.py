@@ -6,12 +6,19 @@ decided and as it may have been requested.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import combinations, product
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from forebay.replica.grammar import DirectiveRejected, ParsedRequest, read_external_job_request, read_request
+from forebay.replica.grammar import (
+    DirectiveRejected,
+    ParsedRequest,
+    PathVariables,
+    read_external_job_request,
+    read_request,
+)
 from forebay.replica.messages import JobSubmitted, SubmitJob, UpdateJob
 from forebay.replica.messages import events as e
 from forebay.replica.model import (
@@ -83,13 +90,15 @@ def buffers_asked(state: Facts, decided: JobRequest) -> list[BufferRequest | Non
         return [None]
     found: list[BufferRequest | None] = [buffer]
     site = state.site
+    variables = PathVariables(site.path_variables, buffer.variables)
+    read = partial(read_request, provider=site.provider, directive=site.directive, variables=variables)
     readings: tuple[Callable[[], ParsedRequest], ...] = (
-        lambda: read_request(decided.script, "", "", provider=site.provider, directive=site.directive),
-        lambda: read_request("", "", buffer.text, provider=site.provider, directive=site.directive),
-        lambda: read_request("", buffer.text, "", provider=site.provider, directive=site.directive),
+        partial(read, decided.script, "", ""),
+        partial(read, "", "", buffer.text),
+        partial(read, "", buffer.text, ""),
     )
-    for read in readings:
-        found += _as_written(buffer, read)
+    for reading in readings:
+        found += _as_written(buffer, reading)
     counted = (("bytes", "bare", "count"),) * (1 + len(buffer.creates))
     for units, *made in product(*counted):
         creates = tuple(replace(one, units=unit) for one, unit in zip(buffer.creates, made, strict=True))
@@ -105,9 +114,10 @@ def external_job_requests(state: Facts, name: str, decided: JobRequest) -> Itera
         return
     text = buffer.text + "\n"
     found = buffers_asked(state, decided)
+    variables = PathVariables(state.site.path_variables, by_scheduler=True)
     for read in (
-        lambda: read_external_job_request("#!/bin/sh\n" + text, directive=state.site.directive),
-        lambda: read_request("#!/bin/sh\n" + text, "", "", provider=state.site.provider),
+        lambda: read_external_job_request("#!/bin/sh\n" + text, directive=state.site.directive, variables=variables),
+        lambda: read_request("#!/bin/sh\n" + text, "", "", provider=state.site.provider, variables=variables),
     ):
         found += _as_written(buffer, read)
     for asked in dict.fromkeys(found):

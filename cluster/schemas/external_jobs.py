@@ -194,6 +194,8 @@ class SchedulerSiteAnswer(Answer, frozen=True, kw_only=True):
     deny_users: tuple[str, ...]
     setup_wait_s: int
     linger_s: int
+    path_variables: tuple[str, ...] = ()
+    """Variables that paths in directives may contain, as in the configuration key PathVariables."""
 
 
 class SchedulerView(View, frozen=True, kw_only=True):

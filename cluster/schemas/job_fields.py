@@ -10,7 +10,13 @@ from typing import Annotated, Literal, TypeAlias, get_args
 import msgspec
 
 from forebay.cluster.schemas.base import Command, Number
-from forebay.replica.values import ARGUMENTS_MAX, DEPENDENCIES_MAX, LICENSES_PER_JOB_MAX
+from forebay.replica.values import (
+    ARGUMENTS_MAX,
+    DEPENDENCIES_MAX,
+    LICENSES_PER_JOB_MAX,
+    PATH_BYTES_MAX,
+    PATH_VARIABLES_MAX,
+)
 
 NODES_ASKED_MAX = 2**31 - 1
 """Nodes a request may name, count; the controller checks the actual limit."""
@@ -33,6 +39,11 @@ OPTION_SHOWN_MAX = 64
 """Length of an ignored option, characters: the longest name and the beginning of its value."""
 
 OptionShown: TypeAlias = Annotated[str, msgspec.Meta(pattern="^-[!-~]*$", max_length=OPTION_SHOWN_MAX)]
+
+PathVariableValues: TypeAlias = Annotated[
+    dict[str, Annotated[str, msgspec.Meta(max_length=PATH_BYTES_MAX)]], msgspec.Meta(max_length=PATH_VARIABLES_MAX)
+]
+"""Values of path variables, by name."""
 
 Reads = Literal[
     "text", "directory", "directives", "duration", "moment", "names", "dependencies",
@@ -203,6 +214,8 @@ class SubmitRequest(Command, frozen=True, kw_only=True):
     """sbatch options that the client read but Forebay does not implement, such as `--mem`; the site may reject them."""
     if_defined: Annotated[tuple[IfDefined, ...], msgspec.Meta(max_length=4)] = ()
     """Fields to drop with a warning if the site does not define their value."""
+    variables: PathVariableValues = {}
+    """Values of the variables that paths in the directives contain, such as HOME; the site says which it permits."""
 
 
 class UpdateRequest(Command, frozen=True, kw_only=True):
@@ -233,6 +246,8 @@ class UpdateRequest(Command, frozen=True, kw_only=True):
     bb: str | None = None
     bbf: str | None = None
     """Complete new burst-buffer request: the text of --bb, or the contents of a --bbf file."""
+    variables: PathVariableValues = {}
+    """As in a submit."""
 
 
 class JobDetailsView(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,7 +32,14 @@ from forebay.cluster.slurm.files import (
 from forebay.cluster.slurm.slurmctld import array_of, ended_by_itself, owner_of
 from forebay.cluster.slurm.stage_ins import NEXT_S, POLLED_AGAIN_S, StageIns
 from forebay.cluster.system import Clock
-from forebay.replica.grammar import DirectiveRejected, find_overlap_in, read_external_job_request, read_request
+from forebay.replica.grammar import (
+    UNKNOWN_VARIABLES,
+    DirectiveRejected,
+    PathVariables,
+    find_overlap_in,
+    read_external_job_request,
+    read_request,
+)
 from forebay.replica.model import Access, BufferRequest
 from forebay.replica.values import (
     MICROSECONDS_PER_SECOND,
@@ -338,10 +345,13 @@ class PluginCalls:
             # With a directive of Slurm's own (lua), only its lines request a buffer.
             if (
                 self.site is not None
-                and read_external_job_request(script, directive=self.site.directive).request is not None
+                and read_external_job_request(
+                    script, directive=self.site.directive, variables=UNKNOWN_VARIABLES
+                ).request
+                is not None
             ):
                 return False
-            asked = read_request(script).request
+            asked = read_request(script, variables=UNKNOWN_VARIABLES).request
         except DirectiveRejected:
             return False
         return asked is not None and bool(asked.creates or asked.destroys) and not (asked.capacity_bytes or asked.uses)
@@ -597,8 +607,11 @@ class PluginCalls:
 
 def _asked(site: g.SchedulerSiteAnswer, script: str) -> BufferRequest | None:
     """Return a script's buffer request as a setup reads it: by Slurm's directive, or else by Forebay's own, #DW."""
-    asked = read_external_job_request(script, directive=site.directive).request
-    return asked if asked is not None else read_request(script, "", "", provider=site.provider).request
+    variables = PathVariables(site.path_variables, by_scheduler=True)
+    asked = read_external_job_request(script, directive=site.directive, variables=variables).request
+    if asked is not None:
+        return asked
+    return read_request(script, "", "", provider=site.provider, variables=variables).request
 
 
 def _counted_fault(asked: BufferRequest) -> str:

@@ -20,7 +20,7 @@ import msgspec
 from forebay.cluster.schemas.external_jobs import ExternalJobView, PersistentView, SchedulerSiteAnswer
 from forebay.cluster.slurm import PARTS, script_parts
 from forebay.cluster.system import closing, make_private_directory, open_directory
-from forebay.replica.grammar import external_job_tables
+from forebay.replica.grammar import external_job_tables, path_variable_table
 from forebay.replica.model import VARIABLE_DIRECTORIES, WHOLE_BUFFER, persistent_variable
 from forebay.replica.values import SCRIPT_BYTES_MAX
 
@@ -211,6 +211,7 @@ class SlurmFiles:
             "away": self._away,
             "compiled": self._compiled,
             "directive": site.directive,
+            "path_variables": path_variable_table(site.path_variables),
             "pools": [{name: pool[name] for name in ("id", "quantity", "granularity")} for pool in pools],
         }
         if users:

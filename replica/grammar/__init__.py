@@ -47,5 +47,11 @@ if TYPE_CHECKING:
         format_value,
     )
     from forebay.replica.grammar.slurm import external_job_tables
+    from forebay.replica.grammar.variables import (
+        UNKNOWN_VARIABLES,
+        PathVariables,
+        path_variable_table,
+        variable_names,
+    )
 else:
     __getattr__ = export_lazily(__name__)

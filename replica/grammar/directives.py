@@ -35,6 +35,7 @@ from forebay.replica.grammar.request import RequestBuilder
 from forebay.replica.grammar.slurm import read_external_job
 from forebay.replica.grammar.spur import is_spur, read_spur
 from forebay.replica.grammar.values import strip_comment
+from forebay.replica.grammar.variables import NO_VARIABLES, PathVariables
 from forebay.replica.model import NATIVE, BufferRequest, provider_facts
 from forebay.replica.values import Rejection, RejectionCode
 
@@ -68,24 +69,34 @@ class ParsedRequest(msgspec.Struct, frozen=True):
 
 
 def read_request(
-    script: str, bb: str = "", bbf: str = "", *, provider: str = NATIVE, directive: str = DIRECTIVE_DEFAULT
+    script: str,
+    bb: str = "",
+    bbf: str = "",
+    *,
+    provider: str = NATIVE,
+    directive: str = DIRECTIVE_DEFAULT,
+    variables: PathVariables = NO_VARIABLES,
 ) -> ParsedRequest:
     """Return the request in a script, `--bb` and the text of a `--bbf` file together.
 
-    `provider` and `directive` are the site's.
+    `provider` and `directive` are the site's; `variables` are those that paths may contain.
 
     Raises:
         DirectiveRejected: the request is invalid; with the place and the remedy.
     """
+    if "$" not in script and "$" not in bb and "$" not in bbf:
+        variables = NO_VARIABLES
     if len(script) + len(bb) + len(bbf) > REMEMBERED_CHARACTERS_MAX:
-        return _read_request(script, bb, bbf, provider, directive)
-    return _read_request_cached(script, bb, bbf, provider, directive)
+        return _read_request(script, bb, bbf, provider, directive, variables)
+    return _read_request_cached(script, bb, bbf, provider, directive, variables)
 
 
-def _read_request(script: str, bb: str, bbf: str, provider: str, directive: str) -> ParsedRequest:
+def _read_request(
+    script: str, bb: str, bbf: str, provider: str, directive: str, variables: PathVariables
+) -> ParsedRequest:
     warnings = RequestWarnings()
     kinds = _kinds(provider, directive)
-    builder = RequestBuilder(provider, warnings)
+    builder = RequestBuilder(provider, warnings, variables)
     rejections: list[Rejection] = []
     if bb:
         collect_rejections(lambda: _read_command_line(bb, kinds, builder), rejections)
@@ -101,7 +112,9 @@ def _read_request(script: str, bb: str, bbf: str, provider: str, directive: str)
 _read_request_cached = lru_cache(REQUESTS_REMEMBERED)(_read_request)
 
 
-def read_external_job_request(script: str, *, directive: str = DIRECTIVE_DEFAULT) -> ParsedRequest:
+def read_external_job_request(
+    script: str, *, directive: str = DIRECTIVE_DEFAULT, variables: PathVariables = NO_VARIABLES
+) -> ParsedRequest:
     """Return the request of a job that Slurm schedules, whose directives begin with `#` and `directive`.
 
     The word is followed by what `#DW` accepts (`jobdw`, `stage_in`, `stage_out`), or by `pool=` and `capacity=` alone.
@@ -110,12 +123,12 @@ def read_external_job_request(script: str, *, directive: str = DIRECTIVE_DEFAULT
         DirectiveRejected: the request is invalid; with the place and the remedy.
     """
     if len(script) > REMEMBERED_CHARACTERS_MAX:
-        return _read_external_job_request(script, directive)
-    return _read_external_job_request_cached(script, directive)
+        return _read_external_job_request(script, directive, variables)
+    return _read_external_job_request_cached(script, directive, variables)
 
 
-def _read_external_job_request(script: str, directive: str) -> ParsedRequest:
-    builder = RequestBuilder(NATIVE, RequestWarnings())
+def _read_external_job_request(script: str, directive: str, variables: PathVariables) -> ParsedRequest:
+    builder = RequestBuilder(NATIVE, RequestWarnings(), variables)
     read_external_job(script, directive, builder)
     return ParsedRequest(builder.finish() if builder.kind else None, tuple(builder.warnings.lines))
 

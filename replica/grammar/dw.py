@@ -7,7 +7,6 @@ completely, because Forebay's agents execute them.
 from __future__ import annotations
 
 from forebay.replica.grammar.lexer import Directive, DirectiveWord, quoted_text
-from forebay.replica.grammar.paths import check_inside, check_outside
 from forebay.replica.grammar.request import STAGES, RequestBuilder
 from forebay.replica.grammar.values import (
     Options,
@@ -130,11 +129,11 @@ def _read_stage(verb: DirectiveWord, rest: tuple[DirectiveWord, ...], builder: R
     if kind.text == "list":
         _read_list(stage, verb, source, destination, builder)
     else:
-        check_outside(outside.word, outside.as_path, outside.offset)
-        is_file = kind.text == "file" and stage == "stage_out"
-        check_inside(inside.word, inside.as_path, inside.offset, is_file=is_file)
+        paths = builder.paths
+        path = paths.outside(outside)
+        within = paths.inside(inside, is_file=kind.text == "file" and stage == "stage_out")
         which = TransferKind.FILE if kind.text == "file" else TransferKind.DIRECTORY
-        builder.move(stage, verb, Transfer(which, outside.as_path, inside.as_path), outside.word, inside.word)
+        builder.move(stage, verb, Transfer(which, path, within), outside.word, inside.word)
     _read_choices(stage, known, builder)
     builder.pass_on(stage, options.others)
 
@@ -174,11 +173,11 @@ def _read_list(
     stage: str, verb: DirectiveWord, source: OptionValue, destination: OptionValue, builder: RequestBuilder
 ) -> None:
     """Read a transfer of a list, which is a file outside. Files that it names go below the destination."""
-    check_outside(source.word, source.as_path, source.offset)
+    path = builder.paths.outside(source)
     if stage == "stage_out":
-        check_outside(destination.word, destination.as_path, destination.offset)
+        target = builder.paths.outside(destination)
     else:
-        check_inside(destination.word, destination.as_path, destination.offset)
-        builder.list_insides.append((destination.word, destination.as_path))
-    record = ListTransfer(stage == "stage_out", source.as_path, destination.as_path, source.word.place())
+        target = builder.paths.inside(destination)
+        builder.list_insides.append((destination.word, target))
+    record = ListTransfer(stage == "stage_out", path, target, source.word.place())
     builder.move_list(stage, verb, record)

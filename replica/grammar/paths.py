@@ -67,18 +67,16 @@ def path_fault(path: str) -> str | None:
 
 
 def check_outside(word: DirectiveWord, path: str, offset: int) -> None:
-    """Check that the path is absolute (`%d/` is the working directory) and has no `..`.
+    """Check that a path, which is absolute or begins with `%d` (the working directory), has no `..`.
 
     Raises:
-        DirectiveRejected: the path is relative, too long, or contains `..` or a control character.
+        DirectiveRejected: the path is too long, or contains `..` or a control character.
     """
     path = path.removeprefix("\\\\")
-    if path.startswith("%d/"):
-        path = "/" + path
-    fault = path_fault(path)
+    fault = path_fault("/" + path if path == "%d" or path.startswith("%d/") else path)
     if fault is not None:
         raise word.rejection(
-            f"the path {fault}", "write an absolute path without .. (%d is the working directory)", offset
+            f"the path {fault}", "write an absolute path, or one in the working directory, without ..", offset
         )
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from forebay.replica.grammar.lexer import DirectiveWord, RequestWarnings, quoted_text
 from forebay.replica.grammar.paths import check_access
 from forebay.replica.grammar.values import OptionValue, did_you_mean, read_access
+from forebay.replica.grammar.variables import NO_VARIABLES, PathReader, PathVariables
 from forebay.replica.model import (
     NATIVE,
     Access,
@@ -47,10 +48,11 @@ class _Move(NamedTuple):
 class RequestBuilder:
     """Collects the directives of one job into a request; `provider` is the site's."""
 
-    def __init__(self, provider: str, warnings: RequestWarnings) -> None:
+    def __init__(self, provider: str, warnings: RequestWarnings, variables: PathVariables = NO_VARIABLES) -> None:
         self.provider = provider
         self.facts = provider_facts(provider)
         self.warnings = warnings
+        self.paths = PathReader(variables)
         self._unknown = 0
         """Number of unknown words."""
         self.kind = ""
@@ -239,6 +241,7 @@ class RequestBuilder:
             stage_out_command="\n".join(self.commands["stage_out"]),
             lists=tuple(sorted(self.lists, key=lambda transfer: transfer.outgoing)),
             units=self._units(),
+            variables=tuple(sorted(self.paths.used.items())),
         )
 
     @property

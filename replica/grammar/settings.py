@@ -21,6 +21,7 @@ from forebay.replica.model import (
     TIMEOUTS,
     UNKNOWN_OPTIONS,
     VERIFY_LEVELS,
+    path_variable_fault,
     program_fault,
     sort_flags,
     template_fault,
@@ -74,6 +75,7 @@ class ValueKind(StrEnum):
     TIMEOUTS = "progress or fixed"
     BACKENDS = "backends, separated by commas"
     TEMPLATE = "a command line that begins with an absolute path"
+    VARIABLES = "NAME or NAME=/DIRECTORY/%u, separated by commas"
 
 
 class SettingKey(msgspec.Struct, frozen=True):
@@ -260,6 +262,13 @@ KEYS: tuple[SettingKey, ...] = (
         "operations_per_stage_max",
         ValueKind.NUMBER,
         "concurrent operations of a stage",
+    ),
+    _forebay_key(
+        "PathVariables",
+        SettingOwner.SITE,
+        "path_variables",
+        ValueKind.VARIABLES,
+        "variables that paths in directives may contain, besides $USER",
     ),
     _forebay_key(
         "PreRunRequeues",
@@ -458,6 +467,8 @@ def parse_value(key: SettingKey, text: str) -> Any:
             return _choice(key, text.lower(), TIMEOUTS)
         case ValueKind.TEMPLATE:
             return _template(key, text)
+        case ValueKind.VARIABLES:
+            return _path_variables(key, text)
         case ValueKind.BACKENDS:
             return tuple(dict.fromkeys(_choice(key, word, BACKENDS) for word in text.lower().split(",") if word))
         case ValueKind.WORD:
@@ -478,7 +489,7 @@ def format_value(key: SettingKey, value: Any) -> str:
             return UNLIMITED
         case ValueKind.RATE:
             return format_slurm_size(value)
-        case ValueKind.USERS | ValueKind.FLAGS | ValueKind.ROOTS | ValueKind.BACKENDS:
+        case ValueKind.USERS | ValueKind.FLAGS | ValueKind.ROOTS | ValueKind.BACKENDS | ValueKind.VARIABLES:
             return ",".join(value)
         case ValueKind.DENIED:
             return ":".join(value)
@@ -569,6 +580,22 @@ def _template(key: SettingKey, text: str) -> str:
     if fault is not None:
         raise ValueFormatError(f"{key.name} {fault}", f"write {key.kind.value}")
     return text
+
+
+def _path_variables(key: SettingKey, text: str) -> tuple[str, ...]:
+    found: dict[str, str] = {}
+    offset = 0
+    for entry in text.split(","):
+        fault = path_variable_fault(entry) if entry else None
+        name = entry.partition("=")[0]
+        if fault is None and name in found:
+            fault = f"{name} is written twice"
+        if fault is not None:
+            raise ValueFormatError(fault, f"write {key.kind.value}", offset)
+        if entry:
+            found[name] = entry
+        offset += len(entry) + 1
+    return tuple(found.values())
 
 
 def _choice(key: SettingKey, word: str, allowed: tuple[str, ...]) -> str:

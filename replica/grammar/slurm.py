@@ -17,7 +17,15 @@ from forebay.replica.grammar.lexer import SCRIPT, Directive, DirectiveKinds, Dir
 from forebay.replica.grammar.paths import INSIDE_VARIABLES
 from forebay.replica.grammar.request import STAGES, RequestBuilder
 from forebay.replica.grammar.values import Options, read_options, strip_comment
-from forebay.replica.model import CHOICE_KEYS, PERSISTENT_PREFIX, VARIABLE_DIRECTORIES, WHOLE_BUFFER, Access
+from forebay.replica.grammar.variables import path_variable_table
+from forebay.replica.model import (
+    CHOICE_KEYS,
+    DEFAULT_SITE,
+    PERSISTENT_PREFIX,
+    VARIABLE_DIRECTORIES,
+    WHOLE_BUFFER,
+    Access,
+)
 from forebay.replica.values import (
     DIRECTIVE_WORDS_MAX,
     DIRECTIVES_MAX,
@@ -166,6 +174,7 @@ def external_job_tables() -> dict[str, object]:
         "whole_buffer": WHOLE_BUFFER,
         "variable_directories": dict(VARIABLE_DIRECTORIES),
         "persistent_prefix": PERSISTENT_PREFIX,
+        "path_variables": path_variable_table(DEFAULT_SITE.path_variables),
         "suffixes": {suffix: float(factor) for suffix, factor in SIZE_MULTIPLIERS.items()},
         "suffixes_listed": SUFFIXES,
         "node_suffixes": list(NODE_SUFFIXES),

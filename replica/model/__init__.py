@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         get_sys_state_of,
         get_sys_status_of,
         has_private_data,
+        path_variable_fault,
         program_fault,
         provision_of,
         sort_flags,

@@ -8,6 +8,7 @@ The configuration is replicated state, changed by events only (law 3).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -17,9 +18,11 @@ from forebay.replica.model.provider import NATIVE, PROVIDERS, Provision, provide
 from forebay.replica.values import (
     MESSAGE_CHARACTERS_MAX,
     PATH_BYTES_MAX,
+    PATH_VARIABLES_MAX,
     SITE_USERS_MAX,
     SIZE_BYTES_MAX,
     TIME_LIMIT_S_MAX,
+    Pattern,
     Rejection,
     RejectionCode,
     has_control_character,
@@ -127,6 +130,10 @@ class Site(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One of UNKNOWN_OPTIONS."""
     node_down_restage_s: int = 300
     """Time until jobs that have not started leave a node that is down, seconds; 0: they wait for the node."""
+    path_variables: tuple[str, ...] = ("HOME", "SCRATCH")
+    """Variables that paths in directives may contain, besides USER: `NAME` from the environment of the submit, or
+    `NAME=/TEXT`, with `%u` for the user.
+    """
 
 
 DEFAULT_SITE = Site()
@@ -274,6 +281,13 @@ def check_site(site: Site) -> Rejection | None:
         for root in getattr(site, field):
             if not root.startswith("/") or "/../" in root + "/":
                 return _invalid(field, f"{root!r} is not an absolute directory", "start it with /")
+    for entry in site.path_variables:
+        fault = path_variable_fault(entry)
+        if fault is not None:
+            return _invalid("path_variables", fault, "write NAME, or NAME=/DIRECTORY/%u")
+    if len(site.path_variables) > PATH_VARIABLES_MAX:
+        sentence = f"{len(site.path_variables)} variables are listed"
+        return _invalid("path_variables", sentence, f"list at most {PATH_VARIABLES_MAX}")
     for field, chosen, allowed in (
         ("provider", (site.provider,), PROVIDERS),
         ("restart_policy", (site.restart_policy,), RESTART_POLICIES),
@@ -328,6 +342,23 @@ def program_fault(path: str) -> str | None:
         return f"{path!r} has a control character"
     if ".." in path.split("/"):
         return f"{path!r} contains .."
+    return None
+
+
+_VARIABLE = Pattern(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
+
+
+def path_variable_fault(entry: str) -> str | None:
+    """Return the fault of an entry of `path_variables`, or None if it is valid."""
+    name, equals, text = entry.partition("=")
+    if _VARIABLE.fullmatch(name) is None:
+        return f"{name[:48]!r} is not the name of a variable"
+    if name == "USER" or name.startswith(("DW_", "FOREBAY_")):
+        return f"{name} is defined by Forebay"
+    if equals and (not text.startswith("/") or "," in text or has_control_character(text) or "/../" in text + "/"):
+        return f"the value {text[:48]!r} of {name} is not an absolute path"
+    if len(text.encode("utf-8", "surrogatepass")) > PATH_BYTES_MAX:
+        return f"the value of {name} is longer than {PATH_BYTES_MAX} bytes"
     return None
 
 

@@ -31,6 +31,9 @@ DIRECTIVE_WORDS_MAX = 16 * 1024
 TRANSFERS_PER_STAGE_MAX = 512
 """Files or directories named by one job for one stage; more belong into a directory or a list file."""
 
+PATH_VARIABLES_MAX = 32
+"""Variables that paths in directives may contain, count: a site has few directories that all jobs use."""
+
 PATH_BYTES_MAX = 4095
 """A path, bytes: PATH_MAX of Linux without its terminating zero."""
 

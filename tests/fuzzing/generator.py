@@ -24,7 +24,8 @@ MODES: Final = (
 TYPES: Final = ("scratch", "cache", "file", "directory", "list", "tape", "", "SCRATCH", "swap")
 PATHS: Final = (
     "/in/a", "/in/%j/%u", "%d/x", "/a/../b", "a", "$DW_JOB_STRIPED/a", "${DW_JOB_PRIVATE}/o", "$DW_JOB_LDBALANCE/l",
-    "$FOREBAY_JOB_DIR/f", "$DW_JOB_STRIPED", "$DW_JOB_STRIPED/", "$HOME/x", "/a\\\\%j", "$DW_JOB_STRIPED/\\\\%x",
+    "$FOREBAY_JOB_DIR/f", "$DW_JOB_STRIPED", "$DW_JOB_STRIPED/", "$HOME/x", "./$USER/x", "~/a",
+    "%da", "/in/${USER}/$X", "b/c", "/a\\\\%j", "$DW_JOB_STRIPED/\\\\%x",
     "\\\\/in/%a", "/", "//", "/in/" + "x" * 5000, "${DW_JOB_STRIPED/a", "$DW_JOB_STRIPED/../x",
 )  # fmt: skip
 KEYS: Final = (

@@ -244,7 +244,7 @@ def _moves_nonsense(moves: list[tuple[str, str, str]], request: BufferRequest) -
             inside = "$FOREBAY_JOB_DIR/x"
         for path in (source, destination) if kind == "list" and stage == "stage_out" else (outside,):
             path = path.removeprefix("\\\\")
-            if not path.startswith(("/", "%d/")) or ".." in path.split("/"):
+            if not path or re.match(r"~|%d[^/]|\$(?!HOME|\{HOME)", path) or ".." in path.split("/"):
                 return f"the path {path!r}"
         matched = INSIDE.fullmatch(inside.removeprefix("\\\\"))
         if matched is None or ".." in matched[1].split("/") or not matched[1].strip("/"):

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from forebay.replica.grammar.directives import ParsedRequest, read_request
 from forebay.replica.grammar.lexer import DirectiveRejected
+from forebay.replica.grammar.variables import PathVariables
 from forebay.replica.model.requests import BufferRequest
 from tests.fuzzing.generator import Case, make_case
 from tests.fuzzing.oracle import nonsense
@@ -26,6 +27,10 @@ HANG_S: Final = 5.0
 
 FAULTS_SHOWN: Final = 5
 """Cases that are printed before a run ends, count."""
+
+
+VARIABLES: Final = PathVariables(given=(("HOME", "/home/dana"),))
+"""What the client of each case sends."""
 
 
 class Hang(Exception):
@@ -52,7 +57,9 @@ def check_case(case: Case) -> str | None:
 
 
 def _read(case: Case) -> ParsedRequest:
-    return read_request(case.script, case.bb, case.bbf, provider=case.provider, directive=case.directive)
+    return read_request(
+        case.script, case.bb, case.bbf, provider=case.provider, directive=case.directive, variables=VARIABLES
+    )
 
 
 def asked(request: BufferRequest | None) -> BufferRequest | None:
@@ -66,6 +73,7 @@ def asked(request: BufferRequest | None) -> BufferRequest | None:
         creates=tuple(replace(record, place="") for record in request.creates),
         destroys=tuple(replace(record, place="") for record in request.destroys),
         lists=tuple(replace(record, place="") for record in request.lists),
+        variables=(),
         directives_kind=request.directives_kind if request.directives_kind in ("lua", "spur") else "",
     )
 
@@ -76,7 +84,7 @@ def _printed_wrongly(case: Case, reading: ParsedRequest) -> str | None:
         return None
     bb, bbf = format_request(reading.request)
     try:
-        again = read_request("", bb, bbf)
+        again = read_request("", bb, bbf, variables=VARIABLES)
     except DirectiveRejected as refused:
         return f"printed as {bb!r} {bbf!r}, which is refused: {refused}"
     before, after = asked(reading.request), asked(again.request)
@@ -91,7 +99,7 @@ def _shown_wrongly(case: Case, reading: ParsedRequest) -> str | None:
     bb = "\n".join(line for line in lines if not line.startswith("#"))
     bbf = "\n".join(line for line in lines if line.startswith("#"))
     try:
-        again = read_request("", bb, bbf, provider=case.provider, directive=case.directive)
+        again = read_request("", bb, bbf, provider=case.provider, directive=case.directive, variables=VARIABLES)
     except DirectiveRejected as refused:
         return f"shown as {reading.request.text!r}, which is refused: {refused}"
     before, after = asked(reading.request), asked(again.request)

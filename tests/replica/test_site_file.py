@@ -58,6 +58,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "MaxPasses": ("3", 3),
     "NodeDownRestageTime": ("300", 300),
     "OperationsPerStage": ("128", 128),
+    "PathVariables": ("HOME,PROJECT=/proj/%u", ("HOME", "PROJECT=/proj/%u")),
     "PreRunRequeues": ("3", 3),
     "RequeueOnNodeFail": ("yes", True),
     "RestartPolicy": ("Slurm", "slurm"),

@@ -32,6 +32,8 @@ class DecodedSubmit(msgspec.Struct, frozen=True, array_like=True):
     provider: str
     directive: str
     """Directive word of the site it was decoded for."""
+    path_variables: tuple[str, ...]
+    """Path variables of that site."""
     command: SubmitJob | None
     """None if rejected."""
     warnings: tuple[str, ...] = ()
@@ -41,7 +43,8 @@ class DecodedSubmit(msgspec.Struct, frozen=True, array_like=True):
 
     def fits(self, site: Site) -> bool:
         """Return True if the site's grammar is still the same."""
-        return (site.provider, site.directive) == (self.provider, self.directive)
+        known = self.provider, self.directive, self.path_variables
+        return (site.provider, site.directive, site.path_variables) == known
 
     def result(self) -> tuple[SubmitJob, tuple[str, ...]]:
         """Return the command and its warnings.

@@ -1,5 +1,6 @@
 """Commands that change jobs: cancel, hold, release, suspend, resume, requeue, update."""
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +13,7 @@ from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
 from forebay.cluster.cli.global_options import JSON_OPTION
 from forebay.cluster.cli.group import exit_with, report
 from forebay.cluster.cli.session import exit_code_of, failure_of, session
-from forebay.cluster.cli.submission import Context, read_change, typed_settings
+from forebay.cluster.cli.submission import Context, path_variables, read_change, typed_settings
 from forebay.cluster.cli.text import job_label, show_json
 from forebay.cluster.client import ApiError, Client, error_of_view
 from forebay.cluster.schemas import (
@@ -107,7 +108,14 @@ def update(job_ids: tuple[str, ...], as_json: bool, **given: Any) -> None:
     for row in JOB_FIELDS:
         if row.field in settings:
             fields |= read_change(row, settings[row.field], context)
+    fields |= _path_variables(fields)
     change_each(job_ids, ops.UPDATE_JOB, UpdateCommand, as_json=as_json, **fields)
+
+
+def _path_variables(fields: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the field with the values of the variables in a new burst-buffer request, if it has any."""
+    found = path_variables(fields, os.environ)
+    return {"variables": found} if found else {}
 
 
 def change_each(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -167,6 +168,7 @@ def submit(
                 ignored=meta[_IGNORED],
                 directory=Path.cwd(),
                 environment=os.environ,
+                home=None if owner is None else _home_of(owner),
                 now=current.clock.now(),
                 arguments=arguments,
             )
@@ -197,6 +199,14 @@ def submit(
         ended = current.ask(lambda client: wait_until_finished(client, jobs, note), on_a_loop=True)
         if ended:
             raise click.exceptions.Exit(ended)
+
+
+def _home_of(user: str) -> str:
+    """Return the home directory of another user, empty if the account is unknown here."""
+    try:
+        return pwd.getpwnam(user).pw_dir
+    except KeyError:
+        return ""
 
 
 def _wrap_command(command: str, scripts: tuple[str, ...], arguments: tuple[str, ...]) -> list[tuple[str, bytes]]:

@@ -6,7 +6,7 @@ from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
     from forebay.cluster.cli.submission.readers import Context, read_bounded, read_change, typed_settings
-    from forebay.cluster.cli.submission.request import PreparedSubmit, locate, prepare
+    from forebay.cluster.cli.submission.request import PreparedSubmit, locate, path_variables, prepare
     from forebay.cluster.cli.submission.sbatch import IgnoredOption, read_typed
     from forebay.cluster.cli.submission.waiting import wait_until_finished
 else:

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -26,6 +27,8 @@ from forebay.replica.values import (
     ENVIRONMENT_VARIABLES_MAX,
     PACKED_HEAD_BYTES_MAX,
     PACKED_SCRIPT_BYTES_MAX,
+    PATH_BYTES_MAX,
+    PATH_VARIABLES_MAX,
     SCRIPT_BYTES_MAX,
     Instant,
     is_mail_address,
@@ -72,12 +75,14 @@ def prepare(
     arguments: tuple[str, ...] = (),
     directory: Path,
     environment: Mapping[str, str],
+    home: str | None = None,
     now: Instant,
     zone: datetime.tzinfo | None = None,
 ) -> PreparedSubmit:
     """Return the prepared request for a script.
 
-    `directory` is the user's current directory, `now` the wall clock in µs.
+    `directory` is the user's current directory, `now` the wall clock in µs. `home` replaces $HOME in paths if the job
+    is for another user; empty: unknown.
 
     Raises:
         Failure: bad input, with every error and its place: line and column of the script, or the option.
@@ -116,6 +121,7 @@ def prepare(
                 fields |= read_field(row, chosen[row.field], context)
     with _collect_failure(faults):
         fields |= _cpus(fields, chosen, unheeded)
+    fields["variables"] = path_variables(fields, environment, home)
     if faults:
         raise join_failures(faults + _directive_faults(fields, _sources(chosen, label)))
     by_script_alone = {field: setting for field, setting in from_script.items() if field not in typed}
@@ -152,14 +158,42 @@ def _directive_faults(fields: Mapping[str, Any], sources: Mapping[str, str]) -> 
 
     The controller, which knows the site's grammar, checks the directives of a request that is sent.
     """
-    from forebay.replica.grammar import DirectiveRejected, read_request
+    from forebay.replica.grammar import UNKNOWN_VARIABLES, DirectiveRejected, read_request
 
     try:
-        read_request(fields["script"], fields.get("bb") or "", fields.get("bbf") or "", directive="")
+        read_request(
+            fields["script"],
+            fields.get("bb") or "",
+            fields.get("bbf") or "",
+            directive="",
+            variables=UNKNOWN_VARIABLES,
+        )
     except DirectiveRejected as error:
         rejections = (error.rejection, *error.others)
         return [bad_input(one.sentence, one.remedy, place=locate(one.place, sources)) for one in rejections]
     return []
+
+
+def path_variables(
+    fields: Mapping[str, Any], environment: Mapping[str, str], home: str | None = None
+) -> dict[str, str]:
+    """Return the values of the variables in a request's directives, as far as they are set here.
+
+    The controller knows which variables the site permits. Only those that a directive names are sent.
+    """
+    head = itertools.takewhile(
+        lambda line: line.startswith("#") or not line.strip(), fields.get("script", "").split("\n")
+    )
+    text = "\n".join([*head, fields.get("bb") or "", fields.get("bbf") or ""])
+    if "$" not in text:
+        return {}
+    from forebay.replica.grammar import variable_names
+
+    found = {name: environment[name] for name in variable_names(text) if name in environment}
+    if home is not None and "HOME" in found:
+        found["HOME"] = home
+    fits = {name: value for name, value in found.items() if value and _is_text(value) and len(value) <= PATH_BYTES_MAX}
+    return dict(itertools.islice(fits.items(), PATH_VARIABLES_MAX))
 
 
 def _ignored_view(one: IgnoredOption) -> str:

@@ -211,7 +211,7 @@ end
 local function listed(values, between) return table.concat(values, between or ", ") end
 
 local function read_options(words, from, keys)
-  local found = {}
+  local found, is_literal = {}, false
   for index = from, #words do
     local word = words[index]
     local key, text = word.text:match("^([^=]*)=(.*)$")
@@ -225,8 +225,9 @@ local function read_options(words, from, keys)
     if is_among(key, keys) then
       if found[key] then refuse(word, key .. "= is written twice", "write it once") end
       if text == "" then refuse(word, key .. "= is empty", "write a value after " .. key .. "=", #key + 1) end
-      found[key] = { word = word, text = text, offset = #key + 1 }
+      found[key] = { word = word, text = text, offset = #key + 1, is_literal = is_literal }
     end
+    is_literal = is_literal or word.text:find("\\\\", 1, true) ~= nil
   end
   return found
 end
@@ -329,13 +330,72 @@ end
 
 local function literal(text) return starts(text, "\\\\") and text:sub(3) or text end
 
-local function check_outside(value, site)
-  local path = literal(value.text)
-  if starts(path, "%d/") then path = "/" .. path end
-  local fault = path_fault(path, site)
-  if fault then
-    refuse_value(value, "the path " .. fault, "write an absolute path without .. (%d is the working directory)")
+-- The value of the variable at byte `at` of a path, and the byte after the variable; nil if none is there.
+local function value_at(value, text, at, site)
+  local last, name = select(2, text:find("^%${([A-Za-z_][A-Za-z0-9_]*)}", at))
+  if not name then last, name = select(2, text:find("^%$([A-Za-z_][A-Za-z0-9_]*)", at)) end
+  if not name then
+    if text:sub(at + 1, at + 1) == "{" then
+      refuse_value(value, quote(text:sub(at)) .. " is not a variable", "write for example ${USER}", at - 1)
+    end
+    return nil
   end
+  if starts(name, "DW_") or starts(name, site.whole_buffer) then
+    refuse_value(value, "$" .. name:sub(1, SHOWN_BYTES) .. " is a path in a buffer, and cannot be used here",
+      "write a path outside the buffers", at - 1)
+  end
+  local known = site.path_variables[name]
+  if known == nil then
+    local names = {}
+    for one in pairs(site.path_variables) do names[#names + 1] = "$" .. one end
+    table.sort(names)
+    refuse_value(value, "the variable $" .. name:sub(1, SHOWN_BYTES) .. " is not permitted in paths on this cluster",
+      "use one of " .. listed(names), at - 1)
+  end
+  if not known then
+    refuse_value(value, "$" .. name .. " is taken from the environment of a submit, which Slurm does not pass on",
+      "write the path itself, or ask an operator to set PathVariables=" .. name .. "=/DIRECTORY/%u", at - 1)
+  end
+  if at == 1 and not starts(known, "/") then
+    refuse_value(value, "$" .. name .. " is not an absolute path", "write ./$" .. name .. " for a path in the working directory")
+  end
+  return known, last + 1
+end
+
+-- The path of an option with its variables replaced, from byte `from` on.
+local function expand(value, from, site)
+  if value.is_literal then return starts(value.text, "\\\\") and value.text or "\\\\" .. value.text end
+  local stop = value.text:find("\\\\", 1, true)
+  local text, pieces, after = value.text:sub(1, stop and stop - 1), {}, 1
+  local at = text:find("$", from, true)
+  while at do
+    local known, following = value_at(value, text, at, site)
+    if known then
+      pieces[#pieces + 1] = text:sub(after, at - 1) .. known
+      after = following
+    end
+    at = text:find("$", known and following or at + 1, true)
+  end
+  return listed(pieces, "") .. value.text:sub(after)
+end
+
+-- The path of an option outside the buffers: absolute, or beginning with %d, the working directory.
+local function read_outside(value, site)
+  local path = expand(value, 1, site)
+  local is_below = path == "%d" or starts(path, "%d/")
+  if not is_below and not starts(literal(path), "/") then
+    if starts(path, "%d") then
+      refuse_value(value, "the path " .. quote(path) .. " continues %d without a slash", "write %d/ before the rest")
+    end
+    if starts(path, "~") then refuse_value(value, "the path starts with ~, which is not replaced", "write the path itself") end
+    while starts(path, "./") do path = path:sub(3):gsub("^/+", "") end
+    path, is_below = "%d/" .. (path == "." and "" or path), true
+  end
+  local fault = path_fault(is_below and "/" .. path or literal(path), site)
+  if fault then
+    refuse_value(value, "the path " .. fault, "write an absolute path, or one in the working directory, without ..")
+  end
+  return path
 end
 
 local function variable_of(path)
@@ -348,21 +408,23 @@ local function is_persistent(name, site)
   return starts(name, site.persistent_prefix) and #name > #site.persistent_prefix
 end
 
-local function check_inside(value, site, is_file)
-  local path = literal(value.text)
+local function read_inside(value, site, is_file)
+  local whole = expand(value, #value.text:match("^[^/]*") + 1, site)
+  local path = literal(whole)
   local name, rest = variable_of(path)
   if not name or not (is_among(name, site.variables) or is_persistent(name, site)) then
     refuse_value(value, quote(path) .. " is not on the buffer", "start it with one of $" .. listed(site.variables, ", $"))
   end
   local fault = path_fault("/" .. rest, site)
   if fault then refuse_value(value, "the path " .. fault, "write a path below the variable, without ..") end
-  if rest:find("[^/]") then return end
+  if rest:find("[^/]") then return whole end
   if is_file then
     refuse_value(value, quote(path) .. " is the root of the buffer, not a file", "add the file's name, or write type=directory")
   end
   if name == site.whole_buffer then
     refuse_value(value, quote(path) .. " also holds directories of Forebay", "write $DW_JOB_STRIPED for the root of the buffer")
   end
+  return whole
 end
 
 local function read_stage(words, asked, site)
@@ -377,20 +439,22 @@ local function read_stage(words, asked, site)
   if not is_among(kind, site.transfer_types) then
     refuse_value(options.type, "the type of " .. stage .. " is " .. quote(kind), "write type=" .. listed(site.transfer_types, ", type="))
   end
-  local inside
+  local inside, source, destination
   if kind == "list" then
-    check_outside(options.source, site)
+    source = read_outside(options.source, site)
     if stage == "stage_out" then
-      check_outside(options.destination, site)
+      destination = read_outside(options.destination, site)
     else
-      check_inside(options.destination, site)
+      destination = read_inside(options.destination, site)
       inside = options.destination
     end
+  elseif stage == "stage_in" then
+    inside = options.destination
+    source, destination = read_outside(options.source, site), read_inside(inside, site)
   else
-    local outside = stage == "stage_in" and options.source or options.destination
-    inside = stage == "stage_in" and options.destination or options.source
-    check_outside(outside, site)
-    check_inside(inside, site, kind == "file" and stage == "stage_out")
+    inside = options.source
+    destination = read_outside(options.destination, site)
+    source = read_inside(inside, site, kind == "file")
   end
   asked.count[stage] = (asked.count[stage] or 0) + 1
   if asked.count[stage] > site.limits.transfers then
@@ -404,7 +468,7 @@ local function read_stage(words, asked, site)
   if kind ~= "list" or stage == "stage_out" then
     local outside = stage == "stage_in" and options.source or options.destination
     asked.copies[#asked.copies + 1] = {
-      outgoing = stage == "stage_out", kind = kind, source = options.source.text, destination = options.destination.text,
+      outgoing = stage == "stage_out", kind = kind, source = source, destination = destination,
       at = kind == "list" and options.source.word or outside.word,
     }
   end

@@ -96,6 +96,7 @@ def test_a_plain_script_gets_the_defaults() -> None:
         "signal": None,
         "ignored_options": (),
         "if_defined": (),
+        "variables": {},
     }
 
 
@@ -261,3 +262,29 @@ def test_places_of_the_server_become_those_that_the_user_knows(
     script: str, given: dict[str, Any], place: str, expected: str
 ) -> None:
     assert locate(place, prepared(script, **given).sources) == expected
+
+
+def test_only_variables_of_directives_that_are_set_here_are_sent() -> None:
+    script = (
+        b"#!/bin/sh\n#DW jobdw capacity=1GiB\n"
+        b"#DW stage_in type=file source=$HOME/${SCRATCH}x/$UNSET/$ODD destination=$DW_JOB_STRIPED/x\n"
+        b"echo $LANG\n#DW $PATH\n"
+    )
+    environment = {"HOME": "/home/dana", "SCRATCH": "s", "LANG": "C", "PATH": "/bin", "ODD": "\udc80", "BBF": "b"}
+
+    def sent(home: str | None) -> dict[str, str]:
+        found = prepare(
+            script, "job.sh", {"bb": "capacity=$BBF"}, directory=Path("/"), environment=environment, home=home, now=NOW
+        ).fields["variables"]
+        assert isinstance(found, dict)
+        return found
+
+    assert sent(None) == {"HOME": "/home/dana", "SCRATCH": "s", "BBF": "b"}
+    # A job of another user: that user's home, if it is known here.
+    assert sent("/home/erin")["HOME"] == "/home/erin" and "HOME" not in sent("")
+
+
+def test_a_client_that_does_not_send_a_request_leaves_its_variables_to_the_controller() -> None:
+    line = "#DW stage_in type=file source=$NAME/a destination=$DW_JOB_STRIPED/x"
+    failure = refused(f"#!/bin/sh\n#SBATCH --time=never\n#DW jobdw capacity=1GiB\n{line}\n")
+    assert not failure.others
