@@ -73,9 +73,11 @@ def resolve_array(
     if not request.output:
         request = replace(request, output=DEFAULT_OUTPUT)
     transfers = () if request.buffer is None else request.buffer.stage_in + request.buffer.stage_out
-    differs = "%" in request.output or any("%" in transfer.outside + transfer.inside for transfer in transfers)
+    differs = "%" in request.output or any(
+        "%" in transfer.outside + transfer.inside + transfer.pattern for transfer in transfers
+    )
     texts = len(request.output) + len(request.workdir)
-    texts += sum(len(transfer.outside) + len(transfer.inside) for transfer in transfers)
+    texts += sum(len(transfer.outside) + len(transfer.inside) + len(transfer.pattern) for transfer in transfers)
     if differs and texts * len(tasks) > limits.ARRAY_ENTRY_BYTES_MAX:
         raise _array_too_large(f"the paths of its {len(tasks)} tasks take at least {texts * len(tasks)} bytes")
     made = []

@@ -16,11 +16,12 @@ from forebay.replica.decide.checks import (
     RejectionError,
     check_beneath,
     check_inside,
+    check_path,
     expand,
     names_remedy,
     require,
 )
-from forebay.replica.grammar import find_overlap, with_file_name
+from forebay.replica.grammar import find_overlap, match_literally, with_file_name
 from forebay.replica.messages import commands as c
 from forebay.replica.model import (
     NATIVE,
@@ -406,14 +407,23 @@ def _resolve_paths(state: Facts, request: JobRequest, asked: BufferRequest, job_
             outside = expand(transfer.outside, request, job_id, place)
             inside = expand(transfer.inside, request, job_id, place)
             check_inside(inside, place)
-            if outside is not transfer.outside or inside is not transfer.inside:
-                transfer = Transfer(transfer.kind, outside, inside)
+            pattern = _resolve_pattern(request, transfer.pattern, job_id, place) if transfer.pattern else ""
+            if outside is not transfer.outside or inside is not transfer.inside or pattern != transfer.pattern:
+                transfer = Transfer(transfer.kind, outside, inside, pattern)
             transfer = with_file_name(transfer, outgoing=outgoing)
             check_beneath(roots, request.user, transfer.outside, key, place)
             transfers.append((transfer, place))
         require(find_overlap(transfers, asked.lists, outgoing=outgoing))
         moved[stage] = tuple(transfer for transfer, _ in transfers)
     return replace(asked, stage_in=moved["stage_in"], stage_out=moved["stage_out"])
+
+
+def _resolve_pattern(request: JobRequest, pattern: str, job_id: int | str, place: str) -> str:
+    """Return a pattern with its symbols replaced; their values match themselves."""
+    named = replace(request, name=match_literally(request.name), workdir=match_literally(request.workdir))
+    found = expand(pattern, named, job_id, place)
+    check_path("/" + found, place)
+    return found
 
 
 def _resolve_pool(state: Facts, asked: BufferRequest, swap_bytes: int) -> tuple[str, int]:

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from forebay.replica.grammar.variables import (
         UNKNOWN_VARIABLES,
         PathVariables,
+        is_pattern,
+        match_literally,
         path_variable_table,
         variable_names,
     )

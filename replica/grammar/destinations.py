@@ -24,7 +24,7 @@ Parts = tuple[str, ...]
 
 
 class TransferPaths(NamedTuple):
-    """A transfer with its paths split into parts; `source` is empty for a list, whose sources are in a file."""
+    """A transfer with its paths split into parts; `source` is empty for a list and for a pattern."""
 
     is_file: bool
     source: Parts
@@ -41,7 +41,7 @@ def with_file_name(transfer: Transfer, *, outgoing: bool) -> Transfer:
     """
     source, destination = (transfer.inside, transfer.outside) if outgoing else (transfer.outside, transfer.inside)
     is_root = not outgoing and not split_inside(destination)[1].strip("/")
-    if transfer.kind is not TransferKind.FILE or not (destination.endswith("/") or is_root):
+    if transfer.pattern or transfer.kind is not TransferKind.FILE or not (destination.endswith("/") or is_root):
         return transfer
     named = f"{destination.rstrip('/')}/{source.rstrip('/').rpartition('/')[2]}"
     return Transfer(transfer.kind, *((named, source) if outgoing else (source, named)))
@@ -108,6 +108,10 @@ def find_overlap_in(request: BufferRequest) -> Rejection | None:
 def _copy(transfer: Transfer, place: str, *, outgoing: bool) -> TransferPaths:
     outside, inside = _outside_parts(transfer.outside), _inside_parts(transfer.inside)
     is_file = transfer.kind is TransferKind.FILE
+    if transfer.pattern:
+        # Its files are unknown until the agent has read the directories, like those of a list.
+        into = outside if outgoing else inside
+        return TransferPaths(False, (), into, transfer.outside if outgoing else transfer.inside, place)
     if outgoing:
         return TransferPaths(is_file, inside, outside, transfer.outside, place)
     return TransferPaths(is_file, outside, inside, transfer.inside, place)

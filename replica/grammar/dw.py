@@ -19,6 +19,7 @@ from forebay.replica.grammar.values import (
     read_pool,
     read_type,
 )
+from forebay.replica.grammar.variables import split_pattern
 from forebay.replica.model import CHOICE_KEYS, CHOOSABLE, LINKS, ListTransfer, Transfer, TransferKind
 from forebay.replica.values import RejectionCode
 
@@ -129,13 +130,23 @@ def _read_stage(verb: DirectiveWord, rest: tuple[DirectiveWord, ...], builder: R
     if kind.text == "list":
         _read_list(stage, verb, source, destination, builder)
     else:
-        paths = builder.paths
-        path = paths.outside(outside)
-        within = paths.inside(inside, is_file=kind.text == "file" and stage == "stage_out")
         which = TransferKind.FILE if kind.text == "file" else TransferKind.DIRECTORY
-        builder.move(stage, verb, Transfer(which, path, within), outside.word, inside.word)
+        builder.move(stage, verb, _read_move(stage, which, source, destination, builder), outside.word, inside.word)
     _read_choices(stage, known, builder)
     builder.pass_on(stage, options.others)
+
+
+def _read_move(
+    stage: str, kind: TransferKind, source: OptionValue, destination: OptionValue, builder: RequestBuilder
+) -> Transfer:
+    """Return a transfer of a file or a directory, or of those that match a pattern."""
+    paths, named = builder.paths, split_pattern(source)
+    if stage == "stage_in":
+        outside, inside = paths.outside(source, named), paths.inside(destination)
+    else:
+        outside = paths.outside(destination)
+        inside = paths.inside(source, named, is_file=kind is TransferKind.FILE)
+    return Transfer(kind, outside, inside, "" if named is None else paths.pattern(source, named))
 
 
 CHOICES = {"backend": CHOOSABLE, "move": ("yes", "no"), "links": LINKS, "acls": ("yes", "no")}
@@ -173,6 +184,13 @@ def _read_list(
     stage: str, verb: DirectiveWord, source: OptionValue, destination: OptionValue, builder: RequestBuilder
 ) -> None:
     """Read a transfer of a list, which is a file outside. Files that it names go below the destination."""
+    named = split_pattern(source)
+    if named is not None:
+        raise source.rejection(
+            "the path of a list is a pattern, but one file holds the list",
+            "write type=file to stage what matches, or \\\\ before the path if it is the file's name",
+            named,
+        )
     path = builder.paths.outside(source)
     if stage == "stage_out":
         target = builder.paths.outside(destination)

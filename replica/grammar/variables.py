@@ -1,4 +1,4 @@
-"""Paths of transfers as directives write them: variables, and paths relative to the job's working directory.
+"""Paths of transfers as directives write them: variables, patterns, and paths in the job's working directory.
 
 `$USER` is the job's user, like the symbol `%u`. The site lists all other variables (`PathVariables`). An entry `NAME`
 is taken from the environment of the submit, whose client sends the value; an entry `NAME=/TEXT` is that text, with `%u`
@@ -8,11 +8,12 @@ for the user. No value comes from a server's environment, and the request record
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import msgspec
 
 from forebay.replica.grammar.lexer import DirectiveRejected
-from forebay.replica.grammar.paths import check_inside, check_outside
+from forebay.replica.grammar.paths import check_inside, check_outside, path_fault
 from forebay.replica.grammar.values import STOP, OptionValue
 from forebay.replica.model import DEFAULT_SITE, PERSISTENT_PREFIX, WHOLE_BUFFER
 from forebay.replica.values import PATH_BYTES_MAX, has_control_character
@@ -70,6 +71,34 @@ def _with_user(template: str) -> str:
     return USER_SYMBOL.join(_plain(part) for part in template.split(USER_SYMBOL))
 
 
+def split_pattern(value: OptionValue) -> int | None:
+    """Return the offset of the first part of a path with a pattern; None if it has none.
+
+    After two backslashes every character is itself.
+    """
+    if value.literal:
+        return None
+    at = 0
+    for part in value.text.partition(STOP)[0].split("/"):
+        if is_pattern(part):
+            return at
+        at += len(part) + 1
+    return None
+
+
+def is_pattern(part: str) -> bool:
+    """Return whether a part of a path may match other names: it has `*`, `?`, or a choice such as `[a-z]`."""
+    return "*" in part or "?" in part or 0 <= part.find("[") < part.rfind("]") - 1
+
+
+def match_literally(text: str) -> str:
+    """Return the pattern that matches a text only."""
+    return _SPECIAL.sub(r"[\g<0>]", text)
+
+
+_SPECIAL = re.compile(r"[*?\[]")
+
+
 class PathReader:
     """Reads the paths of one request; `used` has the values of the client that they contain."""
 
@@ -81,45 +110,71 @@ class PathReader:
         self._given = dict(variables.given)
         self.used: dict[str, str] = {}
 
-    def outside(self, value: OptionValue) -> str:
+    def outside(self, value: OptionValue, end: int | None = None) -> str:
         """Return a path outside the buffers: absolute, or beginning with WORKDIR.
+
+        With `end`, the offset of a pattern, it is the directory before the pattern.
 
         Raises:
             DirectiveRejected: the path is invalid; with line and column.
         """
-        path = self._expand(value, 0)
+        path = self._expand(value, 0, end)
         if not _is_absolute(path):
-            if path.startswith(WORKDIR):
+            if (path if end is None else value.text).startswith(WORKDIR):
                 raise value.rejection(
-                    f"the path {path[:48]!r} continues {WORKDIR} without a slash", f"write {WORKDIR}/ before the rest"
+                    f"the path {value.text[:48]!r} continues {WORKDIR} without a slash",
+                    f"write {WORKDIR}/ before the rest",
                 )
-            if path.startswith("~"):
+            if (path if end is None else value.text).startswith("~"):
                 raise value.rejection("the path starts with ~, which is not replaced", "write $HOME instead")
             path = f"{WORKDIR}/{_without_dots(path)}"
         check_outside(value.word, path, value.offset)
         return path
 
-    def inside(self, value: OptionValue, *, is_file: bool = False) -> str:
-        """Return a path in a buffer. `is_file`: the source of a transfer of one file.
+    def inside(self, value: OptionValue, end: int | None = None, *, is_file: bool = False) -> str:
+        """Return a path in a buffer. `is_file`: the source of a transfer of one file. `end` is as in `outside`.
 
         Raises:
             DirectiveRejected: the path is invalid; with line and column.
         """
         head = value.as_path.partition("/")[0]
-        path = self._expand(value, len(head) - len(value.as_path) + len(value.text))
-        check_inside(value.word, path, value.offset, is_file=is_file)
+        path = self._expand(value, len(head) - len(value.as_path) + len(value.text), end)
+        check_inside(value.word, path, value.offset, is_file=is_file and end is None)
         return path
 
-    def _expand(self, value: OptionValue, start: int) -> str:
-        """Return the path of an option with its variables replaced, from the offset `start` on."""
-        if "$" not in value.text[start:] or value.literal:
-            return value.as_path
-        head, stop, tail = value.text.partition(STOP)
-        pieces, at = [head[:start]], start
-        for found in _VARIABLE.finditer(head, start):
-            pieces += (head[at : found.start()], self._value(value, found))
+    def pattern(self, value: OptionValue, start: int) -> str:
+        """Return the pattern in a path, which begins at the offset `start`; the values of variables match themselves.
+
+        Raises:
+            DirectiveRejected: the pattern is invalid; with line and column.
+        """
+        head, _, tail = value.text.partition(STOP)
+        text = self._replace(value, head, start, match_literally) + _plain(match_literally(tail))
+        if start == 0 and text.startswith("/"):
+            raise value.rejection("the pattern begins in the value of a variable", "write a slash before it", start)
+        if "**" in text:
+            raise value.rejection(
+                "** is not supported: a pattern does not descend", "write * for each level, or type=directory", start
+            )
+        fault = path_fault("/" + text)
+        if fault is not None:
+            raise value.rejection(f"the pattern {fault}", "write a path below the directory, without ..")
+        return text
+
+    def _expand(self, value: OptionValue, start: int, end: int | None) -> str:
+        """Return the path of an option up to `end`, with its variables replaced from the offset `start` on."""
+        if value.literal or "$" not in value.text[start:end]:
+            return value.as_path[:end]
+        head, stop, tail = value.text[:end].partition(STOP)
+        return head[:start] + self._replace(value, head, start, str) + stop + tail
+
+    def _replace(self, value: OptionValue, text: str, start: int, quote: Callable[[str], str]) -> str:
+        """Return `text` from the offset `start` on, with its variables replaced by their quoted values."""
+        pieces, at = list[str](), start
+        for found in _VARIABLE.finditer(text, start):
+            pieces += (text[at : found.start()], quote(self._value(value, found)))
             at = found.end()
-        return "".join((*pieces, head[at:], stop, tail))
+        return "".join((*pieces, text[at:]))
 
     def _value(self, option: OptionValue, found: re.Match[str]) -> str:
         """Return the value of a variable, in which symbols are replaced later."""

@@ -216,6 +216,10 @@ class Transfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kind: TransferKind
     outside: str
     inside: str
+    pattern: str = ""
+    """Pattern of names below the source, such as `*/run-?.h5`. With it the destination is a directory, into which every
+    match goes under its last name; empty: the source itself is moved.
+    """
 
 
 class Buffer(msgspec.Struct, frozen=True, array_like=True, gc=False):

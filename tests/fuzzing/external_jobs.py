@@ -72,7 +72,8 @@ def make_external_job_case(random: Random) -> ExternalJobCase:
     space = f"{kind} {random.choice(('jobdw ', ''))}{' '.join(options)}"
     moves = []
     for _ in range(random.choice((0, 0, 1, 2))):
-        outside, inside = random.choice(PATHS[:3]), random.choice((PATHS[5], PATHS[5], PATHS[7], PATHS[8], PATHS[6]))
+        outside = random.choice((*PATHS[:3], *PATHS[:3], "in/a", "/in/$USER/*.h5", "/in/[ab]"))
+        inside = random.choice((PATHS[5], PATHS[5], PATHS[7], PATHS[8], PATHS[6], "$DW_JOB_STRIPED/*"))
         what = random.choice(("file", "file", "directory", "list"))
         choice = random.choice(("", "", " acls=yes", " links=follow", " backend=rsync", " colour=red", " # a comment"))
         if random.random() < 0.5:
@@ -137,7 +138,10 @@ def _overlap_of(request: BufferRequest) -> str:
             copies = []
             for each in transfers:
                 whole = Transfer(
-                    each.kind, expand_job_symbols(each.outside, job, 1), expand_job_symbols(each.inside, job, 1)
+                    each.kind,
+                    expand_job_symbols(each.outside, job, 1),
+                    expand_job_symbols(each.inside, job, 1),
+                    expand_job_symbols(each.pattern, job, 1),
                 )
                 copies.append((with_file_name(whole, outgoing=outgoing), next(places)))
             rejection = find_overlap(copies, lists, outgoing=outgoing)

@@ -25,7 +25,8 @@ TYPES: Final = ("scratch", "cache", "file", "directory", "list", "tape", "", "SC
 PATHS: Final = (
     "/in/a", "/in/%j/%u", "%d/x", "/a/../b", "a", "$DW_JOB_STRIPED/a", "${DW_JOB_PRIVATE}/o", "$DW_JOB_LDBALANCE/l",
     "$FOREBAY_JOB_DIR/f", "$DW_JOB_STRIPED", "$DW_JOB_STRIPED/", "$HOME/x", "./$USER/x", "~/a",
-    "%da", "/in/${USER}/$X", "b/c", "/a\\\\%j", "$DW_JOB_STRIPED/\\\\%x",
+    "%da", "/in/${USER}/$X", "b/c", "/in/*.h5", "$DW_JOB_STRIPED/[ab]?/x", "/in/**",
+    "/a\\\\%j", "$DW_JOB_STRIPED/\\\\%x",
     "\\\\/in/%a", "/", "//", "/in/" + "x" * 5000, "${DW_JOB_STRIPED/a", "$DW_JOB_STRIPED/../x",
 )  # fmt: skip
 KEYS: Final = (

@@ -1,4 +1,4 @@
-"""Transfer items of an order: one for each transfer and one for each line of its lists.
+"""Transfer items of an order: one for each transfer, match of a pattern, and line of a list.
 
 Roots and buffers are opened once and shared by the items; `OrderPaths` closes them.
 
@@ -30,13 +30,15 @@ from forebay.cluster.agent.files import (
     split,
     variable_of,
 )
-from forebay.cluster.agent.transfer import ItemKind, TransferFailed, TransferItem
+from forebay.cluster.agent.transfer import ItemKind, TransferFailed, TransferItem, is_absence
+from forebay.cluster.agent.worker.patterns import find_matches
 from forebay.cluster.system import closing
 from forebay.replica.model import (
     NO_CHOICE,
     NO_SPECIAL_TRANSFERS,
     ListTransfer,
     Order,
+    Transfer,
     TransferChoice,
     TransferKind,
     persistent_variable,
@@ -130,6 +132,8 @@ class Movement(NamedTuple):
     choice: TransferChoice = NO_CHOICE
     persistent: str = ""
     """Persistent buffer that is the destination; empty for the job's own buffer and for stage-out."""
+    is_match: bool = False
+    """Whether a pattern named it; its temporary files are then in the pattern's destination."""
 
 
 class OrderPaths:
@@ -186,9 +190,13 @@ def movements(order: Order, paths: OrderPaths, home: FileIdentity) -> list[Movem
         source, destination = transfer.outside, transfer.inside
         if outgoing:
             source, destination = destination, source
+        choice = special.choices[index] if special.choices else NO_CHOICE
+        if transfer.pattern:
+            with label_errors(stage, f"{source.rstrip('/')}/{transfer.pattern}", destination):
+                found += _matches(order, paths, home, transfer, choice)
+            continue
         with label_errors(stage, source, destination):
             item = _item(order, paths, home, _KINDS[transfer.kind], source, destination)
-        choice = special.choices[index] if special.choices else NO_CHOICE
         found.append(
             Movement(item, source, destination, choice, "" if outgoing else persistent_of(destination, order.uses))
         )
@@ -214,6 +222,39 @@ def _item(
     return TransferItem(
         kind, paths.outside(order.roots, source, order.stage), paths.inside(destination), source_barred=home
     )
+
+
+def _matches(
+    order: Order, paths: OrderPaths, home: FileIdentity, transfer: Transfer, choice: TransferChoice
+) -> Iterator[Movement]:
+    """Yield the movements of a pattern's matches: each goes into the destination, under its last name.
+
+    A stage-out without a match has one movement, whose source is missing: the transfer reports it after the others.
+    """
+    outgoing, kind = order.stage == "stage_out", _KINDS[transfer.kind]
+    source, destination = (transfer.inside, transfer.outside) if outgoing else (transfer.outside, transfer.inside)
+    whole = _item(order, paths, home, kind, source, destination)
+    try:
+        found = find_matches(
+            whole.source, transfer.pattern, directories=kind is ItemKind.DIRECTORY, barred=whole.source_barred
+        )
+    except PathRefused as error:
+        if not outgoing or not is_absence(error):
+            raise
+        found = []
+    if not found:
+        if not outgoing:
+            what = "directory" if kind is ItemKind.DIRECTORY else "file"
+            raise PathRefused(f"no {what} matches the pattern {transfer.pattern!r} in {whole.source.path}")
+        found = [split(transfer.pattern, transfer.pattern)]
+    persistent = "" if outgoing else persistent_of(destination, order.uses)
+    for match in found:
+        item = whole._replace(
+            source=whole.source._replace(parts=(*whole.source.parts, *match)),
+            destination=whole.destination._replace(parts=(*whole.destination.parts, match[-1])),
+        )
+        shown = "/".join((source.rstrip("/"), *match))
+        yield Movement(item, shown, f"{destination.rstrip('/')}/{match[-1]}", choice, persistent, is_match=True)
 
 
 def _list_movements(

@@ -73,7 +73,8 @@ def expected_orphans(order: Order) -> Orphans:
     found: dict[str, None] = {}
     for transfer in order.transfers:
         path = transfer.outside if outgoing else transfer.inside
-        found[path if transfer.kind is TransferKind.DIRECTORY else posixpath.dirname(path.rstrip("/"))] = None
+        is_directory = transfer.pattern or transfer.kind is TransferKind.DIRECTORY
+        found[path if is_directory else posixpath.dirname(path.rstrip("/"))] = None
     for listed in special.lists:
         found[listed.destination] = None
     if not outgoing:

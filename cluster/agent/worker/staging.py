@@ -129,11 +129,13 @@ class Claims:
         """
         return self._claim((directory, ()), os.dup(directory), shown)
 
-    def stage(self, item: TransferItem, workspace: Workspace, *, outgoing: bool = False) -> TransferItem:
+    def stage(
+        self, item: TransferItem, workspace: Workspace, *, outgoing: bool = False, above: bool = False
+    ) -> TransferItem:
         """Return the item with the staging directory of its destination, creating the destination if necessary.
 
         Checks the source first, so that a missing source creates no directory. With `outgoing`, the transfer itself
-        reports a missing source.
+        reports a missing source. With `above`, the staging directory of a directory is beside it, as that of a file is.
 
         Raises:
             TransferFailed: The source cannot be read.
@@ -149,14 +151,15 @@ class Claims:
                 return item
             raise
         destination, barred = item.destination, item.destination_barred
-        parts = destination.parts if item.kind is ItemKind.DIRECTORY else destination.parts[:-1]
+        within = item.kind is ItemKind.DIRECTORY and not above
+        parts = destination.parts if within else destination.parts[:-1]
         key = (destination.anchor, parts)
         known = self._claimed.get(key)
+        if item.kind is ItemKind.DIRECTORY and (known is None or above):
+            make_top(item, workspace)
         if known is None:
             if item.kind is ItemKind.FILE and not destination.parts:
                 return item
-            if item.kind is ItemKind.DIRECTORY:
-                make_top(item, workspace)
             target = Target(os.dup(destination.anchor), destination.shown, parts)
             with open_target(target, forbidden=barred, create=True) as directory:
                 staging = self._claim(key, os.dup(directory), target.path)
@@ -514,7 +517,9 @@ def _run(
                 if inside:
                     items.append(item._replace(staging=own))
                 else:
-                    items.append(claims.stage(item, run.context.workspace, outgoing=options.outgoing))
+                    items.append(
+                        claims.stage(item, run.context.workspace, outgoing=options.outgoing, above=move.is_match)
+                    )
         try:
             # Wait only now: a newer attempt ordered after this moment finds the claims.
             run.await_order()

@@ -362,11 +362,26 @@ local function value_at(value, text, at, site)
   return known, last + 1
 end
 
--- The path of an option with its variables replaced, from byte `from` on.
-local function expand(value, from, site)
+-- The first byte of the first part of a path with a pattern; nil if it has none.
+local function pattern_of(value)
+  if value.is_literal then return nil end
+  local stop, at = value.text:find("\\\\", 1, true), 1
+  local text = value.text:sub(1, stop and stop - 1)
+  while at <= #text do
+    local part = text:match("^[^/]*", at)
+    local first = part:find("[", 1, true)
+    if part:find("[*?]") or first and #(part:match("^.*%]") or "") > first + 1 then return at end
+    at = at + #part + 1
+  end
+  return nil
+end
+
+-- The path of an option up to byte `last`, with its variables replaced from byte `from` on.
+local function expand(value, from, last, site)
   if value.is_literal then return starts(value.text, "\\\\") and value.text or "\\\\" .. value.text end
-  local stop = value.text:find("\\\\", 1, true)
-  local text, pieces, after = value.text:sub(1, stop and stop - 1), {}, 1
+  local whole = value.text:sub(1, last)
+  local stop = whole:find("\\\\", 1, true)
+  local text, pieces, after = whole:sub(1, stop and stop - 1), {}, 1
   local at = text:find("$", from, true)
   while at do
     local known, following = value_at(value, text, at, site)
@@ -376,18 +391,19 @@ local function expand(value, from, site)
     end
     at = text:find("$", known and following or at + 1, true)
   end
-  return listed(pieces, "") .. value.text:sub(after)
+  return listed(pieces, "") .. whole:sub(after)
 end
 
 -- The path of an option outside the buffers: absolute, or beginning with %d, the working directory.
-local function read_outside(value, site)
-  local path = expand(value, 1, site)
+local function read_outside(value, site, last)
+  local path = expand(value, 1, last, site)
   local is_below = path == "%d" or starts(path, "%d/")
   if not is_below and not starts(literal(path), "/") then
-    if starts(path, "%d") then
-      refuse_value(value, "the path " .. quote(path) .. " continues %d without a slash", "write %d/ before the rest")
+    local written = last and value.text or path
+    if starts(written, "%d") then
+      refuse_value(value, "the path " .. quote(written) .. " continues %d without a slash", "write %d/ before the rest")
     end
-    if starts(path, "~") then refuse_value(value, "the path starts with ~, which is not replaced", "write the path itself") end
+    if starts(written, "~") then refuse_value(value, "the path starts with ~, which is not replaced", "write the path itself") end
     while starts(path, "./") do path = path:sub(3):gsub("^/+", "") end
     path, is_below = "%d/" .. (path == "." and "" or path), true
   end
@@ -408,8 +424,8 @@ local function is_persistent(name, site)
   return starts(name, site.persistent_prefix) and #name > #site.persistent_prefix
 end
 
-local function read_inside(value, site, is_file)
-  local whole = expand(value, #value.text:match("^[^/]*") + 1, site)
+local function read_inside(value, site, is_file, last)
+  local whole = expand(value, #value.text:match("^[^/]*") + 1, last, site)
   local path = literal(whole)
   local name, rest = variable_of(path)
   if not name or not (is_among(name, site.variables) or is_persistent(name, site)) then
@@ -427,6 +443,22 @@ local function read_inside(value, site, is_file)
   return whole
 end
 
+-- Check the pattern of a path, which begins at byte `first`.
+local function read_pattern(value, first, site)
+  local stop = value.text:find("\\\\", first, true)
+  local tail = stop and value.text:sub(stop + 2) or ""
+  local text = expand({ word = value.word, offset = value.offset, text = value.text:sub(1, stop and stop - 1) }, first, nil, site)
+  text = text:sub(first) .. tail
+  if first == 1 and starts(text, "/") then
+    refuse_value(value, "the pattern begins in the value of a variable", "write a slash before it", first - 1)
+  end
+  if value.text:sub(first, stop and stop - 1):find("**", 1, true) then
+    refuse_value(value, "** is not supported: a pattern does not descend", "write * for each level, or type=directory", first - 1)
+  end
+  local fault = path_fault("/" .. text, site)
+  if fault then refuse_value(value, "the pattern " .. fault, "write a path below the directory, without ..") end
+end
+
 local function read_stage(words, asked, site)
   local verb, stage = words[1], words[1].text
   local options = read_options(words, 2, site.stage_keys)
@@ -440,7 +472,12 @@ local function read_stage(words, asked, site)
     refuse_value(options.type, "the type of " .. stage .. " is " .. quote(kind), "write type=" .. listed(site.transfer_types, ", type="))
   end
   local inside, source, destination
+  local first = pattern_of(options.source)
   if kind == "list" then
+    if first then
+      refuse_value(options.source, "the path of a list is a pattern, but one file holds the list",
+        "write type=file to stage what matches", first - 1)
+    end
     source = read_outside(options.source, site)
     if stage == "stage_out" then
       destination = read_outside(options.destination, site)
@@ -450,12 +487,14 @@ local function read_stage(words, asked, site)
     end
   elseif stage == "stage_in" then
     inside = options.destination
-    source, destination = read_outside(options.source, site), read_inside(inside, site)
+    source = read_outside(options.source, site, first and first - 1)
+    destination = read_inside(inside, site)
   else
     inside = options.source
     destination = read_outside(options.destination, site)
-    source = read_inside(inside, site, kind == "file")
+    source = read_inside(inside, site, kind == "file" and not first, first and first - 1)
   end
+  if first then read_pattern(options.source, first, site) end
   asked.count[stage] = (asked.count[stage] or 0) + 1
   if asked.count[stage] > site.limits.transfers then
     refuse(verb, "there are more than " .. integer(site.limits.transfers) .. " " .. stage .. " directives",
@@ -468,8 +507,8 @@ local function read_stage(words, asked, site)
   if kind ~= "list" or stage == "stage_out" then
     local outside = stage == "stage_in" and options.source or options.destination
     asked.copies[#asked.copies + 1] = {
-      outgoing = stage == "stage_out", kind = kind, source = source, destination = destination,
-      at = kind == "list" and options.source.word or outside.word,
+      outgoing = stage == "stage_out", kind = first and "list" or kind, source = source, destination = destination,
+      at = kind == "list" and options.source.word or outside.word, is_listed = kind == "list",
     }
   end
   for _, key in ipairs(site.choice_keys) do
@@ -554,7 +593,7 @@ local function check_overlaps(copies, site)
   local at = { [true] = {}, [false] = {} }
   local known = {}
   for number, copy in ipairs(copies) do
-    copy.number = copy.kind == "list" and number + #copies or number -- Forebay has lists after the others
+    copy.number = copy.is_listed and number + #copies or number -- Forebay has lists after the others
     if is_known(copy, site) then known[#known + 1] = copy end
   end
   -- What lies in a directory comes after it.

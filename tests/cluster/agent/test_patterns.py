@@ -1,0 +1,158 @@
+"""Patterns of transfers on a node: what matches, what does not, and what may not be matched."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from forebay.cluster.agent.files import PathRefused, Target, identity_of
+from forebay.cluster.agent.transfer import TransferFailed
+from forebay.cluster.agent.worker import patterns
+from forebay.cluster.agent.worker.orphans import expected_orphans
+from forebay.cluster.agent.worker.patterns import find_matches
+from forebay.cluster.system import closing, open_directory
+from forebay.replica.model import Transfer, TransferChoice, TransferKind
+from tests.cluster.agent.test_staging import Bench, bench, tree_of
+
+__all__ = ["bench"]
+
+FILE, DIRECTORY = TransferKind.FILE, TransferKind.DIRECTORY
+
+
+def made(top: Path, *names: str) -> Path:
+    for name in names:
+        path = top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("/"):
+            path.mkdir(exist_ok=True)
+        else:
+            path.write_text(name)
+    return top
+
+
+def matches(top: Path, pattern: str, *, directories: bool = False, barred: Path | None = None) -> list[str]:
+    with closing(open_directory(top)) as anchor:
+        home = None
+        if barred is not None:
+            with closing(open_directory(barred)) as other:
+                home = identity_of(other)
+        found = find_matches(Target(anchor, str(top), ()), pattern, directories=directories, barred=home)
+        os.fstat(anchor)  # it stays open
+    return ["/".join(match) for match in found]
+
+
+def test_matches_are_sorted_and_hidden_names_only_match_a_dot(tmp_path: Path) -> None:
+    made(tmp_path, "b.h5", "a.h5", "é.h5", "c.txt", ".d.h5", "[x].h5", "dir.h5/", "sub/e.h5")
+    assert matches(tmp_path, "*.h5") == ["[x].h5", "a.h5", "b.h5", "é.h5"]
+    assert matches(tmp_path, ".*.h5") == [".d.h5"]
+    assert matches(tmp_path, "?.h5") == ["a.h5", "b.h5", "é.h5"]
+    assert matches(tmp_path, "[!a]*.h5") == ["[x].h5", "b.h5", "é.h5"]
+    assert matches(tmp_path, "[[]x].h5") == ["[x].h5"]
+    assert matches(tmp_path, "*/*.h5") == ["sub/e.h5"]
+    assert matches(tmp_path, "s?b/e.h5") == ["sub/e.h5"]
+    assert matches(tmp_path, "*.h5", directories=True) == ["dir.h5"]
+    assert matches(tmp_path, "none*/x") == matches(tmp_path, "c.*/x") == []
+
+
+def test_a_match_never_lies_behind_a_link_and_a_link_is_what_it_leads_to(tmp_path: Path) -> None:
+    outside = made(tmp_path / "outside", "secret.h5")
+    top = made(tmp_path / "top", "a/x.h5", "b.h5")
+    (top / "link").symlink_to(outside)
+    (top / "other.h5").symlink_to("b.h5")
+    (top / "gone.h5").symlink_to("nowhere")
+    (top / "dir.h5").symlink_to("a")
+    os.mkfifo(top / "pipe.h5")
+    assert matches(top, "*/*.h5") == ["a/x.h5"]
+    assert matches(top, "link/secret.?5") == []
+    assert matches(top, "*.h5") == ["b.h5", "other.h5"]
+    assert matches(top, "*", directories=True) == ["a", "dir.h5", "link"]
+
+
+def test_the_agents_own_directory_is_not_searched(tmp_path: Path) -> None:
+    made(tmp_path, "home/key.h5", "data/a.h5")
+    assert matches(tmp_path, "*/*.h5", barred=tmp_path / "home") == ["data/a.h5"]
+
+
+def test_two_matches_with_one_name_are_rejected(tmp_path: Path) -> None:
+    made(tmp_path, "a/x", "b/x")
+    with pytest.raises(PathRefused, match="a/x and b/x would both become 'x'"):
+        matches(tmp_path, "*/x")
+
+
+def test_matches_and_names_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(tmp_path, *(f"{number}" for number in range(5)))
+    monkeypatch.setattr(patterns, "MATCHES_MAX", 4)
+    with pytest.raises(PathRefused, match="more than 4 names match"):
+        matches(tmp_path, "*")
+    assert matches(tmp_path, "[0-3]") == ["0", "1", "2", "3"]
+    monkeypatch.setattr(patterns, "NAMES_READ_MAX", 4)
+    with pytest.raises(PathRefused, match="more than 4 names below"):
+        matches(tmp_path, "[0-3]")
+
+
+def test_a_pattern_takes_no_exponential_time(tmp_path: Path) -> None:
+    made(tmp_path, "a" * 200)
+    started = time.monotonic()
+    assert matches(tmp_path, "*a" * 100 + "b") == []
+    assert time.monotonic() - started < 60
+
+
+def test_stage_in_puts_every_match_into_the_destination(bench: Bench) -> None:
+    made(bench.outside, "run/a.h5", "run/b.h5", "run/c.txt", "trees/one/x", "trees/two/y", "trees/no")
+    bench.stage_in(
+        Transfer(FILE, f"{bench.outside}/run/", "$DW_JOB_STRIPED/data", "*.h5"),
+        Transfer(DIRECTORY, str(bench.outside), "$DW_JOB_STRIPED", "tr*/*"),
+    )
+    assert tree_of(bench.buffer / "striped") == {
+        "data": None,
+        "data/a.h5": b"run/a.h5",
+        "data/b.h5": b"run/b.h5",
+        "one": None,
+        "one/x": b"trees/one/x",
+        "two": None,
+        "two/y": b"trees/two/y",
+    }
+
+
+def test_stage_in_without_a_match_fails_with_the_pattern(bench: Bench) -> None:
+    made(bench.outside, "run/a.txt")
+    with pytest.raises(TransferFailed, match=r"no file matches the pattern '\*.h5' in .*/run"):
+        bench.stage_in(Transfer(FILE, f"{bench.outside}/run", "$DW_JOB_STRIPED", "*.h5"))
+    with pytest.raises(TransferFailed, match=r"source=.*none/\*.h5.*none does not exist"):
+        bench.stage_in(Transfer(FILE, f"{bench.outside}/none", "$DW_JOB_STRIPED", "*.h5"))
+
+
+def test_stage_out_moves_matches_and_reports_a_pattern_without_any_after_the_others(bench: Bench) -> None:
+    striped = made(bench.fill(), "a.h5", "b.h5", "c.txt", "run-1/x", "run-2/y", "run-3")
+    out = bench.outside / "out"
+    every = [
+        Transfer(FILE, f"{out}/", "$DW_JOB_STRIPED/", "*.h5"),
+        Transfer(DIRECTORY, f"{out}/runs", "$DW_JOB_STRIPED", "run-*"),
+    ]
+    bench.stage_out(*every, choices=(TransferChoice(move=True), TransferChoice()))
+    expected = {
+        "a.h5": b"a.h5", "b.h5": b"b.h5", "runs": None, "runs/run-1": None, "runs/run-1/x": b"run-1/x",
+        "runs/run-2": None, "runs/run-2/y": b"run-2/y",
+    }  # fmt: skip
+    assert tree_of(out) == expected
+    assert not (striped / "a.h5").exists() and (striped / "run-1" / "x").exists()
+    none = Transfer(FILE, f"{out}/none", "$DW_JOB_STRIPED", "*.zip")
+    also = Transfer(FILE, f"{out}/text", "$DW_JOB_STRIPED", "*.txt")
+    with pytest.raises(TransferFailed, match=r"\*.zip"):
+        bench.stage_out(none, also)
+    assert (out / "text" / "c.txt").read_bytes() == b"c.txt"
+    done = bench.stage_out(none, also, partial=True)
+    assert done.receipt is not None and done.files == 1
+
+
+def test_temporary_files_of_a_pattern_are_in_its_destination(bench: Bench) -> None:
+    made(bench.fill(), "run-1/x")
+    transfer = Transfer(DIRECTORY, f"{bench.outside}/runs", "$DW_JOB_STRIPED", "run-*")
+    files = Transfer(FILE, f"{bench.outside}/files", "$DW_JOB_STRIPED", "*")
+    order = bench.order(transfer, files)
+    left = expected_orphans(replace(order, stage="stage_out"))
+    assert left.directories == (f"{bench.outside}/runs", f"{bench.outside}/files")
