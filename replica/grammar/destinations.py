@@ -108,7 +108,7 @@ def find_overlap_in(request: BufferRequest) -> Rejection | None:
 def _copy(transfer: Transfer, place: str, *, outgoing: bool) -> TransferPaths:
     outside, inside = _outside_parts(transfer.outside), _inside_parts(transfer.inside)
     is_file = transfer.kind is TransferKind.FILE
-    if transfer.pattern:
+    if transfer.pattern or (transfer.kind is TransferKind.EITHER and transfer.outside.endswith("/") and outgoing):
         # Its files are unknown until the agent has read the directories, like those of a list.
         into = outside if outgoing else inside
         return TransferPaths(False, (), into, transfer.outside if outgoing else transfer.inside, place)

@@ -17,7 +17,6 @@ from forebay.replica.grammar.values import (
     read_options,
     read_persistent_name,
     read_pool,
-    read_type,
 )
 from forebay.replica.grammar.variables import split_pattern
 from forebay.replica.model import CHOICE_KEYS, CHOOSABLE, LINKS, ListTransfer, Transfer, TransferKind
@@ -26,6 +25,10 @@ from forebay.replica.values import RejectionCode
 VERBS = ("jobdw", "persistentdw", "swap", *STAGES)
 SPACE_KEYS = ("capacity", "pool", "type", "access_mode", "pfs")
 STAGE_KEYS = ("type", "source", "destination", *CHOICE_KEYS)
+COPIES = {"copy_in": "stage_in", "copy_out": "stage_out"}
+"""Rabbit's directives, with those that they become."""
+
+COPY_KEYS = ("source", "destination", "profile", *CHOICE_KEYS)
 TRANSFER_TYPES = ("file", "directory", "list")
 
 BARE_SWAP_BYTES = 1024**3
@@ -41,7 +44,9 @@ def read_dw(directive: Directive, builder: RequestBuilder) -> None:
     verb, rest = directive.words[0], directive.words[1:]
     builder.lines.append(directive.text)
     if verb.text == "jobdw":
-        options = read_options(rest, SPACE_KEYS, keep_bare=not builder.native)
+        # Other providers' tools may have names of their own: they are passed on.
+        keys = (*SPACE_KEYS, "name") if builder.native else SPACE_KEYS
+        options = read_options(rest, keys, keep_bare=not builder.native)
         read_space(verb, options, builder, "access_mode")
     elif verb.text == "swap":
         _read_swap(verb, rest, builder)
@@ -56,28 +61,30 @@ def read_dw(directive: Directive, builder: RequestBuilder) -> None:
             _read_stage(verb, rest, builder)
         else:
             builder.opaque_at = builder.opaque_at or verb
+    elif verb.text in COPIES and builder.native:
+        _read_copy(verb, rest, builder)
     elif verb.text in ("create_persistent", "destroy_persistent"):
         raise verb.rejection(f"{verb.text} is a directive of #BB, not of #DW", f"write #BB {verb.text}")
     else:
-        near = did_you_mean(verb.text, VERBS)
+        known = (*VERBS, *COPIES) if builder.native else VERBS
+        near = did_you_mean(verb.text, known)
         raise verb.rejection(
-            f"unknown directive {quoted_text(verb.text)} of #DW", f"{near}use one of {', '.join(VERBS)}"
+            f"unknown directive {quoted_text(verb.text)} of #DW", f"{near}use one of {', '.join(known)}"
         )
 
 
 def read_space(verb: DirectiveWord, options: Options, builder: RequestBuilder, access_key: str) -> None:
     """Read the options of a request for a job's own buffer; `verb` is its first word."""
-    builder.begin_space(verb)
     known = options.known
+    builder.begin_space(verb, known.get("name"))
     if "capacity" not in known:
         raise missing_capacity(verb, options)
-    builder.capacity, builder.capacity_at = read_capacity(known["capacity"]), known["capacity"].word
-    if "pool" in known:
-        builder.pool, builder.pool_at = read_pool(known["pool"]), known["pool"].word
+    builder.add_capacity(read_capacity(known["capacity"]), known["capacity"])
+    builder.set_pool(known.get("pool"), verb)
     if "type" in known:
-        builder.type = read_type(known["type"], builder.native)
+        builder.type = builder.read_type(known["type"])
     if access_key in known:
-        builder.access = builder.access_modes(known[access_key])
+        builder.access = tuple(dict.fromkeys((*builder.access, *builder.access_modes(known[access_key]))))
     if "pfs" in known:
         # Only DataWarp reads this option: it is passed on, and no field of the request has it.
         builder.options.append(("jobdw", known["pfs"].word.text))
@@ -136,6 +143,31 @@ def _read_stage(verb: DirectiveWord, rest: tuple[DirectiveWord, ...], builder: R
     builder.pass_on(stage, options.others)
 
 
+def _read_copy(verb: DirectiveWord, rest: tuple[DirectiveWord, ...], builder: RequestBuilder) -> None:
+    """Read Rabbit's `copy_in` or `copy_out`: a stage-in or stage-out of a file or a directory."""
+    stage = COPIES[verb.text]
+    options = read_options(rest, COPY_KEYS)
+    known = options.known
+    for key in ("source", "destination"):
+        if key not in known:
+            raise verb.rejection(f"{verb.text} has no {key}=", f"write {verb.text} source=… destination=…")
+    source, destination = known["source"], known["destination"]
+    named = split_pattern(source)
+    if named is not None:
+        raise source.rejection(
+            f"the source of {verb.text} is a pattern", f"write {stage} type=file, or type=directory", named
+        )
+    transfer = _read_move(stage, TransferKind.EITHER, source, destination, builder)
+    outside, inside = (source, destination) if stage == "stage_in" else (destination, source)
+    builder.move(stage, verb, transfer, outside.word, inside.word)
+    _read_choices(stage, known, builder)
+    if "profile" in known:
+        builder.warnings.add(
+            known["profile"].word.place(), "profile= has no effect: the site decides how data is moved"
+        )
+    builder.pass_on(stage, options.others)
+
+
 def _read_move(
     stage: str, kind: TransferKind, source: OptionValue, destination: OptionValue, builder: RequestBuilder
 ) -> Transfer:
@@ -165,7 +197,7 @@ def _read_choices(stage: str, known: dict[str, OptionValue], builder: RequestBui
                 "move=yes would leave the only copy in the buffer, which is removed after the job",
                 "leave it out: only stage_out can move files",
             )
-        builder.choose(stage, f"{key}={value.text}", listed=known["type"].text == "list")
+        builder.choose(stage, f"{key}={value.text}", listed="type" in known and known["type"].text == "list")
     if "links" not in known or known["links"].text != "follow":
         return
     if "move" in known and known["move"].text == "yes":

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from forebay.replica.grammar.lexer import DirectiveWord, RequestWarnings, quoted_text
-from forebay.replica.grammar.paths import check_access
-from forebay.replica.grammar.values import OptionValue, did_you_mean, read_access
-from forebay.replica.grammar.variables import NO_VARIABLES, PathReader, PathVariables
+from forebay.replica.grammar.paths import INSIDE_VARIABLES, check_access
+from forebay.replica.grammar.values import (
+    STOP,
+    OptionValue,
+    did_you_mean,
+    read_access,
+    read_persistent_name,
+    read_pool,
+    read_type,
+)
+from forebay.replica.grammar.variables import NO_VARIABLES, PathReader, PathVariables, is_named
 from forebay.replica.model import (
     NATIVE,
     Access,
@@ -17,6 +27,8 @@ from forebay.replica.model import (
     ListTransfer,
     Transfer,
     choice_prefix,
+    named_path,
+    named_variables,
     persistent_variable,
     provider_facts,
 )
@@ -31,6 +43,12 @@ from forebay.replica.values import (
 STAGES = ("stage_in", "stage_out")
 _ORDER_OF_OPTIONS = ("jobdw", "swap", "persistentdw", *STAGES, "create_persistent", "destroy_persistent")
 """Order of options that are passed on, by their directive."""
+
+NAMES_PER_JOB_MAX = 16
+"""Named buffers of one job, count: each is a directory and some variables of the script."""
+
+RABBIT_TYPES = ("xfs", "gfs2", "lustre")
+"""Filesystems of Rabbit's `jobdw`."""
 
 OPTION_NAMES = ("capacity", "pool", "type", "access_mode", "access", "name", "source", "destination")
 """Known options, for suggestions."""
@@ -64,6 +82,7 @@ class RequestBuilder:
         self.pool = ""
         self.pool_at: DirectiveWord | None = None
         self.space_at: DirectiveWord | None = None
+        self.names: list[str] = []
         self.access: tuple[Access, ...] = ()
         self.type = "scratch"
         self.swap_bytes = 0
@@ -85,18 +104,76 @@ class RequestBuilder:
         """Return whether Forebay's agents do the work, which limits the supported transfers and types."""
         return self.provider == NATIVE
 
-    def begin_space(self, at: DirectiveWord) -> None:
-        """Record the request for the job's own capacity.
+    def begin_space(self, at: DirectiveWord, name: OptionValue | None = None) -> None:
+        """Record a request for the job's own capacity, which has a name if there are several.
 
         Raises:
-            DirectiveRejected: capacity was requested before.
+            DirectiveRejected: capacity was requested before, and one of both has no name, or the name is not possible.
         """
-        if self.space_at is not None:
+        if self.space_at is not None and (name is None or not self.names):
             raise at.rejection(
                 f"capacity is requested a second time (first at {self.space_at.place()})",
-                "write one request for the whole job",
+                "write one request for the whole job"
+                + (", or give each buffer a name=" if self.paths.allows_names else ""),
             )
-        self.space_at = at
+        self.space_at = self.space_at or at
+        if name is None:
+            return
+        text = read_persistent_name(name)
+        if len(self.names) >= NAMES_PER_JOB_MAX:
+            raise at.rejection(
+                f"the job has more than {NAMES_PER_JOB_MAX} buffers",
+                "use directories",
+                code=RejectionCode.LIMIT_EXCEEDED,
+            )
+        variables = named_variables(text, tuple(Access)).keys()
+        for other in self.names:
+            if not variables.isdisjoint(named_variables(other, tuple(Access))):
+                raise name.rejection(f"{text!r} and {other!r} have the same variables", "choose another name")
+        if not variables.isdisjoint(INSIDE_VARIABLES):
+            raise name.rejection(f"the name {text!r} is that of an access mode", "choose another name")
+        self.names.append(text)
+
+    def add_capacity(self, capacity: Quantity, value: OptionValue) -> None:
+        """Add the capacity of a buffer; those of several buffers add up.
+
+        Raises:
+            DirectiveRejected: the units differ, or the sum overflows.
+        """
+        before = self.capacity
+        if before is not None:
+            if before.unit != capacity.unit:
+                raise value.rejection(
+                    "the capacities of the job's buffers have different units", "write sizes", code=_CAPACITY
+                )
+            if before.value > SIZE_BYTES_MAX - capacity.value:
+                raise value.rejection("the capacities of the job's buffers overflow", "request less", code=_CAPACITY)
+            capacity = replace(capacity, value=before.value + capacity.value)
+        self.capacity, self.capacity_at = capacity, self.capacity_at or value.word
+
+    def set_pool(self, value: OptionValue | None, at: DirectiveWord) -> None:
+        """Set the pool of the job's buffers.
+
+        Raises:
+            DirectiveRejected: an earlier buffer is in another pool.
+        """
+        pool = "" if value is None else read_pool(value)
+        if len(self.names) > 1 and pool != self.pool:
+            raise (at if value is None else value.word).rejection(
+                "the buffers of a job are in different pools",
+                "write the same pool= for all, or use a persistent buffer",
+            )
+        if value is not None:
+            self.pool, self.pool_at = pool, self.pool_at or value.word
+
+    def read_type(self, value: OptionValue) -> str:
+        """Return the type of a buffer; those of Rabbit are scratch, too."""
+        if self.native and value.text in RABBIT_TYPES:
+            self.warnings.add(
+                value.word.place(value.offset), f"type={value.text} is read as scratch: a pool has one filesystem"
+            )
+            return "scratch"
+        return read_type(value, self.native)
 
     def begin_swap(self, at: DirectiveWord) -> None:
         """Record the request for swap.
@@ -200,6 +277,7 @@ class RequestBuilder:
             DirectiveRejected: directives contradict each other.
         """
         access = self.access or (Access.STRIPED,)
+        self._find_named(access)
         for moves in self.moves.values():
             for move in moves:
                 check_access(move.inside, move.transfer.inside, access, self.uses, self.word, has_space=self._has_space)
@@ -241,8 +319,38 @@ class RequestBuilder:
             stage_out_command="\n".join(self.commands["stage_out"]),
             lists=tuple(sorted(self.lists, key=lambda transfer: transfer.outgoing)),
             units=self._units(),
+            names=tuple(self.names),
             variables=tuple(sorted(self.paths.used.items())),
         )
+
+    def _find_named(self, access: tuple[Access, ...]) -> None:
+        """Replace the variables of named buffers by those of access modes.
+
+        Raises:
+            DirectiveRejected: the job has no buffer of this name.
+        """
+        for moves in self.moves.values():
+            for index, move in enumerate(moves):
+                inside = self._named(move.inside, move.transfer.inside, access)
+                if inside is not move.transfer.inside:
+                    moves[index] = move._replace(transfer=replace(move.transfer, inside=inside))
+        self.list_insides = [(word, self._named(word, path, access)) for word, path in self.list_insides]
+        insides = iter(self.list_insides)
+        self.lists = [
+            listed if listed.outgoing else replace(listed, destination=next(insides)[1]) for listed in self.lists
+        ]
+
+    def _named(self, at: DirectiveWord, path: str, access: tuple[Access, ...]) -> str:
+        if not is_named(path):
+            return path
+        found = named_path(path.removeprefix(STOP), self.names, access)
+        if found is None:
+            names = ", ".join(f"name={name}" for name in self.names)
+            raise at.rejection(
+                f"{quoted_text(path)} is not on a buffer of the job" + (f", which has {names}" if names else ""),
+                f"write $DW_JOB_STRIPED/…, or give a buffer this name: {self.word} jobdw name=… capacity=…",
+            )
+        return STOP + found if path.startswith(STOP) else found
 
     @property
     def _has_space(self) -> bool:

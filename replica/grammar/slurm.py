@@ -12,7 +12,16 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from forebay.replica.grammar.dw import CHOICES, SPACE_KEYS, STAGE_KEYS, TRANSFER_TYPES, read_dw, read_space
+from forebay.replica.grammar.dw import (
+    CHOICES,
+    COPIES,
+    COPY_KEYS,
+    SPACE_KEYS,
+    STAGE_KEYS,
+    TRANSFER_TYPES,
+    read_dw,
+    read_space,
+)
 from forebay.replica.grammar.lexer import SCRIPT, Directive, DirectiveKinds, DirectiveWord, find_directives, quoted_text
 from forebay.replica.grammar.paths import INSIDE_VARIABLES
 from forebay.replica.grammar.request import STAGES, RequestBuilder
@@ -43,7 +52,7 @@ from forebay.replica.values import (
 COUNTED: Final = ("pool", "capacity")
 """Words of a line that Slurm evaluates."""
 
-EXTERNAL_JOB_VERBS: Final = ("jobdw", *STAGES)
+EXTERNAL_JOB_VERBS: Final = ("jobdw", *STAGES, *COPIES)
 
 _DIRECTIVES: Final = ("#DW", "#BB")
 _TAB_AFTER: Final = re.compile(r"(?:^|[ \t])(pool|capacity)=[^ \t]*\t")
@@ -63,6 +72,7 @@ def read_external_job(script: str, directive: str, builder: RequestBuilder) -> N
     """
     kinds = external_job_kinds(directive)
     builder.word = kinds.known[0]
+    builder.paths.allows_names = False
     found = find_directives(script, SCRIPT, kinds, builder.warnings)
     for each in found:
         _check_counted(each)
@@ -75,6 +85,9 @@ def read_external_job(script: str, directive: str, builder: RequestBuilder) -> N
         if "=" in words[0].text:
             builder.lines.append(f"{each.kind} jobdw {' '.join(word.text for word in words)}")
             read_space(words[0], _space_options(words), builder, "access_mode")
+        elif words[0].text == "jobdw":
+            builder.lines.append(each.text)
+            read_space(words[0], read_options(words[1:], SPACE_KEYS), builder, "access_mode")
         elif words[0].text in EXTERNAL_JOB_VERBS:
             read_dw(replace(each, words=words), builder)
         else:
@@ -164,6 +177,8 @@ def external_job_tables() -> dict[str, object]:
         "verbs": list(EXTERNAL_JOB_VERBS),
         "space_keys": list(SPACE_KEYS),
         "stage_keys": list(STAGE_KEYS),
+        "copies": dict(COPIES),
+        "copy_keys": list(COPY_KEYS),
         "transfer_types": list(TRANSFER_TYPES),
         "choice_keys": list(CHOICE_KEYS),
         "choices": {key: list(words) for key, words in CHOICES.items()},

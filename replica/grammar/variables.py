@@ -13,9 +13,9 @@ from collections.abc import Callable
 import msgspec
 
 from forebay.replica.grammar.lexer import DirectiveRejected
-from forebay.replica.grammar.paths import check_inside, check_outside, path_fault
+from forebay.replica.grammar.paths import INSIDE_VARIABLES, check_inside, check_outside, path_fault
 from forebay.replica.grammar.values import STOP, OptionValue
-from forebay.replica.model import DEFAULT_SITE, PERSISTENT_PREFIX, WHOLE_BUFFER
+from forebay.replica.model import DEFAULT_SITE, JOB_PREFIX, PERSISTENT_PREFIX, WHOLE_BUFFER
 from forebay.replica.values import PATH_BYTES_MAX, has_control_character
 
 USER_VARIABLE = "USER"
@@ -91,6 +91,13 @@ def is_pattern(part: str) -> bool:
     return "*" in part or "?" in part or 0 <= part.find("[") < part.rfind("]") - 1
 
 
+def is_named(path: str) -> bool:
+    """Return whether a path begins with the variable of a named buffer, such as `$DW_JOB_STRIPED_a`."""
+    head = path.removeprefix(STOP).partition("/")[0]
+    variable = head[2:-1] if head.startswith("${") and head.endswith("}") else head[1:]
+    return head.startswith("$") and variable.startswith(JOB_PREFIX) and variable not in INSIDE_VARIABLES
+
+
 def match_literally(text: str) -> str:
     """Return the pattern that matches a text only."""
     return _SPECIAL.sub(r"[\g<0>]", text)
@@ -109,6 +116,8 @@ class PathReader:
         }
         self._given = dict(variables.given)
         self.used: dict[str, str] = {}
+        self.allows_names = True
+        """Whether the job may name its buffers."""
 
     def outside(self, value: OptionValue, end: int | None = None) -> str:
         """Return a path outside the buffers: absolute, or beginning with WORKDIR.
@@ -139,7 +148,11 @@ class PathReader:
         """
         head = value.as_path.partition("/")[0]
         path = self._expand(value, len(head) - len(value.as_path) + len(value.text), end)
-        check_inside(value.word, path, value.offset, is_file=is_file and end is None)
+        checked = path
+        if self.allows_names and is_named(path):
+            # Its name is checked when all directives have been read: the root of a named buffer is a root, too.
+            checked = f"$DW_JOB_STRIPED/{path.partition('/')[2]}"
+        check_inside(value.word, checked, value.offset, is_file=is_file and end is None)
         return path
 
     def pattern(self, value: OptionValue, start: int) -> str:

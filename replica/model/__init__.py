@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from forebay.replica.model.buffers import (
         BEFORE_RUN,
         HOLDING,
+        JOB_PREFIX,
         PERSISTENT_PREFIX,
         PERSISTENT_STATES,
         VARIABLE_DIRECTORIES,
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
         PersistentBuffer,
         Transfer,
         TransferKind,
+        named_path,
+        named_variables,
         next_state,
         persistent_variable,
     )

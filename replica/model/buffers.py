@@ -31,7 +31,7 @@ it may run again, except REQUEUED, which starts a new life from `complete`, afte
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from types import MappingProxyType
 
@@ -200,6 +200,8 @@ class TransferKind(IntEnum):
 
     FILE = 1
     DIRECTORY = 2
+    EITHER = 3
+    """Whichever the source is when it is moved (`copy_in`, `copy_out`)."""
 
 
 class Access(IntEnum):
@@ -269,6 +271,38 @@ VARIABLE_DIRECTORIES: Mapping[str, str] = MappingProxyType(
     {"DW_JOB_STRIPED": "striped", "DW_JOB_LDBALANCE": "striped", "DW_JOB_PRIVATE": "private"}
 )
 """Directory in a job's buffer that the variable of each access mode points to. Two share one."""
+
+JOB_PREFIX = "DW_JOB_"
+"""Prefix of the environment variables of a job's buffer."""
+
+
+def named_path(path: str, names: Iterable[str], access: Sequence[Access]) -> str | None:
+    """Return a path below the variable of a named buffer as one below the variable of an access mode.
+
+    `$DW_JOB_PRIVATE_a/x` becomes `$DW_JOB_PRIVATE/a/x`. `$DW_JOB_a/x` has the first access mode. None: no buffer has
+    that name.
+    """
+    head, _, rest = path.partition("/")
+    variable = head[2:-1] if head.startswith("${") and head.endswith("}") else head[1:]
+    if not head.startswith("$") or not variable.startswith(JOB_PREFIX):
+        return None
+    suffix = _NOT_IN_VARIABLES.sub("_", variable.removeprefix(JOB_PREFIX))
+    for name in names:
+        own = _NOT_IN_VARIABLES.sub("_", name)
+        for mode in Access:
+            if suffix == f"{mode.name}_{own}":
+                return f"${JOB_PREFIX}{mode.name}/{name}/{rest}"
+        if suffix == own:
+            return f"${JOB_PREFIX}{access[0].name}/{name}/{rest}"
+    return None
+
+
+def named_variables(name: str, access: Sequence[Access]) -> dict[str, str]:
+    """Return the environment variables of a named buffer, each with that of its access mode."""
+    own = _NOT_IN_VARIABLES.sub("_", name)
+    found = {f"{JOB_PREFIX}{mode.name}_{own}": f"{JOB_PREFIX}{mode.name}" for mode in access}
+    return {**found, f"{JOB_PREFIX}{own}": f"{JOB_PREFIX}{access[0].name}"}
+
 
 PERSISTENT_PREFIX = "DW_PERSISTENT_STRIPED_"
 """Prefix of the environment variable that points to a persistent buffer."""

@@ -111,6 +111,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """stage_in, teardown: persistent buffers to delete first."""
     uses: tuple[str, ...] = ()
     """Persistent buffers that the job uses."""
+    names: tuple[str, ...] = ()
+    """Names of the job's own buffers, each a directory of its buffer."""
     provision: Provision | None = None
     """Provider that performs the operations; None: the agent itself. Most of the fields below are for providers."""
     directives: str = ""

@@ -120,6 +120,8 @@ class BufferRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Unit of the capacity: bytes, count (units of the pool), or bare: a number without a suffix before the pool is
     known.
     """
+    names: tuple[str, ...] = ()
+    """Names of the job's own buffers (`jobdw name=`): directories that share its capacity."""
     variables: tuple[tuple[str, str], ...] = ()
     """Variables of the submit's environment that its paths contain, with their values; the paths have them replaced."""
 

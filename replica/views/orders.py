@@ -161,6 +161,7 @@ def _order(state: State, job: Job, buffer: Buffer | None, stage: Stage, governed
         creates=creates,
         destroys=destroys,
         uses=() if request.buffer is None else request.buffer.uses,
+        names=() if request.buffer is None else request.buffer.names,
         provision=provision,
         directives="" if request.buffer is None or provision is None else request.buffer.text,
         pool="" if buffer is None or provision is None else buffer.pool or _default_pool(state, provision),

@@ -76,7 +76,11 @@ def make_external_job_case(random: Random) -> ExternalJobCase:
         inside = random.choice((PATHS[5], PATHS[5], PATHS[7], PATHS[8], PATHS[6], "$DW_JOB_STRIPED/*"))
         what = random.choice(("file", "file", "directory", "list"))
         choice = random.choice(("", "", " acls=yes", " links=follow", " backend=rsync", " colour=red", " # a comment"))
-        if random.random() < 0.5:
+        if random.random() < 0.2:
+            stage = random.choice(("in", "out"))
+            source, into = (outside, inside) if stage == "in" else (inside, outside)
+            moves.append(f"{kind} copy_{stage} source={source} destination={into}{choice}")
+        elif random.random() < 0.5:
             moves.append(f"{kind} stage_in type={what} source={outside} destination={inside}{choice}")
         else:
             source, into = (outside, outside) if what == "list" else (inside, outside)

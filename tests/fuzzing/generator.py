@@ -26,6 +26,7 @@ PATHS: Final = (
     "/in/a", "/in/%j/%u", "%d/x", "/a/../b", "a", "$DW_JOB_STRIPED/a", "${DW_JOB_PRIVATE}/o", "$DW_JOB_LDBALANCE/l",
     "$FOREBAY_JOB_DIR/f", "$DW_JOB_STRIPED", "$DW_JOB_STRIPED/", "$HOME/x", "./$USER/x", "~/a",
     "%da", "/in/${USER}/$X", "b/c", "/in/*.h5", "$DW_JOB_STRIPED/[ab]?/x", "/in/**",
+    "$DW_JOB_alpha/x", "${DW_JOB_STRIPED_beta}/y",
     "/a\\\\%j", "$DW_JOB_STRIPED/\\\\%x",
     "\\\\/in/%a", "/", "//", "/in/" + "x" * 5000, "${DW_JOB_STRIPED/a", "$DW_JOB_STRIPED/../x",
 )  # fmt: skip
@@ -45,6 +46,7 @@ KEYS: Final = (
 HEADS: Final = (
     "#DW jobdw", "#DW persistentdw", "#DW swap", "#DW stage_in", "#DW stage_out", "#BB create_persistent",
     "#BB destroy_persistent", "#BB", "#DW", "#BB_LUA", "#BB_EXAMPLE", "#BB_LUAX", "#DWARF", "#dw jobdw", " #DW jobdw",
+    "#DW copy_in", "#DW copy_out",
     "#DW create_persistent", "#BB frob", "#DW frob", "# DW jobdw", "#SBATCH -n1", "#", "", "true", "#DW\tjobdw",
     "#!/bin/sh",
 )  # fmt: skip
@@ -118,6 +120,9 @@ def _line(random: Random) -> str:
             f"#DW stage_in type={kind} source={outside} destination={inside} backend={random.choice(('rsync', 'x'))}",
             f"#DW stage_out type={kind} source={inside} destination={outside} "
             f"links={random.choice(('follow', 'skip', 'x'))} {random.choice(('move=yes', 'backend=rsync', ''))}",
+            f"#DW copy_in source={outside} destination={inside} profile=p",
+            f"#DW copy_out source={inside} destination={outside}/",
+            f"#DW jobdw {_option(random, 'capacity')} name={name}",
             f"#DW stage_in type=file source={outside} destination=$DW_PERSISTENT_STRIPED_{name}/a",
             f"#BB create_persistent name={name} {_option(random, 'capacity')} {random.choice(('', 'access=striped'))}",
             f"#BB destroy_persistent name={name} {random.choice(('', 'hurry'))}",

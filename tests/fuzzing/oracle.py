@@ -22,12 +22,12 @@ POWERS: Final = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB
 GIB: Final = 2**30
 SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z]*)")
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}")
-INSIDE: Final = re.compile(r"(?:\$(?:DW_JOB_(?:STRIPED|PRIVATE|LDBALANCE)|FOREBAY_JOB_DIR|DW_PERSISTENT_STRIPED_[^/]+)|"
-                           r"\$\{(?:DW_JOB_(?:STRIPED|PRIVATE|LDBALANCE)|FOREBAY_JOB_DIR|DW_PERSISTENT_STRIPED_[^/]+)\})"
+INSIDE: Final = re.compile(r"(?:\$(?:DW_JOB_[A-Za-z0-9_.+-]+|FOREBAY_JOB_DIR|DW_PERSISTENT_STRIPED_[^/]+)|"
+                           r"\$\{(?:DW_JOB_[A-Za-z0-9_.+-]+|FOREBAY_JOB_DIR|DW_PERSISTENT_STRIPED_[^/]+)\})"
                            r"/(.*)")  # fmt: skip
 PERSISTENT: Final = re.compile(r"(?:\\\\)?\$\{?DW_PERSISTENT_STRIPED_([^/}]+).*")
 VERBS: Final = {
-    "#DW": {"jobdw", "persistentdw", "swap", "stage_in", "stage_out"},
+    "#DW": {"jobdw", "persistentdw", "swap", "stage_in", "stage_out", "copy_in", "copy_out"},
     "#BB": {"create_persistent", "destroy_persistent"},
 }
 
@@ -138,7 +138,7 @@ def _nonsense(case: Case, lines: list[Line], request: BufferRequest) -> str | No
     capacities: list[int] = []
     names: dict[str, list[str]] = {"create_persistent": [], "destroy_persistent": [], "persistentdw": []}
     moves: list[tuple[str, str, str]] = []
-    swaps = 0
+    named = swaps = 0
     short: list[list[str]] = []
     for line in lines:
         if not line.words:
@@ -159,12 +159,17 @@ def _nonsense(case: Case, lines: list[Line], request: BufferRequest) -> str | No
                 return f"{pairs.get('capacity')!r} is no size"
             if verb == "jobdw":
                 capacities.append(size)
+                named += "name" in pairs
             elif size not in [record.capacity_bytes for record in request.creates]:
                 return "a persistent buffer has another size"
         if verb == "swap":
             swaps += 1
             if size_of(line.words[1] if len(line.words) > 1 else "", GIB) != request.swap_bytes:
                 return "another swap"
+        if verb in ("copy_in", "copy_out"):
+            if case.provider != "native" or "type" in pairs and not request.options:
+                return f"{verb} of another provider, or with a type"
+            verb, pairs["type"] = verb.replace("copy", "stage"), "directory"
         if verb in ("stage_in", "stage_out") and case.provider == "native":
             if pairs.get("move", "no") not in ("no",) + ("yes",) * (verb == "stage_out"):
                 return f"a move of {pairs['move']!r}"
@@ -198,7 +203,11 @@ def _nonsense(case: Case, lines: list[Line], request: BufferRequest) -> str | No
             capacities.append(size_of(pairs["capacity"]) or -1)
         if "swap" in pairs and size_of(pairs["swap"], GIB) != request.swap_bytes:
             return "another swap"
-    if len(capacities) > 1 or swaps > 1 or sum(capacities) != request.capacity_bytes:
+    if (
+        (len(capacities) > 1 and (named < len(capacities) or case.provider != "native"))
+        or swaps > 1
+        or sum(capacities) != request.capacity_bytes
+    ):
         return f"capacities {capacities} and {swaps} swaps for a request of {request.capacity_bytes}"
     return _names_nonsense(names, request) or _moves_nonsense(moves, request)
 

@@ -23,7 +23,15 @@ from forebay.cluster.agent.files import (
 )
 from forebay.cluster.agent.processes.job_processes import SCRIPT_VARIABLE
 from forebay.cluster.system import JobProcess, closing, forgo, limit, prepare, reset
-from forebay.replica.model import NO_OPTIONS, WHOLE_BUFFER, Order, OrderFilesystem, persistent_variable
+from forebay.replica.model import (
+    NO_OPTIONS,
+    WHOLE_BUFFER,
+    Access,
+    Order,
+    OrderFilesystem,
+    named_variables,
+    persistent_variable,
+)
 
 Mode = Literal["own", "switch"]
 
@@ -245,6 +253,10 @@ def environment_of(
             modes = (f"DW_JOB_{access.upper()}" for access in order.access or ("striped",))
             for variable in (WHOLE_BUFFER, *modes):
                 environment[variable] = os.path.join(buffer, *VARIABLES[variable])
+            access = tuple(Access[word.upper()] for word in order.access) or (Access.STRIPED,)
+            for name in order.names:
+                for variable, mode in named_variables(name, access).items():
+                    environment[variable] = os.path.join(buffer, *VARIABLES[mode], name)
     return environment
 
 

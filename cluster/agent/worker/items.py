@@ -16,8 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Self
+
+from msgspec.structs import replace
 
 from forebay.cluster.agent.files import (
     FileIdentity,
@@ -33,14 +36,17 @@ from forebay.cluster.agent.files import (
 from forebay.cluster.agent.transfer import ItemKind, TransferFailed, TransferItem, is_absence
 from forebay.cluster.agent.worker.patterns import find_matches
 from forebay.cluster.system import closing
+from forebay.replica.grammar import with_file_name
 from forebay.replica.model import (
     NO_CHOICE,
     NO_SPECIAL_TRANSFERS,
+    Access,
     ListTransfer,
     Order,
     Transfer,
     TransferChoice,
     TransferKind,
+    named_path,
     persistent_variable,
 )
 
@@ -167,7 +173,9 @@ class OrderPaths:
         Raises:
             PathRefused: The path lies in no buffer of the order.
         """
-        return self._share_anchor(inside_target(self._buffer, path, self._persistent))
+        access = [Access[word.upper()] for word in self._order.access] or [Access.STRIPED]
+        found = named_path(path, self._order.names, access) or path
+        return self._share_anchor(inside_target(self._buffer, found, self._persistent))
 
     def _share_anchor(self, target: Target) -> Target:
         """Replace the target's anchor by the first one opened for the same root, which may since have been replaced."""
@@ -196,6 +204,9 @@ def movements(order: Order, paths: OrderPaths, home: FileIdentity) -> list[Movem
                 found += _matches(order, paths, home, transfer, choice)
             continue
         with label_errors(stage, source, destination):
+            if transfer.kind is TransferKind.EITHER:
+                transfer = _determined(order, paths, transfer)
+                destination = transfer.outside if outgoing else transfer.inside
             item = _item(order, paths, home, _KINDS[transfer.kind], source, destination)
         found.append(
             Movement(item, source, destination, choice, "" if outgoing else persistent_of(destination, order.uses))
@@ -222,6 +233,21 @@ def _item(
     return TransferItem(
         kind, paths.outside(order.roots, source, order.stage), paths.inside(destination), source_barred=home
     )
+
+
+def _determined(order: Order, paths: OrderPaths, transfer: Transfer) -> Transfer:
+    """Return the transfer of a file or of a directory, whichever its source is; of a file if it is missing."""
+    outgoing = order.stage == "stage_out"
+    source = paths.inside(transfer.inside) if outgoing else paths.outside(order.roots, transfer.outside, order.stage)
+    is_directory = not source.parts
+    if source.parts:
+        mine = source._replace(anchor=os.dup(source.anchor))
+        with contextlib.suppress(PathRefused, OSError), open_target_parent(mine) as (directory, name):
+            # A link stands for what it leads to.
+            is_directory = stat.S_ISDIR(os.stat(name, dir_fd=directory).st_mode)
+    if is_directory:
+        return replace(transfer, kind=TransferKind.DIRECTORY)
+    return with_file_name(replace(transfer, kind=TransferKind.FILE), outgoing=outgoing)
 
 
 def _matches(

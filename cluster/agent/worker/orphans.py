@@ -73,8 +73,10 @@ def expected_orphans(order: Order) -> Orphans:
     found: dict[str, None] = {}
     for transfer in order.transfers:
         path = transfer.outside if outgoing else transfer.inside
-        is_directory = transfer.pattern or transfer.kind is TransferKind.DIRECTORY
-        found[path if is_directory else posixpath.dirname(path.rstrip("/"))] = None
+        if transfer.pattern or transfer.kind is not TransferKind.FILE:
+            found[path] = None
+        if not transfer.pattern and transfer.kind is not TransferKind.DIRECTORY:
+            found[posixpath.dirname(path.rstrip("/"))] = None
     for listed in special.lists:
         found[listed.destination] = None
     if not outgoing:
@@ -148,13 +150,13 @@ def sweep_orphans(claimant: Claimant, left: Orphans, persistent: Mapping[str, st
 
 
 def _target(left: Orphans, path: str, persistent: Mapping[str, str]) -> Target | None:
-    """Resolve a directory; None if it no longer exists."""
+    """Resolve a directory; None if it no longer exists, or is a file."""
     if path.startswith("$"):
         head, _, rest = path.partition("/")
         root = persistent.get(head.strip("${}"), "")
-        if not root or not os.path.lexists(os.path.join(root, rest)):
+        if not root or not os.path.isdir(os.path.join(root, rest)):
             return None
         return inside_target(-1, path, persistent)
-    if not os.path.lexists(path):
+    if not os.path.isdir(path):
         return None
     return outside_target(left.roots, path, "stage_out")

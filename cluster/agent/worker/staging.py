@@ -354,12 +354,13 @@ def stage_in(order: Order, buffer: int, run: TransferRun) -> OperationDone:
         # It is unknown which part of its work an interrupted command has done.
         if commands is not None or not _is_resumable(order, buffer, run, options):
             if run.shared:
-                _check_empty(buffer, run.claimant)
+                _check_empty(order, buffer, run.claimant)
             else:
                 empty_directory(buffer, shown="the buffer", lasting=False)
         for name in ACCESS_DIRECTORIES:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=buffer)
+            _make_named(order, buffer, name)
         os.fsync(buffer)
     _check_persistent(buffer, run.persistent)
     with OrderPaths(order, buffer, run.persistent) as paths:
@@ -391,7 +392,18 @@ def _check_persistent(buffer: int, persistent: Mapping[str, str]) -> None:
             raise TransferFailed(str(error)) from error
 
 
-def _check_empty(buffer: int, claimant: Claimant) -> None:
+def _make_named(order: Order, buffer: int, above: str) -> None:
+    """Make the directories of the job's named buffers in one of ACCESS_DIRECTORIES."""
+    if not order.names:
+        return
+    with closing(open_directory(above, dir_fd=buffer)) as directory:
+        for name in order.names:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=directory)
+        os.fsync(directory)
+
+
+def _check_empty(order: Order, buffer: int, claimant: Claimant) -> None:
     """Raise TransferFailed unless a buffer that another mover may have begun to fill is empty.
 
     The buffer is not emptied here, because a late attempt would remove what a newer one has staged.
@@ -401,11 +413,16 @@ def _check_empty(buffer: int, claimant: Claimant) -> None:
             continue
         if name in ACCESS_DIRECTORIES:
             with closing(open_directory(name, dir_fd=buffer)) as directory:
-                if not names_in(directory):
+                if all(one in order.names and _is_empty(directory, one) for one in names_in(directory)):
                     continue
         raise TransferFailed(
             f"the buffer contains {name}, which is not recorded; release the job to stage into a new buffer"
         )
+
+
+def _is_empty(directory: int, name: str) -> bool:
+    with closing(open_directory(name, dir_fd=directory)) as inner:
+        return not names_in(inner)
 
 
 def stage_out(order: Order, buffer: int, run: TransferRun) -> OperationDone:

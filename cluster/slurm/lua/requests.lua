@@ -459,20 +459,31 @@ local function read_pattern(value, first, site)
   if fault then refuse_value(value, "the pattern " .. fault, "write a path below the directory, without ..") end
 end
 
+-- The kind of a transfer that its destinations are compared by. A directory that ends in a slash may get a file.
+local function kind_of(kind, stage, destination)
+  if kind ~= "either" then return kind end
+  return stage == "stage_out" and destination:sub(-1) == "/" and "list" or "directory"
+end
+
 local function read_stage(words, asked, site)
   local verb, stage = words[1], words[1].text
-  local options = read_options(words, 2, site.stage_keys)
-  for _, key in ipairs({ "type", "source", "destination" }) do
+  local becomes = site.copies[stage] -- what Rabbit's copy_in and copy_out are here
+  local options = read_options(words, 2, becomes and site.copy_keys or site.stage_keys)
+  for _, key in ipairs(becomes and { "source", "destination" } or { "type", "source", "destination" }) do
     if not options[key] then
-      refuse(verb, stage .. " has no " .. key .. "=", "write " .. stage .. " type=file source=… destination=…")
+      refuse(verb, stage .. " has no " .. key .. "=", "write " .. stage .. " source=… destination=…")
     end
   end
-  local kind = options.type.text
-  if not is_among(kind, site.transfer_types) then
+  local kind = becomes and "either" or options.type.text
+  if not becomes and not is_among(kind, site.transfer_types) then
     refuse_value(options.type, "the type of " .. stage .. " is " .. quote(kind), "write type=" .. listed(site.transfer_types, ", type="))
   end
   local inside, source, destination
   local first = pattern_of(options.source)
+  if becomes and first then
+    refuse_value(options.source, "the source of " .. stage .. " is a pattern", "write " .. becomes .. " type=file", first - 1)
+  end
+  stage = becomes or stage
   if kind == "list" then
     if first then
       refuse_value(options.source, "the path of a list is a pattern, but one file holds the list",
@@ -507,7 +518,7 @@ local function read_stage(words, asked, site)
   if kind ~= "list" or stage == "stage_out" then
     local outside = stage == "stage_in" and options.source or options.destination
     asked.copies[#asked.copies + 1] = {
-      outgoing = stage == "stage_out", kind = first and "list" or kind, source = source, destination = destination,
+      outgoing = stage == "stage_out", kind = first and "list" or kind_of(kind, stage, destination), source = source, destination = destination,
       at = kind == "list" and options.source.word or outside.word, is_listed = kind == "list",
     }
   end

@@ -10,12 +10,15 @@ import pytest
 from msgspec.structs import replace
 
 from forebay.cluster.agent.files import PathRefused, Target, identity_of
+from forebay.cluster.agent.processes.environment import environment_of
 from forebay.cluster.agent.transfer import TransferFailed
 from forebay.cluster.agent.worker import patterns
 from forebay.cluster.agent.worker.orphans import expected_orphans
 from forebay.cluster.agent.worker.patterns import find_matches
+from forebay.cluster.agent.worker.staging import stage_in, stage_out
 from forebay.cluster.system import closing, open_directory
-from forebay.replica.model import Transfer, TransferChoice, TransferKind
+from forebay.replica.model import ListTransfer, SpecialTransfers, Transfer, TransferChoice, TransferKind
+from tests.cluster.agent.test_parts import ACCOUNT
 from tests.cluster.agent.test_staging import Bench, bench, tree_of
 
 __all__ = ["bench"]
@@ -156,3 +159,62 @@ def test_temporary_files_of_a_pattern_are_in_its_destination(bench: Bench) -> No
     order = bench.order(transfer, files)
     left = expected_orphans(replace(order, stage="stage_out"))
     assert left.directories == (f"{bench.outside}/runs", f"{bench.outside}/files")
+
+
+def test_a_copy_is_of_a_file_or_a_directory_whichever_the_source_is(bench: Bench) -> None:
+    made(bench.outside, "file", "tree/x", "deep/tree/y")
+    (bench.outside / "link").symlink_to("tree")
+    either = TransferKind.EITHER
+    bench.stage_in(
+        Transfer(either, f"{bench.outside}/file", "$DW_JOB_STRIPED"),
+        Transfer(either, f"{bench.outside}/file", "$DW_JOB_STRIPED/new"),
+        Transfer(either, f"{bench.outside}/tree", "$DW_JOB_STRIPED/t"),
+        Transfer(either, f"{bench.outside}/link", "$DW_JOB_STRIPED/l/"),
+    )
+    assert tree_of(bench.buffer / "striped") == {
+        "file": b"file", "new": b"file", "t": None, "t/x": b"tree/x", "l": None, "l/x": b"tree/x",
+    }  # fmt: skip
+    with pytest.raises(TransferFailed, match="none"):
+        bench.stage_in(Transfer(either, f"{bench.outside}/none", "$DW_JOB_STRIPED"))
+    out = bench.outside / "out"
+    bench.stage_in(Transfer(either, f"{bench.outside}/tree", "$DW_JOB_STRIPED/t"))
+    bench.fill(file="file")
+    transfers = [
+        Transfer(either, f"{out}/", "$DW_JOB_STRIPED/file"),
+        Transfer(either, f"{out}/t", "$DW_JOB_STRIPED/t"),
+        Transfer(either, f"{out}/none", "$DW_JOB_STRIPED/none"),
+    ]
+    with pytest.raises(TransferFailed, match="none"):
+        bench.stage_out(*transfers)
+    assert tree_of(out) == {"file": b"file", "t": None, "t/x": b"tree/x"}
+    left = expected_orphans(replace(bench.order(*transfers[:2]), stage="stage_out"))
+    assert set(left.directories) >= {f"{out}/", f"{out}/t", str(out)}
+
+
+def test_named_buffers_are_directories_of_the_buffer(bench: Bench) -> None:
+    made(bench.outside, "a", "list")
+    (bench.outside / "list").write_text("$DW_JOB_PRIVATE_b-c/a\n")
+    order = replace(
+        bench.order(Transfer(FILE, f"{bench.outside}/a", "$DW_JOB_PRIVATE/b-c/a")),
+        names=("a", "b-c"),
+        access=("striped", "private"),
+    )
+    bench.run(stage_in, order)
+    assert sorted(tree_of(bench.buffer)) == [
+        "private", "private/a", "private/b-c", "private/b-c/a", "striped", "striped/a", "striped/b-c",
+    ]  # fmt: skip
+    listed = SpecialTransfers(
+        lists=(ListTransfer(True, f"{bench.outside}/list", f"{bench.outside}/out"),), list_roots=(str(bench.outside),)
+    )
+    bench.run(stage_out, replace(order, stage="stage_out", transfers=(), special=listed))
+    assert (bench.outside / "out" / "a").read_bytes() == b"a"
+
+
+def test_a_script_gets_the_variables_of_named_buffers(bench: Bench) -> None:
+    order = replace(bench.order(), stage="run", has_buffer=True, names=("b-c",), access=("private", "striped"))
+    found = environment_of(order, ACCOUNT, buffer="/bb/jobs/7", node="n1", marker="s.7")
+    assert {name: value for name, value in found.items() if "b_c" in name} == {
+        "DW_JOB_PRIVATE_b_c": "/bb/jobs/7/private/b-c",
+        "DW_JOB_STRIPED_b_c": "/bb/jobs/7/striped/b-c",
+        "DW_JOB_b_c": "/bb/jobs/7/private/b-c",
+    }

@@ -5,9 +5,11 @@ For the provider native: the lines of others are passed on as they were written,
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from forebay.replica.grammar.bb import format_bytes, format_quantity
 from forebay.replica.grammar.values import STOP
-from forebay.replica.model.buffers import Access, Transfer
+from forebay.replica.model.buffers import Access, Transfer, TransferKind
 from forebay.replica.model.requests import BufferRequest, CreatePersistent
 from forebay.replica.model.transfers import choice_prefix
 from forebay.replica.values.units import Quantity
@@ -20,7 +22,10 @@ def format_request(request: BufferRequest) -> tuple[str, str]:
     spur = request.directives_kind == "spur"
     alone = spur and not request.stage_in_command and not request.stage_out_command
     if request.capacity_bytes and not alone:
-        lines.append(_line(rest, "jobdw", "#DW jobdw", _space(request)))
+        whole, names = request.capacity_bytes, request.names or ("",)
+        for place, name in enumerate(names):
+            size = whole - len(names) + 1 if place == 0 else 1
+            lines.append(_line(rest, "jobdw", "#DW jobdw", _space(replace(request, capacity_bytes=size), name)))
     if request.swap_bytes:
         pool = f" pool={request.pool}" if request.pool else ""
         lines.append(_line(rest, "swap", "#DW swap", f"{format_bytes(request.swap_bytes)}{pool}"))
@@ -32,7 +37,8 @@ def format_request(request: BufferRequest) -> tuple[str, str]:
             (True, ["type=list" + _paths(transfer.source, transfer.destination) for transfer in lists]),
         ):
             for index, text in enumerate(texts):
-                chosen = _line(rest, choice_prefix(stage, index, listed=listed), f"#DW {stage}", text)
+                verb = stage if text.startswith("type=") else stage.replace("stage", "copy")
+                chosen = _line(rest, choice_prefix(stage, index, listed=listed), f"#DW {verb}", text)
                 lines.append(_line(rest, stage, chosen))
     lines += [_line(rest, "create_persistent", "#BB create_persistent", _create(record)) for record in request.creates]
     lines += [
@@ -59,10 +65,11 @@ def _access(modes: tuple[Access, ...]) -> str:
     return ",".join(mode.name.lower() for mode in modes)
 
 
-def _space(request: BufferRequest) -> str:
+def _space(request: BufferRequest, name: str) -> str:
+    named = f" name={name}" if name else ""
     pool = f" pool={request.pool}" if request.pool else ""
     capacity = _capacity(request.capacity_bytes, request.units)
-    return f"capacity={capacity}{pool} access_mode={_access(request.access)} type={request.type}"
+    return f"capacity={capacity}{pool} access_mode={_access(request.access)} type={request.type}{named}"
 
 
 def _capacity(value: int, units: str) -> str:
@@ -81,7 +88,8 @@ def _move(transfer: Transfer, stage: str) -> str:
     source, destination = transfer.outside, transfer.inside
     if stage == "stage_out":
         source, destination = destination, source
-    return f"type={transfer.kind.name.lower()}{_paths(source, destination)}"
+    paths = _paths(source + transfer.pattern, destination)
+    return paths.lstrip() if transfer.kind is TransferKind.EITHER else f"type={transfer.kind.name.lower()}{paths}"
 
 
 def _paths(source: str, destination: str) -> str:
