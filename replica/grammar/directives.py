@@ -85,7 +85,8 @@ def read_request(
         DirectiveRejected: the request is invalid; with the place and the remedy.
     """
     if "$" not in script and "$" not in bb and "$" not in bbf:
-        variables = NO_VARIABLES
+        # One cached result for all values.
+        variables = replace(NO_VARIABLES, by_scheduler=variables.by_scheduler)
     if len(script) + len(bb) + len(bbf) > REMEMBERED_CHARACTERS_MAX:
         return _read_request(script, bb, bbf, provider, directive, variables)
     return _read_request_cached(script, bb, bbf, provider, directive, variables)

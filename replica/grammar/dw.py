@@ -44,8 +44,8 @@ def read_dw(directive: Directive, builder: RequestBuilder) -> None:
     verb, rest = directive.words[0], directive.words[1:]
     builder.lines.append(directive.text)
     if verb.text == "jobdw":
-        # Other providers' tools may have names of their own: they are passed on.
-        keys = (*SPACE_KEYS, "name") if builder.native else SPACE_KEYS
+        # Elsewhere a name may belong to another program: it is kept, with a warning.
+        keys = (*SPACE_KEYS, "name") if builder.native and builder.paths.allows_names else SPACE_KEYS
         options = read_options(rest, keys, keep_bare=not builder.native)
         read_space(verb, options, builder, "access_mode")
     elif verb.text == "swap":

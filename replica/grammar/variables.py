@@ -116,8 +116,8 @@ class PathReader:
         }
         self._given = dict(variables.given)
         self.used: dict[str, str] = {}
-        self.allows_names = True
-        """Whether the job may name its buffers."""
+        self.allows_names = not variables.by_scheduler
+        """Whether the job may name its buffers: another scheduler does not pass on their variables."""
 
     def outside(self, value: OptionValue, end: int | None = None) -> str:
         """Return a path outside the buffers: absolute, or beginning with WORKDIR.

@@ -11,6 +11,16 @@ from forebay.replica.values.command_ids import encode_session_command_id
 from tests.contract.day import NODES
 from tests.contract.maker import DW, SCRIPT, STAGED, Maker, asks, ended, failed, reached, receipt
 
+STAGE, INTO = "#DW stage_in type=file", "destination=$DW_JOB_STRIPED/one"
+FORMS = asks(
+    "#DW jobdw name=a capacity=1GiB",
+    "#DW jobdw name=b-c capacity=2GiB",
+    f"{STAGE} source=/in/$USER/*_%j.h5 destination=$DW_JOB_STRIPED_a",
+    "#DW copy_in source=/in/tree destination=$DW_JOB_b_c/tree profile=fast",
+    "#DW stage_out type=directory source=$DW_JOB_b_c/run-? destination=results/%j",
+)
+"""Paths with variables, patterns, names, and in the working directory."""
+
 
 async def opening(m: Maker) -> None:
     """Agents come; who may ask what; what is wrong in itself."""
@@ -62,6 +72,9 @@ async def opening(m: Maker) -> None:
     await m.submit("ada", bb="capacity=10GiB access=striped swap=1")
     await m.submit("ada", bb=" ")
     await m.submit("ada", bbf="no directive\n")
+    await m.submit("ada", script=asks("#DW jobdw capacity=1GiB", f"{STAGE} source=$NOSUCH/a {INTO}"))
+    await m.submit("ada", script=asks("#DW jobdw capacity=1GiB", f"{STAGE} source=$HOME/a {INTO}"))
+    await m.submit("ada", script=asks("#DW jobdw name=a capacity=1GiB", "#DW jobdw capacity=1GiB"))
     await m.submit("ada", script="true\n")
     await m.submit("root", script=DW)
     await m.submit("ada", user="ben")
@@ -266,7 +279,7 @@ async def taken_away(m: Maker) -> None:
 async def whole_lives(m: Maker) -> None:
     """Jobs from submit to the end, with receipts, checkpoints, failures of every stage, and mail."""
     everything: dict[str, Any] = {
-        "name": "whole", "bbf": "#DW stage_in type=file source=/in/one destination=$DW_JOB_STRIPED/one\n", "cpus": 2,
+        "name": "whole", "bbf": f"{STAGE} source=$HOME/one {INTO}\n", "variables": {"HOME": "/in"}, "cpus": 2,
         "priority": 50, "begin_at": m.instant(10), "deadline": m.instant(9000), "output": "%x.%j", "qos": "high",
         "environment": {"B": "2", "A": "1"}, "account": "physics", "licenses": ["matlab:2", "ansys"], "nice": -3,
         "partition": "every", "requeue": False, "mail_types": ["all"], "mail_user": "ada@example.org", "comment": "all",
@@ -274,6 +287,9 @@ async def whole_lives(m: Maker) -> None:
     whole = await m.submit("ada", script=STAGED, **everything)
     await m.ask("user ada", f"GET /v1/jobs/{whole}")
     await m.ask("user ada", f"GET /v1/jobs/{whole}/estimate")
+    forms = await m.submit("ada", script=FORMS)
+    await m.ask("user ada", f"GET /v1/jobs/{forms}")
+    await m.ask("user ada", f"POST /v1/jobs/{forms}/cancel")
     await m.wait(11)
     found = await m.order(whole)
     assert found is not None
@@ -472,7 +488,8 @@ async def waiting(m: Maker) -> None:
         {"partition": "every"},
         {"licenses": ["matlab"]}, {"licenses": []}, {"licenses": ["nosuch"]}, {"comment": "changed"},
         {"requeue": False},
-        {"mail_types": ["end", "fail"], "mail_user": "ben"}, {"mail_types": []}, {"bb": "capacity=30GiB pool=wide"},
+        {"mail_types": ["end", "fail"], "mail_user": "ben"}, {"mail_types": []},
+        {"bb": "capacity=30GiB pool=wide", "variables": {"HOME": "/in"}},
         {"bbf": "#DW jobdw capacity=5GiB access_mode=private type=scratch\n"}, {"bb": "capacity=900GiB"}, {"bb": ""},
         {"time_limit_s": 0}, {"reservation": ""}, {"priority": 10**9},
     ]  # fmt: skip

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.replica.grammar import DirectiveRejected, ParsedRequest, read_external_job_request, read_request
+from forebay.replica.grammar import (
+    DirectiveRejected,
+    ParsedRequest,
+    PathVariables,
+    read_external_job_request,
+    read_request,
+)
 from forebay.replica.model import (
     Access,
     BufferRequest,
@@ -117,7 +123,13 @@ def test_jobs_of_other_schedulers_and_providers_have_no_names() -> None:
             "#!/bin/sh\n#BB_LUA jobdw pool=fast capacity=1GiB\n"
             "#BB_LUA stage_in type=file source=/a destination=$DW_JOB_a/x\n"
         )
-    found = read_request("#!/bin/sh\n#DW jobdw capacity=1GiB name=a\n", provider="datawarp")
+    by_slurm = PathVariables(by_scheduler=True)
+    named = "#!/bin/sh\n#DW jobdw capacity=1GiB name=a\n"
+    kept = read_request(named, variables=by_slurm)
+    assert kept.request is not None and kept.request.names == () and "is not known here" in kept.warnings[0]
+    with pytest.raises(DirectiveRejected, match="is not on the buffer"):
+        read_request(named + "#DW stage_in type=file source=/a destination=$DW_JOB_a/x\n", variables=by_slurm)
+    found = read_request(named, provider="datawarp")
     assert found.request is not None and found.request.names == () and found.request.options == ("jobdw name=a",)
 
 
