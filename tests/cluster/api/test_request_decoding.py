@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -13,11 +14,13 @@ from forebay.cluster.api.web.bodies import decode
 from forebay.cluster.api.web.problems import Problem
 from forebay.cluster.schemas import agents as agent_schemas
 from forebay.cluster.schemas import requests as r
-from forebay.cluster.schemas.job_fields import SubmitRequest
+from forebay.cluster.schemas.external_jobs import SetUpExternalJobRequest
+from forebay.cluster.schemas.job_fields import SubmitRequest, UpdateRequest
 from forebay.cluster.security.identity import Identity, Role
 from forebay.replica.messages import commands as c
 from forebay.replica.messages import events as e
 from forebay.replica.messages.events import Event
+from forebay.replica.model.configuration import DEFAULT_SITE
 from forebay.replica.model.requests import (
     BufferRequest,
     CreatePersistent,
@@ -123,3 +126,47 @@ def test_a_history_never_says_that_nothing_was_moved_where_a_provider_moved_it()
 def test_a_planned_retry_says_when() -> None:
     failed = e.StageFailed(1, Stage.STAGE_IN, 1, "disk full", NEVER, "data_in")
     assert sentence_of(failed).endswith("disk full; waiting for a release")
+
+
+STAGE = "#DW stage_in type=file source={} destination=$DW_JOB_STRIPED/x\n"
+
+
+def test_a_submit_replaces_the_variables_that_the_site_permits() -> None:
+    site = replace(DEFAULT_SITE, path_variables=("HOME", "PROJECT=/proj/%u"))
+    script = GOOD["script"] + STAGE.format("$HOME/$USER") + STAGE.format("$PROJECT/a") + STAGE.format("in/a")
+    request = decode(
+        json.dumps({**GOOD, "script": script, "variables": {"HOME": "/h", "PWD": "/p"}}).encode(), SubmitRequest
+    )
+    decoded = request_decoding.decode_submit(request, ALICE, site)
+    command, _ = decoded.result()
+    asked = command.request.buffer
+    assert asked is not None and asked.variables == (("HOME", "/h"),)
+    assert [one.outside for one in asked.stage_in] == ["/h/%u", "/proj/%u/a", "%d/in/a"]
+    # What one site permits is no answer for another.
+    assert decoded.fits(site) and not decoded.fits(replace(site, path_variables=("HOME",)))
+
+
+def test_an_update_replaces_variables_too() -> None:
+    bbf = "#DW jobdw capacity=1GiB\n" + STAGE.format("$HOME/a")
+    update = decode(
+        json.dumps({"command_id": GOOD["command_id"], "bbf": bbf, "variables": {"HOME": "/h"}}).encode(), UpdateRequest
+    )
+    asked = request_decoding.update_job(1, None, update).buffer
+    assert asked is not None and asked.stage_in[0].outside == "/h/a"
+
+
+def test_the_setup_of_an_external_job_has_no_environment() -> None:
+    setup = SetUpExternalJobRequest(
+        command_id=GOOD["command_id"], cluster="c", user="alice", uid=1000, gid=1000, script="", workdir="/w"
+    )
+    space = "#!/bin/sh\n#BB_LUA pool=fast capacity=1GiB\n"
+    known = replace(setup, script=space + STAGE.format("in/$USER").replace("#DW", "#BB_LUA"))
+    asked = request_decoding.external_job_setup("7", known, DEFAULT_SITE)[0].request.buffer
+    assert asked is not None and asked.stage_in[0].outside == "%d/in/%u"
+    for line in (
+        STAGE.format("$HOME/a").replace("#DW", "#BB_LUA"),
+        "#DW jobdw capacity=1GiB\n" + STAGE.format("$HOME/a"),
+    ):
+        script = space + line if "BB_LUA" in line else "#!/bin/sh\n" + line
+        with pytest.raises(Problem, match="Slurm does not pass on"):
+            request_decoding.external_job_setup("7", replace(setup, script=script), DEFAULT_SITE)
