@@ -11,15 +11,16 @@ from msgspec.structs import replace
 
 from forebay.cluster.agent.files import PathRefused, Target, identity_of
 from forebay.cluster.agent.processes.environment import environment_of
-from forebay.cluster.agent.transfer import TransferFailed
+from forebay.cluster.agent.transfer import ItemKind, TransferFailed, TransferItem, Workspace
 from forebay.cluster.agent.worker import patterns
 from forebay.cluster.agent.worker.orphans import expected_orphans
 from forebay.cluster.agent.worker.patterns import find_matches
-from forebay.cluster.agent.worker.staging import stage_in, stage_out
+from forebay.cluster.agent.worker.staging import Claims, TransferRun, claimant_of, stage_in, stage_out
 from forebay.cluster.system import closing, open_directory
-from forebay.replica.model import ListTransfer, SpecialTransfers, Transfer, TransferChoice, TransferKind
+from forebay.replica.messages import OperationDone
+from forebay.replica.model import ListTransfer, Order, SpecialTransfers, Transfer, TransferChoice, TransferKind
 from tests.cluster.agent.test_parts import ACCOUNT
-from tests.cluster.agent.test_staging import Bench, bench, tree_of
+from tests.cluster.agent.test_staging import STORAGE_ID, Bench, bench, tree_of
 
 __all__ = ["bench"]
 
@@ -218,3 +219,42 @@ def test_a_script_gets_the_variables_of_named_buffers(bench: Bench) -> None:
         "DW_JOB_STRIPED_b_c": "/bb/jobs/7/striped/b-c",
         "DW_JOB_b_c": "/bb/jobs/7/private/b-c",
     }
+
+
+def test_the_staging_directory_of_a_matching_directory_is_beside_it(bench: Bench) -> None:
+    made(bench.outside, "runs/")
+    made(bench.fill(), "run-1/x", "run-2/y")
+    home, source, top = (open_directory(path) for path in (bench.home, bench.buffer / "striped", bench.outside))
+    workspace = Workspace.open(home, 7, 1, "stage_out")
+    try:
+        with Claims(claimant_of("", 7, 1, STORAGE_ID)) as claims:
+            for name in ("run-1", "run-2"):
+                item = TransferItem(
+                    ItemKind.DIRECTORY, Target(source, "$DW_JOB_STRIPED", (name,)), Target(top, "/out", ("runs", name))
+                )
+                staged = claims.stage(item, workspace, outgoing=True, above=True)
+                where = Path(os.readlink(f"/proc/self/fd/{staged.staging}"))
+                assert where.parents[1] == bench.outside / "runs"
+                # Only this transfer may enter a directory that it fills.
+                assert (bench.outside / "runs" / name).stat().st_mode & 0o777 == 0o700
+            claims.release()
+    finally:
+        workspace.close()
+        for descriptor in (home, source, top):
+            os.close(descriptor)
+
+
+def test_a_mover_continues_with_the_empty_directories_of_named_buffers_and_no_others(bench: Bench) -> None:
+    made(bench.outside, "a")
+    transfer = Transfer(FILE, f"{bench.outside}/a", "$DW_JOB_STRIPED/b/a")
+    order = replace(bench.order(transfer), names=("b", "c"), access=("striped",))
+
+    def by_mover(order: Order, buffer: int, run: TransferRun) -> OperationDone:
+        return stage_in(order, buffer, run._replace(shared=True))
+
+    made(bench.buffer, "striped/b/", "private/")
+    bench.run(by_mover, order)
+    assert (bench.buffer / "striped/b/a").read_bytes() == b"a" and (bench.buffer / "private/c").is_dir()
+    # Its content is recorded only in the agent that staged it.
+    with pytest.raises(TransferFailed, match="which is not recorded"):
+        bench.run(by_mover, replace(order, job=8))
