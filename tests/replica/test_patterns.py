@@ -102,17 +102,24 @@ def test_the_directory_before_a_pattern_must_be_permitted() -> None:
 
 
 def test_patterns_may_share_a_destination_with_each_other_and_not_with_a_tree() -> None:
-    both = [f"stage_out type=file source=$DW_JOB_STRIPED/{name} destination=/out/all" for name in ("*.a", "*.b")]
+    both = [f"stage_out type=file source=$DW_JOB_STRIPED/{name} destination=/out/all" for name in ("*.a", "b/*.b")]
     assert not isinstance(submitted("a", *both), Rejection)
     tree = "stage_out type=directory source=$DW_JOB_STRIPED/d destination=/out/all"
     found = submitted("a", both[0], tree)
     assert isinstance(found, Rejection) and "overlaps" in found.sentence
 
 
+def test_copies_may_share_a_directory_that_ends_in_a_slash_and_no_other_destination() -> None:
+    copies = [f"copy_out source=$DW_JOB_STRIPED/{name} destination=/out/all" for name in "ab"]
+    found = submitted("a", *copies)
+    assert isinstance(found, Rejection) and "overlaps" in found.sentence
+    assert not isinstance(submitted("a", *(f"{copy}/" for copy in copies)), Rejection)
+
+
 def test_tasks_of_an_array_have_patterns_of_their_own() -> None:
     known = world()
     line = "#DW stage_in type=file source=/in/*_%a destination=$DW_JOB_STRIPED"
-    first = known.submit(script=f"#!/bin/sh\n#DW jobdw capacity=1\n{line}\n", array=(1, 2))
+    first = known.submit(script=f"#!/bin/sh\n#DW jobdw capacity=1\n{line}\n", array=(1, 2), output="/out/log")
     patterns = []
     for job in (first, first + 1):
         asked = known.state.jobs[job].request.buffer
