@@ -29,7 +29,7 @@ FAULTS_SHOWN: Final = 5
 """Cases that are printed before a run ends, count."""
 
 
-VARIABLES: Final = PathVariables(given=(("HOME", "/home/dana"),))
+VARIABLES: Final = PathVariables(given=(("HOME", "/home/alice"),))
 """What the client of each case sends."""
 
 

@@ -17,7 +17,7 @@ from forebay.replica.model import BufferRequest, ListTransfer, Site, check_site
 from tests.replica.world import World
 
 ALLOWED = ("HOME", "SCRATCH", "PROJECT=/proj/%u/50%")
-GIVEN = (("HOME", "/home/dana"), ("SCRATCH", "/scratch/100%/dana"), ("PWD", "/secret"))
+GIVEN = (("HOME", "/home/alice"), ("SCRATCH", "/scratch/100%/dana"), ("PWD", "/secret"))
 VARIABLES = PathVariables(ALLOWED, GIVEN)
 
 
@@ -35,9 +35,9 @@ def outside_of(path: str, variables: PathVariables = VARIABLES) -> str:
 @pytest.mark.parametrize(
     ("written", "path"),
     [
-        ("$HOME/a", "/home/dana/a"),
-        ("${HOME}/a", "/home/dana/a"),
-        ("${HOME}", "/home/dana"),
+        ("$HOME/a", "/home/alice/a"),
+        ("${HOME}/a", "/home/alice/a"),
+        ("${HOME}", "/home/alice"),
         ("/data/$USER/${USER}_1", "/data/%u/%u_1"),
         ("$SCRATCH/%j", "/scratch/100%%/dana/%j"),
         ("$PROJECT/a", "/proj/%u/50%%/a"),
@@ -59,16 +59,16 @@ def test_a_path_may_begin_with_a_variable_or_in_the_working_directory(written: s
 
 def test_variables_are_replaced_below_the_variable_of_a_buffer_and_in_lists_and_destinations() -> None:
     into = request_of("stage_in type=file source=/a destination=$DW_JOB_STRIPED/$USER/${HOME}/x")
-    assert into.stage_in[0].inside == "$DW_JOB_STRIPED/%u//home/dana/x"
+    assert into.stage_in[0].inside == "$DW_JOB_STRIPED/%u//home/alice/x"
     out = request_of("stage_out type=directory source=${DW_JOB_STRIPED}/o destination=$HOME/out")
-    assert (out.stage_out[0].outside, out.stage_out[0].inside) == ("/home/dana/out", "${DW_JOB_STRIPED}/o")
+    assert (out.stage_out[0].outside, out.stage_out[0].inside) == ("/home/alice/out", "${DW_JOB_STRIPED}/o")
     listed = request_of("stage_out type=list source=$HOME/files destination=results/%j")
-    assert listed.lists == (ListTransfer(True, "/home/dana/files", "%d/results/%j", "script line 3, column 25"),)
+    assert listed.lists == (ListTransfer(True, "/home/alice/files", "%d/results/%j", "script line 3, column 25"),)
 
 
 def test_the_request_keeps_the_values_that_its_paths_contain_and_no_others() -> None:
     assert request_of("stage_in type=file source=$HOME/$USER destination=$DW_JOB_STRIPED/x").variables == (
-        ("HOME", "/home/dana"),
+        ("HOME", "/home/alice"),
     )
     assert request_of("stage_in type=file source=/a destination=$DW_JOB_STRIPED/x").variables == ()
 
@@ -141,11 +141,11 @@ def test_decided_paths_contain_user_and_working_directory() -> None:
         "#DW stage_in type=file source=in/%j destination=$DW_JOB_STRIPED/b\n"
         "#DW stage_out type=file source=$DW_JOB_STRIPED/b destination=out/$USER\n"
     )
-    job = world.submit(script=script, who="dana", workdir="/work/dana")
+    job = world.submit(script=script, who="alice", workdir="/work/alice")
     asked = world.state.jobs[job].request.buffer
     assert asked is not None
-    assert [one.outside for one in asked.stage_in] == ["/home/dana/a", f"/work/dana/in/{job}"]
-    assert asked.stage_out[0].outside == "/work/dana/out/dana"
+    assert [one.outside for one in asked.stage_in] == ["/home/alice/a", f"/work/alice/in/{job}"]
+    assert asked.stage_out[0].outside == "/work/alice/out/alice"
 
 
 def test_the_setting_lists_names_and_templates() -> None:

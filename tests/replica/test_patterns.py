@@ -9,7 +9,7 @@ from forebay.replica.model import Transfer, TransferKind
 from forebay.replica.values import Rejection
 from tests.replica.world import World
 
-VARIABLES = PathVariables(given=(("HOME", "/home/da[n]a"),))
+VARIABLES = PathVariables(given=(("HOME", "/homes/ali[c]e"),))
 
 
 def transfer_of(line: str) -> Transfer:
@@ -27,8 +27,8 @@ def transfer_of(line: str) -> Transfer:
         ("*.h5", "%d/", "*.h5"),
         ("./in/*", "%d/in/", "*"),
         ("%d/in/*_%j", "%d/in/", "*_%j"),
-        ("$HOME/*", "/home/da[n]a/", "*"),
-        ("/data/*/$HOME", "/data/", "*//home/da[[]n]a"),
+        ("$HOME/*", "/homes/ali[c]e/", "*"),
+        ("/data/*/$HOME", "/data/", "*//homes/ali[[]c]e"),
         ("/data/*/\\\\[x]%j$HOME", "/data/", "*/[[]x]%%j$HOME"),
         # No patterns: nothing to choose from, or after two backslashes.
         ("/data/a[", "/data/a[", ""),
@@ -43,8 +43,8 @@ def test_a_source_is_a_directory_and_a_pattern_below_it(source: str, base: str, 
 
 
 def test_the_source_of_a_stage_out_and_directories_may_be_patterns() -> None:
-    found = transfer_of("stage_out type=directory source=$DW_JOB_STRIPED/run-* destination=/home/dana/out/")
-    assert found == Transfer(TransferKind.DIRECTORY, "/home/dana/out/", "$DW_JOB_STRIPED/", "run-*")
+    found = transfer_of("stage_out type=directory source=$DW_JOB_STRIPED/run-* destination=/home/alice/out/")
+    assert found == Transfer(TransferKind.DIRECTORY, "/home/alice/out/", "$DW_JOB_STRIPED/", "run-*")
     # A destination is no pattern, and earlier backslashes make every character itself.
     assert not transfer_of("stage_out type=file source=$DW_JOB_STRIPED/a destination=/out/*").pattern
     assert not transfer_of("stage_in type=file destination=$DW_JOB_STRIPED/\\\\a source=/data/*").pattern

@@ -270,7 +270,7 @@ def test_only_variables_of_directives_that_are_set_here_are_sent() -> None:
         b"#DW stage_in type=file source=$HOME/${SCRATCH}x/$UNSET/$ODD destination=$DW_JOB_STRIPED/x\n"
         b"echo $LANG\n#DW $PATH\n"
     )
-    environment = {"HOME": "/home/dana", "SCRATCH": "s", "LANG": "C", "PATH": "/bin", "ODD": "\udc80", "BBF": "b"}
+    environment = {"HOME": "/home/alice", "SCRATCH": "s", "LANG": "C", "PATH": "/bin", "ODD": "\udc80", "BBF": "b"}
 
     def sent(home: str | None) -> dict[str, str]:
         found = prepare(
@@ -279,9 +279,9 @@ def test_only_variables_of_directives_that_are_set_here_are_sent() -> None:
         assert isinstance(found, dict)
         return found
 
-    assert sent(None) == {"HOME": "/home/dana", "SCRATCH": "s", "BBF": "b"}
+    assert sent(None) == {"HOME": "/home/alice", "SCRATCH": "s", "BBF": "b"}
     # A job of another user: that user's home, if it is known here.
-    assert sent("/home/erin")["HOME"] == "/home/erin" and "HOME" not in sent("")
+    assert sent("/home/bob")["HOME"] == "/home/bob" and "HOME" not in sent("")
 
 
 def test_a_client_that_does_not_send_a_request_leaves_its_variables_to_the_controller() -> None:
