@@ -122,6 +122,7 @@ WRONG_OF_KIND = {
     ValueKind.TEMPLATE: ("bin/cp", "is not an absolute path"),
     ValueKind.RATE: ("fast", "does not start with a number"),
     ValueKind.AT_ONCE: ("-1", "is '-1'"),
+    ValueKind.VARIABLES: ("HOME,1A", "is not the name of a variable"),
 }
 
 
