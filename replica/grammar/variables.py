@@ -63,7 +63,7 @@ def path_variable_table(allowed: tuple[str, ...]) -> dict[str, str | bool]:
     The text is False if it is in the environment of a submit.
     """
     entries = (entry.partition("=") for entry in allowed)
-    return {USER_VARIABLE: USER_SYMBOL, **{name: _with_user(text) if sign else False for name, sign, text in entries}}
+    return {**{name: _with_user(text) if sign else False for name, sign, text in entries}, USER_VARIABLE: USER_SYMBOL}
 
 
 def _with_user(template: str) -> str:

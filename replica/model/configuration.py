@@ -353,7 +353,8 @@ def path_variable_fault(entry: str) -> str | None:
     name, equals, text = entry.partition("=")
     if _VARIABLE.fullmatch(name) is None:
         return f"{name[:48]!r} is not the name of a variable"
-    if name == "USER" or name.startswith(("DW_", "FOREBAY_")):
+    # USER alone permits no other variable.
+    if entry.startswith("USER=") or name.startswith(("DW_", "FOREBAY_")):
         return f"{name} is defined by Forebay"
     if equals and (not text.startswith("/") or "," in text or has_control_character(text) or "/../" in text + "/"):
         return f"the value {text[:48]!r} of {name} is not an absolute path"

@@ -8,6 +8,7 @@ from forebay.replica.grammar import (
     UNKNOWN_VARIABLES,
     DirectiveRejected,
     PathVariables,
+    path_variable_table,
     read_external_job_request,
     read_request,
     variable_names,
@@ -154,10 +155,16 @@ def test_the_setting_lists_names_and_templates() -> None:
     parsed = parse_value(key, "HOME,PROJECT=/proj/%u")
     assert parsed == ("HOME", "PROJECT=/proj/%u") and format_value(key, parsed) == "HOME,PROJECT=/proj/%u"
     assert check_site(Site(path_variables=parsed)) is None
+    # For a site that permits no other variable.
+    only = PathVariables(parse_value(key, "USER"), GIVEN)
+    assert only.names == ["USER"] and outside_of("/a/$USER", only) == "/a/%u"
+    assert path_variable_table(("USER", "A", "B=/b/%u/%j")) == {"USER": "%u", "A": False, "B": "/b/%u/%%j"}
+    with pytest.raises(DirectiveRejected, match="use one of [$]USER;"):
+        outside_of("$HOME/a", only)
 
 
 @pytest.mark.parametrize(
-    "text", ["1A", "A=b", "A=/b/../c", "USER", "DW_X", "FOREBAY_X=/a", "A,A=/b", "A=/" + "b" * 5000]
+    "text", ["1A", "A=b", "A=/b/../c", "USER=/a", "DW_X", "FOREBAY_X=/a", "A,A=/b", "A=/" + "b" * 5000]
 )
 def test_an_invalid_entry_of_the_setting_is_rejected(text: str) -> None:
     key = find_key("PathVariables")
