@@ -102,11 +102,11 @@ class CheckedSnapshotView(SnapshotView, frozen=True, kw_only=True):
 
     cluster_id: str
     state_digest: str
-    """Equal to a replica's response to `GET /v1/state-digest?at=` for the snapshot's revision."""
+    """Digest that a replica returns for `GET /v1/state-digest?at=` with the snapshot's revision."""
 
 
 def verify(options: dict[str, Any]) -> None:
-    """Recompute the digest chain, compare it with known digests, and print the held range."""
+    """Recompute the digest chain, compare it with known digests, and print the range of present entries."""
     if options["archive"] is not None and options["data"] is None and options["name"] is None:
         verify_alone(options)
         return
@@ -138,7 +138,7 @@ def _verified(options: dict[str, Any]) -> _Verified:
     archived: VerifiedArchive | None = None
     with _environment(options) as environment:
         running = Ledger(environment)
-        # Listed first, so that no snapshot is newer than the opened ledger.
+        # List snapshots before opening the ledger, so that none is newer than the ledger.
         snapshots = _snapshots(options) if options["deep"] else []
         ledger = running.as_of_now()
         cluster = running.cluster_id
@@ -250,7 +250,7 @@ _UNPROVEN: Final = "not compared: earlier entries are not held here"
 
 
 def _snapshots(options: dict[str, Any]) -> list[tuple[int, Path]]:
-    """Return the snapshots beside the ledger; those of a running replica change."""
+    """Return the snapshots beside the ledger; a running replica may add and delete some."""
     directory = _directory(options)
     return snapshots_in(directory.parent / "snapshots")
 
@@ -300,7 +300,7 @@ def verified_words(verified: LedgerSummary) -> str:
 
 
 def replay_ledger(options: dict[str, Any]) -> None:
-    """Fold the ledger again and print the resulting state digest."""
+    """Replay the ledger and print the resulting state digest."""
     expected = options["expect"]
     if expected is not None:
         expected = expected.lower()
@@ -369,7 +369,7 @@ def replay_ledger(options: dict[str, Any]) -> None:
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
             f"at revision {state.revision} the state digest is {digest}, not {expected}",
-            "compare digests at the same revision (--at); if they differ there, keep this ledger and report it",
+            "compare digests of the same revision (--at); if they differ, keep this ledger and report the difference",
         )
 
 
@@ -422,7 +422,7 @@ def _release(options: dict[str, Any]) -> Iterator[Release | None]:
 
 
 def is_void(index: int, batch: Batch, ledger: Ledger) -> bool:
-    """Return whether a batch's base check rejected it: another entry settled its revisions."""
+    """Return whether the batch is void because another entry settled its revisions."""
     if not batch.entries:
         return False
     try:
@@ -540,7 +540,7 @@ def prove(options: dict[str, Any]) -> None:
 
 
 def whatif(options: dict[str, Any]) -> None:
-    """Simulate a window of the ledger with changed settings, print the result, and optionally write it as a page."""
+    """Simulate a window of the ledger with changed settings, print the result, and optionally write a page."""
     policy: Path | None = options["policy"]
     page: Path | None = options["html"]
     try:

@@ -1,6 +1,6 @@
-"""Deciding again: each command of a batch on the state on which it was first decided.
+"""Deciding recorded commands again, each on the state of its original decision.
 
-Always the ledger's outcome is settled, never the new one, so that one difference does not cause others.
+The outcome in the ledger is settled, never the new outcome, so that one difference does not cause others.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ Ask = Callable[[SpeculativeState, int], Request | None]
 
 
 class CommandOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Outcome of a command: events, or a rejection, or `fault` if deciding it raised."""
+    """Outcome of a command: events, a rejection, or `fault` if the decision raised an exception."""
 
     events: tuple[Event, ...] = ()
     rejection: Rejection | None = None
@@ -32,7 +32,7 @@ def recorded_outcome(entry: Entry) -> CommandOutcome:
 
 
 class Deciding:
-    """State that advances batch by batch, on which commands are decided again."""
+    """State that advances batch by batch while commands are decided again."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -65,13 +65,13 @@ class Deciding:
             facts = growing.facts if is_by_key(request.command) else growing.state()
             decision = decide(facts, request, growing.at)
         except Exception as error:
-            # Like a leader, which answers such a command and continues.
+            # A leader also answers such a command with an error and continues.
             return CommandOutcome(fault=f"{type(error).__name__}: {error}")
         return (
             CommandOutcome(rejection=decision) if isinstance(decision, Rejection) else CommandOutcome(decision.events)
         )
 
 
-def in_turn(requests: Sequence[Request | None]) -> Ask:
+def ask_by_position(requests: Sequence[Request | None]) -> Ask:
     """Return an `Ask` for the known requests of a batch, by position."""
     return lambda _, place: requests[place]

@@ -36,7 +36,7 @@ MADE_ANEW = "remove that directory: the replica rebuilds it"
 
 
 class SnapshotCheck(NamedTuple):
-    """Snapshot of a replica at `entry`. `proven`: it was compared; otherwise it replaces history that is not held."""
+    """Snapshot of a replica at `entry`. `proven` is False if the snapshot only replaces missing history."""
 
     path: Path
     entry: int
@@ -69,8 +69,8 @@ def verify_deep(
 ) -> Deep:
     """Fold the ledger to its end, and compare each snapshot with the state at its entry.
 
-    After missing history the next snapshot is taken as given. Every state digest recorded in the ledger is compared.
-    Raises:
+    After missing history, the replay continues from the next snapshot without comparing it. Every state digest recorded
+    in the ledger is compared. Raises:
         ReplayFailed: A snapshot differs from the fold; the message names its file.
         StateDigestMismatch: A state differs from its recorded digest.
         ReplayRefused: History is missing, and no snapshot replaces it.
@@ -109,9 +109,9 @@ def verify_deep(
 
 
 def verify_index(ledger: Ledger, directory: Path, snapshots: Path) -> IndexPosition | None:
-    """Build the index by job again in a temporary directory, as far as the replica's own extends, and compare the two.
+    """Rebuild the index by job in a temporary directory, up to the end of the replica's index, and compare them.
 
-    Return the last compared entry, None without an index. A running replica continues its own index meanwhile.
+    Return the last compared entry, or None without an index. A running replica may extend its index meanwhile.
 
     Raises:
         ReplayFailed: The job histories differ.
@@ -134,7 +134,7 @@ def verify_index(ledger: Ledger, directory: Path, snapshots: Path) -> IndexPosit
                 following.write()
             if position.index > following.index or following.ledger.row_at(position.index).digest != position.digest:
                 raise ReplayFailed(position.index, f"{directory} belongs to another ledger; {MADE_ANEW}")
-            # Pruned history is only in an index built before the pruning.
+            # The rebuilt index lacks pruned entries.
             unknown = [
                 (ledger.row_at(hole.first_index - 1).revision, ledger.row_at(hole.last_index).revision)
                 for hole in following.holes
@@ -162,14 +162,14 @@ def verify_index(ledger: Ledger, directory: Path, snapshots: Path) -> IndexPosit
 
 
 def verify_tree(running: Ledger, home: Path, progress: Progress | None = None) -> int | None:
-    """Derive a replica's tree again, and compare its tiles and signed checkpoints with it.
+    """Rebuild a replica's tree, and compare it with the replica's tiles and signed checkpoints.
 
     Return the size of the last comparable checkpoint, None without one.
 
     Raises:
         LedgerBroken: Tiles belong to another ledger, or signed entries are no longer in this one.
     """
-    signed = _signed_in(home)  # first, since later signatures cover entries applied later
+    signed = _signed_in(home)  # before the ledger is opened: later checkpoints cover later entries
     ledger = running.as_of_now()
     try:
         tree = LedgerTree(lambda: ledger, home / LOG_DIRECTORY, readonly=True)

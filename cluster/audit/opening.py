@@ -60,7 +60,7 @@ def sentences() -> Iterator[None]:
             remedy = "run it as the user that the replica runs as"
             raise Failure(ExitCode.PERMISSION_DENIED, f"{error.place}: permission denied", remedy) from error
         if error.condition is Condition.SYNC_LOG_RESTLESS:
-            # No fault was found; scripts must be able to tell this from damage.
+            # Nothing is damaged, so the exit code must differ from that of damage.
             raise Failure(ExitCode.UNREACHABLE, str(error)) from error
         raise Failure(ExitCode.VERIFICATION_FAILED, str(error)) from error
     except StorageFailed as error:

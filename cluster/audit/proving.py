@@ -74,7 +74,7 @@ def proof_of(ledger: Ledger, home: Path, job: int, *, progress: Callable[[int, i
     try:
         history = history_proven(seen, tree, job, size, leaf)
     except ProofError as error:
-        raise LedgerBroken(size, f"the record counts that it has do not match its records ({error})") from error
+        raise LedgerBroken(size, f"the record counts in the ledger do not match its records ({error})") from error
     return proof_file(note, job, records, history)
 
 

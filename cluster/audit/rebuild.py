@@ -3,12 +3,13 @@
 Theory of operation
 ===================
 
-Commands are not in the ledger (law 1), only their actor, name and digest. So this module makes candidates, and accepts
-one only if its digest is the recorded one: never a guess. Commands without fields (a scheduling cycle) need no proof.
+Commands are not in the ledger (law 1), only their actor, name and digest. So this module generates candidates, and
+accepts a candidate only if its digest equals the recorded digest. Commands without fields, such as a scheduling cycle,
+need no proof.
 
-An event contains the decision, not always the request: symbols in paths are replaced, defaults are filled in. Then
-there are several candidates, the likeliest first. `REBUILDERS` has a row for every kind of command; if it cannot be
-rebuilt, always or sometimes, the row names the data that the ledger lacks.
+An event contains the decision, which may differ from the request: symbols in paths are replaced, and defaults are
+filled in. Then there are several candidates, the likeliest first. `REBUILDERS` has a row for every kind of command. If
+commands of a kind cannot always be rebuilt, the row names the data that the ledger lacks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,11 +43,11 @@ from forebay.replica.state import Facts, State
 from forebay.replica.values import RESTARTED_MAX
 
 CANDIDATES_MAX: Final = 8_192
-"""Candidates compared with a digest, count: 40 ms. A script can end in 4,000 ways."""
+"""Maximum number of candidates compared with a digest: 40 ms, and enough for the 4,000 possible ends of a script."""
 
 
 class Led(NamedTuple):
-    """Events of a command, and the state before it: all that the ledger has of it."""
+    """Recorded data of a command: its events, and the state before them."""
 
     state: Facts
     """State before the command."""
@@ -59,14 +60,14 @@ class Led(NamedTuple):
 
 
 class Rebuilder(NamedTuple):
-    """Function that rebuilds the commands of a kind. `lacks`: data missing from the ledger for some or all of them."""
+    """Function that rebuilds the commands of a kind. `lacks` names data that the ledger may lack for this."""
 
     candidates: Callable[[Led], Iterable[Command]] | None
     lacks: str = ""
 
 
 def rebuilt(before: SpeculativeState, entry: Entry) -> Command | None:
-    """Return the command of an entry settled next on a state, proven by its digest; None if not found."""
+    """Return the command of the entry that follows a state, proven by its digest; None if it cannot be rebuilt."""
     kind = c.KINDS.get(entry.command)
     candidates = None if kind is None else REBUILDERS[kind].candidates
     if kind is None or candidates is None:
@@ -78,7 +79,7 @@ def rebuilt(before: SpeculativeState, entry: Entry) -> Command | None:
             if not needs_proof or command_digest(Request(entry.id, entry.actor, command)) == entry.digest:
                 return command
     except LookupError:
-        return None  # the events concern no object, or a missing one
+        return None  # the events name no object, or a missing object
     return None
 
 
@@ -86,7 +87,7 @@ def rebuilt(before: SpeculativeState, entry: Entry) -> Command | None:
 
 
 def _as_event(command: Any, event: type[Event]) -> Callable[[Led], Iterator[Command]]:
-    """Return the candidates of a command whose fields are those of its event, others at their defaults."""
+    """Return the candidates of a command with the fields of its event, and defaults for other fields."""
 
     def candidates(led: Led) -> Iterator[Command]:
         for one in led.of(event):
@@ -101,7 +102,7 @@ def _jobs(led: Led) -> list[int]:
 
 
 def _meant(led: Led) -> Iterator[tuple[int, tuple[int, ...] | None]]:
-    """Yield job and tasks as a command may have named its jobs."""
+    """Yield each (job, tasks) pair by which the command may have named its jobs."""
     jobs = _jobs(led)
     if len(jobs) == 1:
         yield jobs[0], None
@@ -238,7 +239,7 @@ def _set_reservation(led: Led) -> Iterator[Command]:
 
 
 def _set_partition(led: Led) -> Iterator[Command]:
-    # The last event is the requested one; those before it only end another default.
+    # The last event is the requested change; earlier events only clear another partition's default flag.
     for event in reversed(led.of(e.PartitionSet)):
         yield c.SetPartition(event.partition)
 
@@ -270,7 +271,7 @@ def _restart_operations(led: Led) -> Iterator[Command]:
     touched = _jobs(led)
     yield c.RestartOperations(tuple(touched))
     assert isinstance(led.state, State)  # required by `WALKING`
-    # At the start of its term, the leader names running operations, a portion at a time.
+    # At the start of its term, the leader restarts running operations in several commands.
     jobs = jobs_under_way(led.state)
     for first in range(len(jobs) if touched else 0):
         yield c.RestartOperations(tuple(jobs[first : first + RESTARTED_MAX]))
@@ -301,7 +302,7 @@ def _results(led: Led, job: Job, stage: Stage) -> Iterator[c.OperationResult]:
 
 
 def _receipts(led: Led) -> Iterator[TransferReceipt | None]:
-    """Yield the receipt of a report, if any: its stage and attempt are always the order's."""
+    """Yield the receipt of a report, or None; its stage and attempt are those of the order."""
     recorded = next((event.receipt for event in led.of(e.TransferRecorded)), None)
     yield recorded
     if recorded is not None:
@@ -327,7 +328,7 @@ def _results_with(led: Led, job: Job, stage: Stage, receipt: TransferReceipt | N
     if stage is Stage.RUN:
         yield from _ends(led)
     else:
-        # Counts of a post-run or teardown are not kept: agents report none, or those of the stage-in.
+        # The ledger lacks the counts of a post-run or teardown: agents report no counts, or those of the stage-in.
         yield c.OperationDone(receipt=receipt)
         if (buffer := led.state.buffers.get(job.id)) is not None:
             yield c.OperationDone(buffer.staged_in_files, buffer.staged_in_bytes, receipt=receipt)
@@ -346,7 +347,7 @@ def _failures(
 
 
 def _ends(led: Led) -> Iterator[c.OperationResult]:
-    """Yield the ways in which a script can have ended: the real one is not kept if it is cancelled or requeued."""
+    """Yield the possible results of a script; the ledger lacks the result of a cancelled or requeued job."""
     message = ""
     for event in led.of(e.RunEnded):
         yield c.ScriptEnded(event.result, event.exit_code, event.signal, event.message)
@@ -425,11 +426,11 @@ def _abort_drill(led: Led) -> Iterator[Command]:
 
 
 EXTERNAL_JOBS_ASKED_MAX: Final = 1_024
-"""External jobs searched for their user's ID, count: a millisecond."""
+"""Maximum number of external jobs searched for their user's ID: a millisecond."""
 
 
 def _ids(led: Led, request: JobRequest) -> list[int]:
-    """Return candidates for a user's ID: the group's, as on most systems, or those in external jobs of the user."""
+    """Return candidates for a user ID: the group ID, equal on most systems, and the IDs in the user's external jobs."""
     assert isinstance(led.state, State)  # required by `WALKING`
     gid, jobs = request.effective_options.gid, led.state.jobs
     known = (jobs.get(one.job) for one in islice(led.state.external_jobs.values(), EXTERNAL_JOBS_ASKED_MAX))
@@ -464,7 +465,7 @@ def _remove_persistent(led: Led) -> Iterator[Command]:
 
 # ---- the table
 
-_OTHER_ID: Final = "the user ID that the scheduler gave, if no external job has it and it is not the group's"
+_OTHER_ID: Final = "the user ID from the scheduler, if it differs from the group ID and occurs in no external job"
 
 REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
     c.FoundCluster: Rebuilder(_found_cluster),

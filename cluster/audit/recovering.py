@@ -64,15 +64,15 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     lost_after: str | None
     """Entry, revision and time up to which everything is kept.
 
-    Changes that others acknowledged later are lost, except those among the uncertain ones.
+    Changes that other replicas acknowledged later are lost, unless they are among the uncertain entries.
     """
     lost_jobs_first: int
-    """First possible ID of a lost job; IDs from this one on are not reused."""
+    """First possible ID of a lost job; neither this ID nor higher IDs are reused."""
     reachable: dict[str, int]
     begun: str | None = None
     """New incarnation, if it was started."""
     first_job: int | None = None
-    """First job ID that it assigns."""
+    """First job ID that the new incarnation assigns."""
 
 
 def recover_command(options: dict[str, Any]) -> None:
@@ -134,7 +134,7 @@ def _by(options: dict[str, Any]) -> str:
 
 
 def check_account(directory: Path) -> None:
-    """Check that this is the replica's account: the replica could not open files of another one.
+    """Check that this process runs as the replica's account, because the replica cannot open files of other accounts.
 
     Raises:
         Failure: It is another account.

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from forebay.cluster.audit.deciding import CommandOutcome, Deciding, in_turn, recorded_outcome
+from forebay.cluster.audit.deciding import CommandOutcome, Deciding, ask_by_position, recorded_outcome
 from forebay.cluster.audit.rebuild import REBUILDERS, rebuilt
 from forebay.cluster.audit.release import Release
 from forebay.cluster.audit.release_fold import tables_that_differ
@@ -26,14 +26,14 @@ from forebay.wal import encode_batch
 
 ASKED_BATCHES: Final = 256
 ASKED_BYTES: Final = 8 << 20
-"""Limits of one portion for another release, count and bytes: it decides while the next one is prepared."""
+"""Limits of one portion for the other release, count and bytes; it decides one portion while the next is prepared."""
 
 DIFFERENCES_KEPT: Final = 1_000
-"""Differences kept with their events, the first ones; all are counted."""
+"""Number of differences kept with their events; further differences are only counted."""
 
 
 DECIDED_HERE_MAX: Final = 20
-"""First differences of another release that are also decided here: a scheduling cycle visits all jobs for that."""
+"""Number of the other release's differences that this release decides too; each may cost a scheduling cycle."""
 
 
 class Deviation(enum.StrEnum):
@@ -46,10 +46,10 @@ class Deviation(enum.StrEnum):
     REASON = "reason only"
     """Same events except for their explanatory texts."""
     ALLOCATION = "other allocation"
-    """Another job, node or mover gets space or starts, or at another time."""
+    """A different job, node or mover gets space or starts, or the time differs."""
     EVENTS = "other events"
     REFUSAL = "other rejection"
-    """Only one is rejected, or with another code."""
+    """Only one decision is a rejection, or the codes of the rejections differ."""
 
     @property
     def is_grave(self) -> bool:
@@ -58,7 +58,7 @@ class Deviation(enum.StrEnum):
 
 
 _TEXTS: Final = ("reason", "comment", "message")
-"""Fields of events for display, which no decision depends on."""
+"""Fields of events that are only displayed; no decision depends on them."""
 
 _ALLOCATES: Final = (
     e.BufferAllocated, e.AllocationRevoked, e.PersistentReserved, e.RunOrdered, e.ExternalJobSpaceAllocated,
@@ -98,15 +98,16 @@ class CommandCounts(msgspec.Struct):
     same: int = 0
     different: int = 0
     not_rebuilt: int = 0
-    """Commands that had an effect and could not be rebuilt from it."""
+    """Commands with an effect that could not be rebuilt."""
     no_trace: int = 0
     """Commands that were rejected or changed nothing, so that no event describes them."""
 
 
 class DecisionDifference(msgspec.Struct, frozen=True):
-    """Decision that differs.
+    """Decision that differs from the ledger.
 
-    `here`: whether this release decides as the ledger, for the first ones of another release.
+    `here` tells whether this release decides as the ledger did; it is set only for the first differences of another
+    release.
     """
 
     index: int
@@ -154,7 +155,7 @@ class RedecidingReplay(ReplayFold):
 
     @property
     def grave(self) -> DecisionDifference | None:
-        """Return the first decision with another effect."""
+        """Return the first difference with a different effect."""
         return next((one for one in self.differences if one.deviation.is_grave), None)
 
     def _settle(self, index: int, batch: Batch) -> None:
@@ -239,15 +240,18 @@ class RedecidingReplay(ReplayFold):
             )  # fmt: skip
 
     def _here(self, asked: "_Asked", place: int, ledger: CommandOutcome) -> bool | None:
-        """Return whether this release decides as the ledger, if another one was used; None for most."""
+        """Return whether this release decides as the ledger did.
+
+        The result is None without another release, and after the first differences.
+        """
         if self._release is None or len(self.differences) >= DECIDED_HERE_MAX:
             return None
         requests = [request if at == place else None for at, request in enumerate(asked.requests)]
-        return Deciding(asked.before).settle(asked.batch, in_turn(requests))[place] == ledger
+        return Deciding(asked.before).settle(asked.batch, ask_by_position(requests))[place] == ledger
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """Batch of the ledger at `index`, the state before it, and its commands as far as rebuilt."""
+    """Batch of the ledger at `index`, the state before it, and its rebuilt commands."""
 
     index: int
     before: State
@@ -263,4 +267,4 @@ def lacking(kinds: Iterable[str]) -> dict[str, str]:
 
 
 UNPROVEN: Final = "a digest that proves it"
-"""Data that the ledger lacks for commands whose events contain all their fields."""
+"""Missing data named for commands whose events contain all fields: no candidate has the recorded digest."""

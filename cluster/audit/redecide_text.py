@@ -15,7 +15,7 @@ from forebay.replica.messages import Event
 from forebay.replica.values import plain
 
 SHOWN_MAX: Final = 20
-"""Differences in the table, the grave ones first, count; `--json` has more."""
+"""Number of differences in the table, those with another effect first; `--json` has more."""
 
 _HERE: Final = {None: "", True: "; this release decides as the ledger", False: "; this release also decides otherwise"}
 

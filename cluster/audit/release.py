@@ -1,8 +1,8 @@
 """Another release as a worker process, called over a pipe to decide commands and fold a ledger.
 
-The process is `python -m cluster.audit.worker` of the other tree, with that tree's packages and environment, if any; no
-code of it is imported here. A state is sent as the slices of a snapshot image, history as the bytes of the ledger,
-commands as MessagePack under their names. Every frame has one reply.
+The process is `python -m cluster.audit.worker` of the other tree, with that tree's packages and virtual environment.
+This process imports no code of that tree. A state is sent as the slices of a snapshot image, history as the bytes of
+the ledger, commands as MessagePack under their names. Every frame has one reply.
 """
 
 import subprocess
@@ -24,18 +24,18 @@ DIALOGUE: Final = 1
 """Version of the pipe protocol."""
 
 FRAME_BYTES_MAX: Final = 1 << 30
-"""Limit of one frame, bytes: a chunk of full batches and its results take less."""
+"""Limit of one frame, bytes: larger than a portion of full batches and its results."""
 
 LENGTH_BYTES: Final = 8
 
 ENDING_S: Final = 10
-"""Seconds for which a process that closed its pipe may take to end, so that its last output is complete."""
+"""Time limit for a process to end after it closed its pipe, seconds; its last output is then complete."""
 
 WORKER: Final = "forebay.cluster.audit.worker"
 
 
 class GivenCommand(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Command in transfer form: its name, and its fields as encoded for its digest."""
+    """Command as sent over the pipe: its name, and its fields as encoded for its digest."""
 
     id: bytes
     actor: Actor

@@ -10,11 +10,11 @@ from forebay.wal import Ledger, LedgerEntry
 
 COMPARED_ENTRIES: Final = 4_096
 COMPARED_BYTES: Final = 8 << 20
-"""Limits of a fold between two comparisons, count and bytes: each comparison visits all jobs."""
+"""Limits of the entries between two comparisons, count and bytes: each comparison visits all jobs."""
 
 
 def fold_with(release: Release, ledger: Ledger, replaying: ReplayFold, progress: Progress | None = None) -> int:
-    """Fold a ledger to its end here and there; return the number of comparisons, all equal.
+    """Fold a ledger to its end in both releases; return the number of comparisons, which all succeeded.
 
     Exceptions of `replay` also propagate.
 
@@ -35,7 +35,7 @@ def fold_with(release: Release, ledger: Ledger, replaying: ReplayFold, progress:
         release.fold(entry.data for entry in entries)
         differ = tables_that_differ(table_digests(replaying.state), release.digests())
         if differ:
-            raise _first(release, before, entries, differ)
+            raise _first_difference(release, before, entries, differ)
         compared += 1
         if progress is not None:
             progress(replaying.last_index, ledger.applied_index)
@@ -47,10 +47,13 @@ def tables_that_differ(here: Mapping[str, bytes], there: Mapping[str, bytes]) ->
     return tuple(sorted(table for table in {*here, *there} if here.get(table) != there.get(table)))
 
 
-def _first(
+def _first_difference(
     release: Release, before: ReplayFold, entries: Sequence[LedgerEntry], differ: tuple[str, ...]
 ) -> ReplayFailed:
-    """Return the failure for the first of the entries after which the states differ; after the last one they do."""
+    """Return the failure for the first entry after which the states differ.
+
+    They differ after the last of these entries.
+    """
     same, other = 0, len(entries)
     while other - same > 1:
         middle = (same + other) // 2

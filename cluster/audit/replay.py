@@ -22,7 +22,7 @@ from forebay.wal import (
 )
 
 READ_ENTRIES = 1_024
-"""Entries read between two progress reports, count."""
+"""Number of entries read between two progress reports."""
 
 Progress = Callable[[int, int], None]
 
@@ -32,7 +32,7 @@ class ReplayRefused(Exception):
 
 
 class ReplayFailed(Exception):
-    """Ledger that this release cannot have agreed on; `index` is the first entry that shows it."""
+    """Ledger that this release cannot have agreed on; `index` is the first entry that proves this."""
 
     def __init__(self, index: int, sentence: str) -> None:
         super().__init__(f"the replay fails at entry {index}: {sentence}")
@@ -42,10 +42,10 @@ class ReplayFailed(Exception):
 
 @contextmanager
 def failing_at(index: int) -> Iterator[None]:
-    """Convert errors of folding a ledger that was never agreed on into ReplayFailed at an entry.
+    """Convert errors from folding a forged ledger into ReplayFailed at an entry.
 
-    A fold is total only for decided events: forged ones can lead anywhere, for example to an unknown node or a negative
-    size.
+    A fold is total only for decided events. Forged events can cause any error, for example for an unknown node or a
+    negative size.
     """
     try:
         yield
@@ -68,10 +68,7 @@ class EntryCounts(NamedTuple):
 
 
 class ReplayFold:
-    """State of a replay. `entries` counts the entries read, of them `batches`, `no_ops` and `void_batches`.
-
-    `digests` are the state digests recorded in the ledger, compared on the way.
-    """
+    """State of a replay, which compares the recorded state digests as it reads them."""
 
     def __init__(self, state: State, index: int, digest: bytes, at_revision: int | None, *, every_digest: bool) -> None:
         self.history = HistoryFold(state, every_digest=every_digest)
@@ -101,7 +98,10 @@ class ReplayFold:
 
     @property
     def state(self) -> State:
-        """Return the state after the entries. Reading it after each entry costs more than folding it."""
+        """Return the state after the entries.
+
+        Reading this property after each entry costs more than folding the entry.
+        """
         return self.history.state
 
     @state.setter
@@ -159,7 +159,7 @@ class ReplayFold:
     def _settle(self, index: int, batch: Batch) -> None:
         last = batch.base + len(batch.entries)
         if self.at_revision is not None and batch.base == self.history.revision and last > self.at_revision:
-            # The moment lies inside this batch: only its first entries had been settled then.
+            # The requested revision is inside this batch, so only the first entries of the batch are settled.
             self.batches += 1
             state = self.state
             for record in batch.entries[: self.at_revision - batch.base]:
@@ -178,10 +178,10 @@ def replay(
     at_revision: int | None = None,
     progress: Progress | None = None,
 ) -> ReplayFold:
-    """Fold the ledger from its start, or from a snapshot's image, up to `at_revision` or to its end.
+    """Fold the ledger from its start or from a snapshot's image, up to `at_revision` or to its end.
 
-    The end is fixed at the start of the call: a running replica continues meanwhile. `progress(done index, last index)`
-    is called regularly.
+    The end is determined at the start of the call, because a running replica continues to append. `progress(done index,
+    last index)` is called regularly.
 
     Raises:
         ReplayRefused: Entries are not held here, or the revision does not exist.
@@ -191,13 +191,13 @@ def replay(
     """
     ledger = ledger.as_of_now()
     try:
-        return _replayed(ledger, start, at_revision, progress, every_digest=False)
+        return _replay_once(ledger, start, at_revision, progress, every_digest=False)
     except StateDigestMismatch:
-        # Not every digest was compared: repeat, to find the two between which the difference begins.
-        return _replayed(ledger, start, at_revision, progress, every_digest=True)
+        # Only some digests were compared: repeat with every digest, to locate the first difference.
+        return _replay_once(ledger, start, at_revision, progress, every_digest=True)
 
 
-def _replayed(
+def _replay_once(
     ledger: Ledger, start: Image | None, at_revision: int | None, progress: Progress | None, *, every_digest: bool
 ) -> ReplayFold:
     if start is None:
@@ -272,7 +272,8 @@ def _compare(ledger: Ledger, replaying: ReplayFold) -> None:
     revision: Revision | int = ledger.applied_revision
     if revision != replaying.state.revision:
         raise ReplayFailed(
-            replaying.last_index, f"it ends at revision {replaying.state.revision}, but the replica recorded {revision}"
+            replaying.last_index,
+            f"the ledger ends at revision {replaying.state.revision}, not {revision}, which the replica recorded",
         )
     if replaying.ledger_digest and ledger.applied_digest != replaying.ledger_digest:
-        raise LedgerBroken(replaying.last_index, "its digest differs from the one recorded as applied")
+        raise LedgerBroken(replaying.last_index, "the ledger's digest differs from the one that the replica recorded")

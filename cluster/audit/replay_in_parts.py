@@ -1,8 +1,8 @@
-"""Parallel replay: each part is folded by a separate process, starting with a state kept by the replica.
+"""Parallel replay: separate processes fold parts of a ledger, each starting from a state that the replica keeps.
 
-A state is accepted once the part before it has led to it: digests of state and ledger are compared at each seam, so the
-whole is proven as by a single fold. Any fault, in a part or at a seam, is located by a replay in one process, whose
-result counts.
+At each seam between two parts, the result of the earlier part must equal the initial state of the later part, in the
+digests of state and ledger. So the parallel replay proves as much as a single fold. After any mismatch or failure, one
+process replays the whole ledger, and its result is used.
 
 `python -m cluster.audit.replay_in_parts PARENT DIRECTORY LAST [STATE]` is the process of a part. It writes its progress
 and result as JSON lines to standard output.
@@ -39,15 +39,15 @@ from forebay.snapshots import SnapshotRefused, load_snapshot
 from forebay.wal import Environment, Ledger, LedgerBroken, StorageFailed
 
 PART_COMMANDS: Final = 50_000
-"""Commands that justify a process, count: a second of folding."""
+"""Minimum number of commands for a separate process: a second of folding."""
 
 PARTS_MAX: Final = 64
 
 STEP_ENTRIES: Final = 8_192
-"""Entries between two progress lines of a part, count."""
+"""Number of entries after which a part writes a progress line."""
 
 BEHIND_ENTRIES: Final = 16_384
-"""Entries after a part that are searched for a digest of one of its states, count."""
+"""Number of entries after a part that are searched for a digest of a state in the part."""
 
 BESIDE: Final = 10
 """Niceness of a part's process relative to its parent."""
@@ -66,7 +66,7 @@ FAILURES: Final = (
 
 
 class StateFile(NamedTuple):
-    """State kept by the replica in a file: of entry `index`, after `revision`."""
+    """File in which the replica keeps its state after entry `index`, at `revision`."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
     revision: int
@@ -74,7 +74,7 @@ class StateFile(NamedTuple):
 
 
 class _PartFailed(Exception):
-    """Part that did not finish, or whose result differs from the start of the next one."""
+    """Part that did not finish, or whose result differs from the initial state of the next part."""
 
 
 def states_beside(directory: Path) -> list[tuple[int, Path]]:
@@ -90,7 +90,7 @@ def states_beside(directory: Path) -> list[tuple[int, Path]]:
 def seams(ledger: Ledger, states: Sequence[tuple[int, Path]], *, first: int, last: int, parts: int) -> list[StateFile]:
     """Return the states at which to cut a fold of the revisions `first` to `last` into at most `parts` parts.
 
-    They are the nearest to equal parts, and leave no part too small for a process.
+    The parts are as equal as possible, and none is too small for a process.
     """
     known: dict[int, StateFile] = {}
     for index, path in states:
@@ -120,9 +120,10 @@ def replay_in_parts(
     progress: Progress | None = None,
     doubt: Callable[[str], None],
 ) -> ReplayFold:
-    """Do the work of `replay` for the ledger in a directory with several processes; `start`: a snapshot's file.
+    """Replay the ledger in a directory with several processes; `start` is the file of a snapshot.
 
-    `doubt` is called with the cause of a repeated fold in one process. Exceptions of `replay` also propagate.
+    If a part fails, `doubt` is called with the cause, and one process replays the whole ledger. Exceptions of `replay`
+    also propagate.
 
     Raises:
         SnapshotRefused: The snapshot is not sound.
@@ -151,13 +152,13 @@ def _in_parts(
     """Fold the last part here and the others in processes. Exceptions of `replay` also propagate.
 
     Raises:
-        _PartFailed: A part did not finish, or does not meet the next one.
+        _PartFailed: A part did not finish, or its result differs from the initial state of the next part.
     """
     begins = [start, *(cut.path for cut in cuts[:-1])]
-    with _started(directory, [(begin, cut.index) for begin, cut in zip(begins, cuts, strict=True)]) as parts:
-        shown = None if progress is None else _Shown(progress, parts, cuts[-1].index)
+    with _start_parts(directory, [(begin, cut.index) for begin, cut in zip(begins, cuts, strict=True)]) as parts:
+        shown = None if progress is None else _TotalProgress(progress, parts, cuts[-1].index)
         replaying = from_image(ledger, load_snapshot(cuts[-1].path), at_revision)
-        own = _stand(replaying)
+        own = _seam_values(replaying)
         fold(ledger, replaying, ledger.applied_index, shown)
         ends = [part.wait(shown) for part in parts]
         for cut, end, following in zip(cuts, ends, [*(end["begin"] for end in ends[1:]), own], strict=True):
@@ -190,7 +191,7 @@ class _Part:
                 self.folded = said["folded"]
                 self._said = said if "end" in said else None
 
-    def wait(self, shown: "_Shown | None") -> dict[str, Any]:
+    def wait(self, shown: "_TotalProgress | None") -> dict[str, Any]:
         """Return the part's result.
 
         Raises:
@@ -212,8 +213,8 @@ class _Part:
 
 
 @contextmanager
-def _started(directory: Path, spans: Sequence[tuple[Path | None, int]]) -> Iterator[list[_Part]]:
-    """Start the processes of parts, and end them with the block at the latest."""
+def _start_parts(directory: Path, spans: Sequence[tuple[Path | None, int]]) -> Iterator[list[_Part]]:
+    """Start the processes of parts, and end them on exit."""
     parts: list[_Part] = []
     try:
         for begin, last in spans:
@@ -224,7 +225,7 @@ def _started(directory: Path, spans: Sequence[tuple[Path | None, int]]) -> Itera
             part.end()
 
 
-class _Shown:
+class _TotalProgress:
     """Combined progress of all parts."""
 
     def __init__(self, progress: Progress, parts: Sequence[_Part], before: int) -> None:
@@ -242,8 +243,8 @@ class _Shown:
         self._progress(self._here + sum(part.folded for part in self._parts), self._last)
 
 
-def _stand(replaying: ReplayFold) -> list[str | int]:
-    """Return the values that two parts must share at their seam: entry, ledger digest, state digest."""
+def _seam_values(replaying: ReplayFold) -> list[str | int]:
+    """Return the values that must be equal at a seam: entry, ledger digest, state digest."""
     return [replaying.last_index, replaying.ledger_digest.hex(), replaying.state_digest.hex()]
 
 
@@ -256,12 +257,12 @@ def fold_part(ledger: Ledger, last: int, start: Path | None) -> Iterator[dict[st
         SnapshotRefused: The state's file is not sound.
     """
     replaying = from_nothing() if start is None else from_image(ledger, load_snapshot(start))
-    first, begin = replaying.last_index, _stand(replaying)
+    first, begin = replaying.last_index, _seam_values(replaying)
     while replaying.last_index < last:
         fold(ledger, replaying, min(last, replaying.last_index + STEP_ENTRIES))
         yield {"folded": replaying.last_index - first}
-    end, counts, folded = _stand(replaying), replaying.counts(), replaying.last_index - first
-    # Digests are recorded some seconds after their states: those of the last states are in the next part.
+    end, counts, folded = _seam_values(replaying), replaying.counts(), replaying.last_index - first
+    # A digest is recorded some seconds after its state, so the digests of the last states are in the next part.
     digests, behind = replaying.digests, min(last + BEHIND_ENTRIES, ledger.applied_index)
     digests.stop_holding(replaying.state)
     while digests.awaits_record and replaying.last_index < behind:

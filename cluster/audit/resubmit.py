@@ -1,8 +1,8 @@
 """Reconstruction of a job's request from the decision about it: the likeliest requests first.
 
 A submit resolves its request: symbols in paths are replaced, the pool rounds the capacity, defaults of the site are
-filled in. The record has the directives as written, so they are parsed again; every other field is tried both as
-decided and as it may have been requested.
+filled in. The ledger has the original directives, which are parsed again. Every other field is tried as decided, and in
+each form in which it may have been requested.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -50,12 +50,12 @@ def submits(state: Facts, event: JobSubmitted) -> Iterator[SubmitJob]:
 
 
 def updates(state: Facts, event: e.JobUpdated, changed: Iterable[JobChange]) -> Iterator[UpdateJob]:
-    """Yield the updates of the job of `event` that may have caused changes to it, or to it and others."""
+    """Yield the updates that may have caused `changed`: changes to the job of `event` and perhaps to other jobs."""
     change, request = _union(changed), state.jobs[event.job].request
     buffers: list[BufferRequest | None] = [None]
     if event.buffer is not None:
         buffers = [*buffers_asked(state, replace(request, buffer=event.buffer))]
-    for said in _with_what_is_so(request, change):
+    for said in _with_unchanged_fields(request, change):
         partitions = dict.fromkeys((said.partition, "" if said.partition else said.partition))
         conditions: list[tuple[tuple[Dependency, ...] | None, tuple[AfterTask, ...]]] = [(said.dependencies, ())]
         if said.dependencies is not None:
@@ -67,11 +67,11 @@ def updates(state: Facts, event: e.JobUpdated, changed: Iterable[JobChange]) -> 
 
 
 SAID_AGAIN_MAX: Final = 4
-"""Fields of an update that may have been given with their present value, count: 4,000 combinations."""
+"""Number of fields that an update may have repeated with their present value: 4,000 combinations."""
 
 
-def _with_what_is_so(request: JobRequest, change: JobChange) -> Iterator[JobChange]:
-    """Yield a change as in the event, and with some fields that the event lacks because they had that value already."""
+def _with_unchanged_fields(request: JobRequest, change: JobChange) -> Iterator[JobChange]:
+    """Yield the change in the event, then the change with additional fields that already had the requested value."""
     options = request.effective_options
     so = {
         field: getattr(request if hasattr(request, field) else options, field)
@@ -107,7 +107,7 @@ def buffers_asked(state: Facts, decided: JobRequest) -> list[BufferRequest | Non
 
 
 def external_job_requests(state: Facts, name: str, decided: JobRequest) -> Iterator[JobRequest]:
-    """Yield the possible requests of an external job's setup behind a decision; `name` is its job's ID."""
+    """Yield the possible requests behind the decided setup of an external job; `name` is the ID of the job."""
     options = JobOptions(gid=decided.effective_options.gid, groups=decided.effective_options.groups)
     buffer = decided.buffer
     if buffer is None:
@@ -129,14 +129,14 @@ def external_job_requests(state: Facts, name: str, decided: JobRequest) -> Itera
 
 
 def _as_written(decided: BufferRequest, read: Callable[[], ParsedRequest]) -> list[BufferRequest]:
-    """Return the possible requests behind a request's directives; empty if these do not parse to its text."""
+    """Return the possible requests with the directives of a decided request; empty if these cannot be parsed."""
     try:
         written = read().request
     except DirectiveRejected:
         return []
     if written is None or written.text != decided.text:
         return []
-    # Values rounded by its scheduler are given as decided.
+    # A scheduler that rounds values requests the decided ones.
     as_counted = replace(
         written, pool=decided.pool, capacity_bytes=decided.capacity_bytes, places=decided.places, units=decided.units
     )
@@ -144,7 +144,7 @@ def _as_written(decided: BufferRequest, read: Callable[[], ParsedRequest]) -> li
 
 
 def _options(state: Facts, decided: JobRequest) -> list[JobOptions]:
-    """Return the options that may have been requested: the site's defaults may have been omitted."""
+    """Return the options that may have been requested, without or with the site's defaults."""
     options, rules = decided.effective_options, state.scheduling_rules
     accounts = [options.account] + [""] * (options.account != "" and options.account == rules.default_account)
     qos = [options.qos] + [""] * (options.qos != "" and options.qos == rules.default_qos)
@@ -174,7 +174,7 @@ def _conditions(state: Facts, decided: tuple[Dependency, ...]) -> list[Asked]:
 
 
 def _outputs(event: JobSubmitted) -> tuple[list[str], list[str]]:
-    """Return the output paths that may have been requested: without symbols or default first, then with symbols."""
+    """Return the output and error paths that may have been requested: literal paths or defaults first, then symbols."""
     request, array = event.request, event.array
     decided = array.outputs[0] if array is not None and array.outputs else request.output
     texts = dict.fromkeys((decided.removeprefix(request.workdir.rstrip("/") + "/"), decided))
@@ -189,7 +189,7 @@ def _outputs(event: JobSubmitted) -> tuple[list[str], list[str]]:
                 if is_chosen and value:
                     written = written.replace(value, symbol)
             found[written] = None
-        # The value may also occur literally in the name; then the symbol is at one position only.
+        # The name may contain the value literally as well, so also try the symbol at a single position.
         for value, symbol in symbols:
             pieces = text.split(value) if value else [text]
             for place in range(1, len(pieces)):

@@ -6,7 +6,7 @@ from typing import IO, Final
 
 import msgspec
 
-from forebay.cluster.audit.deciding import CommandOutcome, Deciding, in_turn
+from forebay.cluster.audit.deciding import CommandOutcome, Deciding, ask_by_position
 from forebay.cluster.audit.release import (
     DIALOGUE,
     Answer,
@@ -77,7 +77,7 @@ class Worker:
                     requests[place] = None if one is None else request_of(one)
                 except (LookupError, msgspec.MsgspecError) as error:
                     unknown[place] = f"this release does not know the command: {error}"
-            outcomes = self._deciding.settle(batch, in_turn(requests))
+            outcomes = self._deciding.settle(batch, ask_by_position(requests))
             for place, fault in unknown.items():
                 outcomes[place] = CommandOutcome(fault=fault)
             yield tuple(b"" if one is None else _encoder.encode(one) for one in outcomes)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GARBAGE_THRESHOLD: Final = 100_000
-"""Allocations before the first garbage collection, count: more than most commands make."""
+"""Number of allocations before the first garbage collection, which most commands do not reach."""
 
 COMPLETE_VARIABLE = "_FOREBAY_COMPLETE"
 """Environment variable by which a shell requests completions."""

@@ -65,7 +65,7 @@ class CheckResult(StrEnum):
 
     OK = "ok"
     NOTE = "note"
-    """Possibly intended or temporary, for example a peer that is not running yet."""
+    """Possible problem, perhaps intended or temporary, such as a peer that is not running yet."""
     FAIL = "FAIL"
     """The process would not start, or no client could use it."""
 
@@ -129,7 +129,7 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
         show(table(("NAME", "CHECK", "RESULT", "FOUND"), cells, flexible=frozenset({"FOUND"})))
     failed = sum(row.verdict is CheckResult.FAIL for row in rows)
     if failed:
-        remedy = "correct them before you start the processes"
+        remedy = "correct the failed checks before you start the processes"
         raise Failure(ExitCode.BAD_INPUT, f"{failed} of {len(rows)} checks failed", remedy)
 
 
@@ -185,7 +185,7 @@ def _checks(config: Config, name: str, clock: Clock) -> Iterator[_Found]:
     if replica is not None:
         yield from _ports(config, replica)
         yield _disk(config.storage.directory / name, FREE_BYTES_LEAST)
-        yield from _others(config, name)
+        yield from _peers(config, name)
         if config.traces.endpoint:
             yield _traces(config.traces)
     else:
@@ -234,7 +234,7 @@ def _certificate(config: Config, name: str, replica: ReplicaConfig | None, clock
 
 
 def _ports(config: Config, replica: ReplicaConfig) -> Iterator[_Found]:
-    other = functools.cache(lambda: _why_other(config, replica))
+    other = functools.cache(lambda: _certificate_mismatch(config, replica))
     for what, address in (("peer", replica.peer), ("api", replica.api), ("channel", replica.channel)):
         if address is None:
             continue
@@ -258,8 +258,8 @@ def _ports(config: Config, replica: ReplicaConfig) -> Iterator[_Found]:
             yield f"{what} port", CheckResult.OK, f"{address} is free"
 
 
-def _why_other(config: Config, replica: ReplicaConfig) -> str:
-    """Return why the process at the replica's API address is another one; empty if it has the replica's certificate."""
+def _certificate_mismatch(config: Config, replica: ReplicaConfig) -> str:
+    """Return why the process at the API address is not this replica, or an empty string if its certificate matches."""
     host, port = replica.api.host, replica.api.port
     try:
         context = client_context(config.tls_files(replica.name))
@@ -270,7 +270,7 @@ def _why_other(config: Config, replica: ReplicaConfig) -> str:
             found = identify(secured.getpeercert(), cluster_id=config.cluster.id)
     except (ConfigError, TlsError, IdentityError, OSError) as error:  # ssl.SSLError is an OSError
         return str(error)
-    return "" if found.role is Role.REPLICA and found.name == replica.name else f"it is {found}"
+    return "" if found.role is Role.REPLICA and found.name == replica.name else f"its certificate is for {found}"
 
 
 def _disk(directory: Path, least: int) -> _Found:
@@ -293,11 +293,12 @@ def _account(config: Config, own: AgentConfig) -> _Found:
 def _filesystems(config: Config) -> Iterator[_Found]:
     for filesystem in config.filesystems:
         is_there = os.path.isdir(filesystem.path)
-        text = f"{filesystem.path} is {'mounted' if is_there else 'missing: mount it, or other nodes stage its jobs'}"
+        state = "mounted" if is_there else "missing: mount it, or only other nodes can stage its jobs"
+        text = f"{filesystem.path} is {state}"
         yield f"shared filesystem {filesystem.name}", CheckResult.OK if is_there else CheckResult.NOTE, text
 
 
-def _others(config: Config, name: str) -> Iterator[_Found]:
+def _peers(config: Config, name: str) -> Iterator[_Found]:
     for other in config.replicas:
         if other.name == name:
             continue

@@ -43,16 +43,16 @@ ANSWER_S: Final = 5.0
 """Time limit of each request, seconds: a cluster that needs diagnostics may not answer at all."""
 
 PART_BYTES_MAX: Final = 4 << 20
-"""Largest part, bytes; only the end of a larger one is kept."""
+"""Largest part, bytes; of a longer file only the end is kept."""
 
 LOGS_MAX: Final = 64
-"""Largest number of --log options, count."""
+"""Largest number of --log options."""
 
 FILES_MAX: Final = 5_000
-"""Files listed for one directory, count."""
+"""Maximum number of files listed for one directory."""
 
 JOURNAL_LINES: Final = 20_000
-"""Lines read from the machine's journal, count."""
+"""Maximum number of lines read from the machine's journal."""
 
 JOURNAL_S: Final = 20.0
 """Time limit for reading the machine's journal, seconds."""
@@ -67,7 +67,7 @@ REDACTED: Final = "(redacted)"
 """Replacement for values of [provider] environment."""
 
 SECRET_CHARACTERS_MIN: Final = 6
-"""Shortest value that is removed from every part, characters: a shorter one occurs within ordinary words."""
+"""Shortest value that is removed from every part, characters: shorter values occur within ordinary words."""
 
 NEVER: Final = b"PRIVATE KEY-----"
 """Mark of a private key: a part that contains it is left out."""
@@ -173,9 +173,9 @@ class Bundle:
 def debug(output: Path | None, jobs: tuple[str, ...], logs: tuple[Path, ...], as_json: bool) -> None:
     """Write diagnostics without secrets to one file.
 
-    Run it on each machine with a problem, as the account that Forebay runs as. It works even if the cluster is down:
-    the file then names what is missing. The file never contains keys, scripts, job environments or values of [provider]
-    environment; it does contain names of nodes, pools, users in the configuration, and files of --job.
+    Run it on each machine with a problem, as the account that Forebay runs as. It works even if the cluster is down;
+    the file then lists the missing parts. The file never contains keys, scripts, job environments or values of
+    [provider] environment; it does contain names of nodes, pools, users in the configuration, and files of --job.
     """
     if len(logs) > LOGS_MAX:
         raise bad_input(f"{len(logs)} logs are given", f"use at most {LOGS_MAX}", place="--log")

@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
 MEANINGS: Final = MappingProxyType(
     {
         ExitCode.OK: "done",
-        ExitCode.REFUSED: "rejected: the present state does not allow it, it has no effect yet, or a queue is full",
+        ExitCode.REFUSED: "rejected: the present state forbids the change, its effect is delayed, or a queue is full",
         ExitCode.BAD_INPUT: "bad input: an error in the command line, the configuration, the script or the request",
         ExitCode.NOT_FOUND: "the named object does not exist",
         ExitCode.UNREACHABLE: "no replica answered, or there was no leader, within the deadline; nothing was changed",
@@ -62,7 +62,7 @@ INVALID_REQUEST_LINE: Final = "Burst Buffer request invalid"
 
 
 PERMISSION_LINE: Final = "Burst Buffer permission denied"
-"""Last line if a user may not have a burst buffer, as in Slurm."""
+"""Last line if the user is not allowed burst buffers, as in Slurm."""
 
 NODE_COUNT_LINE: Final = "Node count specification invalid"
 """Last line if a job without nodes requests more than persistent buffers, or nothing; as in Slurm."""
@@ -72,7 +72,7 @@ BBF_LINE: Final = "Invalid --bbf specification"
 
 
 FAILURES_SHOWN_MAX: Final = 64
-"""Failures of one command that are printed, count: a screen or two."""
+"""Maximum number of failures of one command that are printed: a screen or two."""
 
 
 class Failure(Exception):

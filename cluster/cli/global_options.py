@@ -18,10 +18,10 @@ _AS_JSON: Final = "forebay.cluster.cli.as_json"
 
 
 class GlobalOption(click.Option):
-    """Option of the outermost command that every command accepts, unless it has its own option of that name."""
+    """Option of the outermost command that every command accepts, unless the command defines an option of that name."""
 
     def for_command(self, own: Set[str]) -> list[click.Option]:
-        """Return the option for a command with these own options, without their names; empty if no name is left."""
+        """Return the option without the names in `own`, the command's own options; empty if no name is left."""
         words = [word for word in self.opts if word not in own]
         if not words:
             return []

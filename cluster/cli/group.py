@@ -88,7 +88,7 @@ def run_to_exit(call: Callable[[], object], *, as_json: bool) -> NoReturn:
 
 
 class _OutputClosed(Exception):
-    """The reader of the output has exited, as with `| head`: no error. Click would exit with 1, a code in use."""
+    """The reader of the output has exited, as with `| head`. This is no error, but click would exit with 1."""
 
 
 @contextlib.contextmanager

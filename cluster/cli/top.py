@@ -37,11 +37,11 @@ ANSWER_S: Final = 2.0
 """Time limit for an answer before the view is marked as old, seconds."""
 
 TRANSFERS_READ: Final = 200
-"""Transfers requested, count: more than fit on a screen."""
+"""Number of transfers requested: more than fit on a screen."""
 
 NEEDS_MAX: Final = 5
 POOLS_MAX: Final = 8
-"""Largest number of lines for each part, count; transfers get the rest."""
+"""Largest number of lines for each part; transfers get the rest."""
 
 QUIT: Final = b"qQ"
 
@@ -95,7 +95,7 @@ async def _draw(client: Client, every_s: float) -> None:
             while True:
                 old_s = loop.time() - seen_s if trouble else None
                 width, height = console.size
-                lines = picture(seen, height, trouble, old_s)
+                lines = render_view(seen, height, trouble, old_s)
                 texts = (Text(line.text[:width], style=line.style, no_wrap=True) for line in lines)
                 live.update(Group(*texts), refresh=True)
                 with contextlib.suppress(TimeoutError):
@@ -147,7 +147,7 @@ async def _keys() -> AsyncIterator[asyncio.Event]:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
-def picture(seen: Answers, height: int, trouble: str = "", old_s: float | None = None) -> list[StyledLine]:
+def render_view(seen: Answers, height: int, trouble: str = "", old_s: float | None = None) -> list[StyledLine]:
     """Return the lines of the view, at most `height`; `trouble` is the error of the last `old_s` seconds."""
     overview = seen.overview
     title = f"forebay {plain(overview.cluster)}   leader {plain(overview.leader or 'none')}   term {overview.term}"

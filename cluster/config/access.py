@@ -1,7 +1,7 @@
-"""Client's part of forebay.toml: where the cluster is and how to authenticate.
+"""Client's part of forebay.toml: the addresses of the cluster, and how to authenticate.
 
-Reads the tables [cluster], [[replica]], [tls] and [access] and rejects unknown table names. The content of other tables
-is read by `cluster.config.config` where needed: imports dominate the run time of a command.
+This module reads the tables [cluster], [[replica]], [tls] and [access], and rejects unknown table names. Only
+`cluster.config.config` reads the content of other tables, because imports dominate the run time of a command.
 """
 
 import os
@@ -18,13 +18,13 @@ from forebay.cluster.security import AUTHORITY_NAME, NAME_RULE, TlsFiles, find_u
 from forebay.cluster.system import Address
 
 CONFIG_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Size limit of the file, bytes: several times 10,000 agents of about 100 bytes each."""
+"""Size limit of the file, bytes: several times the size of 10,000 agents with about 100 bytes each."""
 
 REPLICAS_MAX: Final = 16
-"""Replicas in the file: the founders and those added since; at most nine are members at a time."""
+"""Maximum number of replicas in the file: founders and added ones, of which at most nine are members at a time."""
 
 API_WORKERS_MAX: Final = 16
-"""API workers of a replica, count: more than one controller process can keep busy."""
+"""Maximum number of API workers of a replica: more than a controller process can keep busy."""
 
 OPERATOR_NAME: Final = "operator"
 """Name of the operator's certificate created by `forebay cluster init`."""
@@ -61,17 +61,18 @@ class ReplicaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peer: Annotated[Written[Address], Meta(examples=["127.0.0.1:7401"])]
     api: Annotated[Written[Address], Meta(examples=["127.0.0.1:7411"])]
     channel: Annotated[Written[Address], Meta(examples=["127.0.0.1:7421"])] | None = None
-    """Address of its pipelined channel; None to offer none."""
+    """Address of the replica's pipelined channel; None for no channel."""
     api_workers: Annotated[int, Meta(ge=0, le=API_WORKERS_MAX)] = 0
-    """Processes that serve API and channel in front of the controller process; 0 if the controller serves them
-    itself.
+    """Number of API workers, which serve API and channel in front of the controller process.
+
+    0 if the controller itself does.
     """
     joins: bool = False
-    """True if it is not a founder but was added to the cluster, or will be."""
+    """True for a replica that joins an existing cluster; False for a founder."""
 
     @property
     def add_command(self) -> str:
-        """Command that adds it to the cluster as a new member."""
+        """Command that adds the replica to the cluster."""
         return f"forebay cluster add {self.name} --peer {self.peer} --api {self.api}"
 
 
@@ -101,7 +102,7 @@ class AccessConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read_if_valid(cls, path: Path) -> Self | None:
-        """Read the tables for clients; return None if they are invalid.
+        """Read the client's tables; return None if they are invalid.
 
         Raises:
             ConfigError: The file is not readable TOML, or other users may read the keys.

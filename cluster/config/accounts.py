@@ -1,6 +1,6 @@
-"""Table `[access]`: accounts that may authenticate without a certificate, by which methods, and operators.
+"""Table `[access]`: accounts that may authenticate without a certificate, the permitted methods, and operators.
 
-Every machine has the same table. A replica decides by its own copy and its own name service; a client reads the
+Every machine has the same table. A replica uses its own copy and its own name service. A client reads only the
 gateway's socket and whether to use MUNGE.
 """
 
@@ -14,13 +14,13 @@ from forebay.cluster.config.toml import InvalidValue, Name, Text, Written
 from forebay.cluster.security import NAME_RULE, is_name
 
 LISTED_MAX: Final = 256
-"""Accounts, groups or gateways in one list, count: use a group for more."""
+"""Maximum number of accounts, groups or gateways in one list; use a group for more."""
 
 GROUP_SIGN: Final = "%"
 """Prefix of group names, as in sudoers(5)."""
 
 MUNGE: Final = "munge"
-"""Method MUNGE, among names of gateways."""
+"""Word for the method MUNGE in lists of gateways."""
 
 SOCKET: Final = Path("/run/forebay/gateway.sock")
 
@@ -35,13 +35,13 @@ class AccessTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     operators_through: Annotated[tuple[Text, ...], Meta(max_length=LISTED_MAX, examples=[["login1", MUNGE]])] | None = (
         None
     )
-    """Gateways, and `munge`, that may vouch for an operator; None means every gateway but not MUNGE."""
+    """Gateways (and `munge`) through which operators may authenticate; None means every gateway, but not MUNGE."""
     socket: Path = SOCKET
     """Socket of the local gateway."""
     gateway_account: Annotated[Written[Name], Meta(examples=["forebay"])] | None = None
     """Account that runs gateways, besides root and the owner of this file; clients trust no other."""
     munge: bool = False
-    """Accept MUNGE credentials in replicas, and create them in clients where there is no gateway."""
+    """True if replicas accept MUNGE credentials, which clients create if they find no gateway."""
     munge_socket: Path | None = None
     """Socket of munged; None for libmunge's default."""
 
@@ -49,7 +49,7 @@ class AccessTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Check that the names can be accounts, groups or gateways.
 
         Raises:
-            InvalidValue: A name cannot.
+            InvalidValue: A name is invalid.
         """
         for key, listed, sign in (
             ("users", self.users, GROUP_SIGN),

@@ -69,37 +69,36 @@ __all__ = [
 ]
 
 REPLICA_COUNTS: Final = (1, 3, 5)
-"""Possible numbers of founding replicas: an even number tolerates no more failures than one less."""
+"""Possible numbers of founding replicas: an even number tolerates no more failures than the next smaller odd number."""
 
 GIB: Final = 1024**3
 MAP_SIZE_BYTES_MIN: Final = 16 * 1024**2
-"""Minimum LMDB map, bytes: a smaller one cannot hold the entries of one snapshot interval."""
+"""Minimum LMDB map, bytes: a smaller map cannot hold the entries of one snapshot interval."""
 
 MAP_SIZE_BYTES_MAX: Final = 16 * 1024 * GIB
 """Maximum LMDB map, bytes: far below the 128 TiB of user address space on x86-64."""
 
 KILL_WAIT_S_MAX: Final = 3_600
-"""Longest grace period of a script, seconds: its node is occupied meanwhile."""
+"""Longest grace period of a script, seconds, during which its node is occupied."""
 
 CGROUP_WORDS: Final = ("auto", "own", "none")
 """Values of an agent's `cgroup` setting besides a path."""
 
 TIMING_MS_MAX: Final = 60_000
-"""Longest election timeout, milliseconds: a minute without a leader is useless."""
+"""Longest election timeout, milliseconds: longer timeouts leave the cluster without a leader for too long."""
 
 HEARTBEATS_PER_ELECTION: Final = 3
-"""Heartbeats that must fit into the shortest election timeout with a margin: one lost packet must not cause an
-election. The check of consensus itself is less strict (cluster.consensus.interface.Timing).
+"""Minimum number of heartbeats in the shortest election timeout, so that a lost packet causes no election.
+
+Consensus itself checks less strictly (cluster.consensus.interface.Timing).
 """
 
 ARCHIVES_MIN: Final = 2
 ARCHIVES_MAX: Final = 8
-"""Copies of the archive: entries are removed only if two copies have them; more than eight copies belong to a backup
-system.
-"""
+"""Minimum and maximum number of archives: pruning requires two copies, and more than eight need a backup system."""
 
 KEEP_DAYS_MAX: Final = 36_500
-"""A hundred years."""
+"""Maximum of keep_days, days: a hundred years."""
 
 KEEP_BYTES_MIN: Final = 1 << 20
 """Minimum size of the ledger to keep, bytes: less would keep almost nothing."""
@@ -115,8 +114,8 @@ _BY_NAME: Final = Path("NAME")
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Agent of one node.
 
-    `accounts`: `switch` runs jobs as their users (the agent is root); `own` runs all as the agent's account (not root);
-    `own-as-root` runs all jobs as root, which gives the machine to every user who may submit.
+    `accounts`: `switch` runs jobs as their users (the agent must be root). `own` runs all jobs as the agent's account
+    (not root). `own-as-root` runs all jobs as root, which makes every user who may submit root on the machine.
     """
 
     name: Annotated[Written[Name], Meta(examples=["n1"])]
@@ -124,13 +123,15 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     directory: Path = _BY_NAME
     accounts: Literal["own", "switch", "own-as-root"] = "own"
     cgroup: Annotated[Text, Meta(examples=["auto", "own", "none", "/sys/fs/cgroup/forebay"])] = "auto"
-    """Parent of the jobs' cgroups, with which all processes of a job can be killed. `own`: the agent's own cgroup,
-    which must be delegated; `auto`: the same if it is delegated, otherwise none; `none`; or a delegated cgroup v2
-    directory.
+    """Parent of the jobs' cgroups, which make it possible to kill all processes of a job.
+
+    `own` is the agent's cgroup, which must be delegated. `auto` is `own` if that is delegated, otherwise `none`. A path
+    is a delegated cgroup v2 directory.
     """
     buffer_image: Literal["none", "ext4"] = "none"
-    """`ext4` makes each buffer a mounted image file of its size (the agent is root); `none` makes it a directory,
-    limited by quotas where available.
+    """Form of buffers: `ext4` mounts an image file of the buffer's size (the agent must be root).
+
+    `none` creates a directory, with a quota if available.
     """
     copy_rate_bytes_s: Bytes = field(default=Size(0), name="copy_rate")
     """Copy rate of one operation, bytes per second; 0, only the default, means unlimited."""
@@ -153,7 +154,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def mode(self) -> Literal["own", "switch"]:
-        """Account for jobs: the agent's own, whichever that is, or their users'."""
+        """Account for jobs: the agent's account (`own`), or that of the job's user (`switch`)."""
         return "switch" if self.accounts == "switch" else "own"
 
 
@@ -179,11 +180,12 @@ class StorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RetentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Retention of the ledger on this machine's replica, and its archives; not replicated.
 
-    Only `forebay audit retain` reads it. Without `keep_days` and `keep` it archives but prunes nothing.
+    Only `forebay audit retain` reads this table. Without `keep_days` and `keep`, the command archives but prunes
+    nothing.
     """
 
     archives: Annotated[tuple[Path, ...], Meta(min_length=ARCHIVES_MIN, max_length=ARCHIVES_MAX)]
-    """Archive directories, each with the whole ledger, on filesystems that do not fail together."""
+    """Archive directories, each with the whole ledger, on filesystems with independent failures."""
     keys: Path
     """Public keys of the replicas' checkpoint signatures, as printed by `forebay audit keys`."""
     keep_days: Annotated[int, Meta(ge=0, le=KEEP_DAYS_MAX)] = 0
@@ -246,7 +248,7 @@ class TimingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         least = self.election_min_ms
         most = self.election_max_ms or 2 * least
-        # Close to the maximum permitted by HEARTBEATS_PER_ELECTION: heartbeats are the cost of an idle cluster.
+        # Use nearly the longest permitted period, because heartbeats are the load of an idle cluster.
         heartbeat = self.heartbeat_ms or max(1, least * 3 // 10)
         if most <= least:
             sentence = f"found {most}, not more than election_min_ms {least}"
@@ -382,9 +384,9 @@ class Config(AccessConfig, frozen=True, kw_only=True):
         return next((helper for helper in self.helpers if target in helper.targets), None)
 
     def check_accounts(self, agent: AgentConfig, user_id: int) -> None:
-        """Check that an agent may run as this account under its `accounts` setting.
+        """Check that an agent may run as this account with its `accounts` setting.
 
-        Not part of reading the file, which is the same on machines where the agent does not run.
+        Reading the file does not include this check, because the file is also read on machines without the agent.
 
         Raises:
             ConfigError: The account and the setting do not match.
@@ -402,9 +404,9 @@ class Config(AccessConfig, frozen=True, kw_only=True):
         raise document.refuse(("agent", self.agents.index(agent), "accounts"), sentence, remedy)
 
     def provider_here(self, *more: Path) -> Local:
-        """Return this machine's provider settings, closing the directories of local replicas and agents, and `more`.
+        """Return this machine's provider settings, with the directories of local processes, and `more`, as closed.
 
-        Nothing below closed directories is run as a program, because its content was written by others.
+        No program below a closed directory is run, because other accounts may have written it.
         """
         agents = (agent.directory for agent in self.agents)
         replicas = (self.storage.directory / replica.name for replica in self.replicas)
@@ -413,7 +415,7 @@ class Config(AccessConfig, frozen=True, kw_only=True):
 
     @property
     def members(self) -> dict[str, str]:
-        """Peer addresses of the replicas by name, for contacting them; the journal defines the members."""
+        """Peer addresses of the configured replicas by name; the actual members are in the journal."""
         return {replica.name: str(replica.peer) for replica in self.replicas}
 
     @property

@@ -1,4 +1,4 @@
-"""Discovery of the configuration file, and reading as much of it as a client needs."""
+"""Discovery of the configuration file, and reading the client's part."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ def config_places(environment: Mapping[str, str], system: Path = SYSTEM_DIRECTOR
 def find_config(environment: Mapping[str, str], system: Path = SYSTEM_DIRECTORY) -> Path:
     """Return the first default location with a file.
 
-    A user who enters another account's directory has not chosen the file in it, yet a configuration determines which
-    servers
-    a command trusts. Links are rejected, because the target would be trusted for its owner, whatever the link's author
-    intends. Only root and this account can change the resolved path, so the file is the same when it is read.
+    A configuration determines which servers a command trusts, so a file that another account placed in the working
+    directory must not be used. Links are rejected, because any account could link to a trusted file. Only root and this
+    account can change the resolved path, so the file cannot be replaced before it is read.
 
     Raises:
         ConfigError: There is no file, or another account could have put it there.
@@ -51,7 +50,7 @@ def find_config(environment: Mapping[str, str], system: Path = SYSTEM_DIRECTORY)
         directory = os.path.realpath(place.parent)
 
         def refuse_shared(status: os.stat_result, shown: str, directory: str = directory) -> None:
-            # Any user may create a hard link to root's file in a shared directory.
+            # In a shared directory, any user may create a hard link to a file of root.
             if shown == directory and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise UntrustedFile(f"others may write to {shown}", "run chmod go-w on it")
 
@@ -84,6 +83,6 @@ def read_access(path: Path) -> AccessConfig:
     if access is None:
         from forebay.cluster.config.config import Config
 
-        # Let the full check report the error.
+        # The complete check reports the error.
         return Config.load(path)
     return access

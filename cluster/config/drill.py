@@ -1,6 +1,6 @@
 """Tables [[helper]] and [drill] of forebay.toml: helpers on each machine, and permissions for drills.
 
-The first is the same on every machine and lists the helpers. The second belongs to one machine and is not replicated.
+The tables [[helper]] are the same on every machine. The table [drill] belongs to one machine and is not replicated.
 """
 
 from __future__ import annotations
@@ -18,27 +18,25 @@ from forebay.replica.model import SCENARIOS
 from forebay.replica.values import is_mail_address
 
 HELPERS_MAX: Final = 64
-"""Helpers in the file, count: one for each machine in drills."""
+"""Maximum number of helpers in the file: one for each machine that takes part in drills."""
 
 TARGETS_MAX: Final = 64
-"""Replicas and agents of one machine, count."""
+"""Maximum number of replicas and agents of one machine."""
 
 START_WORDS_MAX: Final = 32
-"""Words of the command that restarts a process, count."""
+"""Maximum number of words of the command that restarts a process."""
 
 HOURS_MAX: Final = 16
-"""Weekly periods without drills, count."""
+"""Maximum number of weekly periods without drills."""
 
 REMINDED_MAX: Final = 8
-"""Recipients of reminders, count."""
+"""Maximum number of recipients of reminders."""
 
 DAYS_MAX: Final = 3_660
-"""Days between two drills of a kind, count."""
+"""Maximum interval between two drills of a kind, days."""
 
 Allowed = Literal["process", "network", "disk"]
-"""Kinds of faults: signals to a replica or agent, an nft table, and a file that fills a filesystem or a limit on
-writes.
-"""
+"""Kinds of faults: signals, network (an nft table), and disk (a file that fills a filesystem, or a limit on writes)."""
 
 DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
@@ -48,7 +46,7 @@ _MINUTES_OF_A_DAY: Final = 24 * 60
 
 
 class Hours(msgspec.Struct, frozen=True):
-    """Weekly period in minutes from midnight; `until` is excluded."""
+    """Weekly period, in days and minutes from midnight; `until` is excluded."""
 
     days: frozenset[int]
     """0 is Monday."""
@@ -92,11 +90,14 @@ class DrillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     directory: Path = Path("drill")
     """Directory in which each helper records how to undo a fault before causing it."""
     start: Annotated[tuple[Text, ...], Meta(max_length=START_WORDS_MAX)] = ()
-    """Command that restarts a process killed by a drill where no service manager does; `{name}` is its name."""
+    """Command that restarts a process killed by a drill, for machines without a service manager.
+
+    `{name}` is its name.
+    """
     never: Annotated[tuple[Text, ...], Meta(max_length=HOURS_MAX)] = ()
     """Periods in which no drill may begin, such as `Mon-Fri 08:00-18:00`, in local time."""
     require_second: bool = False
-    """Require the consent of a second operator."""
+    """True if a second operator must approve each drill."""
     every_days: dict[str, Annotated[int, Meta(ge=1, le=DAYS_MAX)]] = {}
     """Days after which each kind of drill is due again, such as `{switchover = 30}`; the leader sends reminders."""
     remind: Annotated[tuple[Text, ...], Meta(max_length=REMINDED_MAX)] = ()
@@ -104,9 +105,9 @@ class DrillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     automatic: Annotated[tuple[Text, ...], Meta(max_length=len(SCENARIOS))] = ()
     """Kinds that `--automatic` may run from a timer, once the last three of that kind have passed."""
     prometheus: Text = ""
-    """Prometheus server queried once a second whether a drill controlled from here must end."""
+    """Prometheus server that a coordinator on this machine queries once a second during a drill."""
     stop_when: Text = ""
-    """Query, as in an alerting rule: any result ends the drill."""
+    """PromQL query, as in an alerting rule; any result aborts the drill."""
 
     def __post_init__(self) -> None:
         """Check programs, addresses, scenarios and periods.
@@ -139,7 +140,7 @@ class DrillConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise InvalidValue(f"found {text!r:.60}", _HOURS_RULE, "never", number) from error
 
     def forbids(self, day: int, minute: int) -> str:
-        """Return the period that contains this minute (from midnight) of a weekday (0 is Monday), or ""."""
+        """Return the forbidden period that contains this minute (from midnight) of a weekday (0 is Monday), or ""."""
         return next((text for text in self.never if Hours.parse(text).hold(day, minute)), "")
 
 

@@ -1,6 +1,6 @@
 """Founding pools and policy in a configuration.
 
-Afterwards they are replicated state changed by commands (law 3), and the file's values are ignored.
+Once the cluster exists, they are replicated state that commands change (law 3), and the values in the file are ignored.
 """
 
 import os
@@ -15,7 +15,7 @@ from forebay.replica.grammar import check_filesystem
 from forebay.replica.model import FOUNDING_FIELDS, Pool, SharedFilesystem, Site, check_site
 
 ROOTS_MAX: Final = 256
-"""Staging roots of a kind, count: each is compared with every path of a job."""
+"""Maximum number of sources, and of destinations: each is compared with every path of a job."""
 
 _Roots = Annotated[tuple[Text, ...], Meta(max_length=ROOTS_MAX)]
 
@@ -62,7 +62,7 @@ class StagingTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for key in self.__struct_fields__:
             for number, root in enumerate(getattr(self, key)):
                 if "%" in root.replace("%u", ""):
-                    raise InvalidValue(f"found {root!r}", "the only symbol here is %u, the job's user", key, number)
+                    raise InvalidValue(f"found {root!r}", "the only symbol is %u, the job's user", key, number)
                 if ".." in Path(root).parts:
                     raise InvalidValue(f"found '..' in {root!r}", "write the directory itself", key, number)
 

@@ -12,23 +12,32 @@ from forebay.cluster.config.toml import Bytes, InvalidValue, Size
 from forebay.replica.values import JOBS_UNFINISHED_MAX, SCRIPT_BYTES_MAX
 
 COMMANDS_PER_MINUTE_MAX = 10_000_000
-"""Commands of one user per minute, count: several times the rate all users together can reach."""
+"""Maximum of commands_per_minute: several times the rate that all users together can reach."""
 
 COMMAND_BYTES_MIN = 8 * 1024 * 1024
-"""Minimum of a user's bytes per minute: one request of the largest size."""
+"""Minimum limit of a user's bytes per minute: the size of the largest request."""
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits per user; operators and agents are exempt. Beyond them: 429 with the time of the next attempt."""
+    """Limits per user; operators and agents are exempt.
+
+    A request beyond a limit gets status 429 with the time of the next attempt.
+    """
 
     commands_per_minute: Annotated[int, Meta(ge=1, le=COMMANDS_PER_MINUTE_MAX)] = 30_000
-    """Commands that change state, whatever their outcome; as many at once after a pause."""
+    """Commands per minute that change state, including rejected ones.
+
+    After a pause, the same number may come at once.
+    """
     bytes_per_minute: Bytes = field(default=Size(64 * 1024 * 1024), name="command_bytes_per_minute")
-    """Size of these commands as sent, by which the ledger grows."""
+    """Size of these commands per minute, as sent; the ledger grows by this size."""
     jobs: Annotated[int, Meta(ge=1, le=JOBS_UNFINISHED_MAX)] = JOBS_UNFINISHED_MAX // 2
-    """Unfinished jobs, counting each array task; half of the total, so that no user can exclude the others."""
+    """Unfinished jobs, counting each array task.
+
+    The default is half of the total limit, so that no user can exclude others.
+    """
     script_bytes: Bytes = field(default=Size(512 * 1024 * 1024), name="scripts")
-    """Total size of the scripts of these jobs, which every replica keeps in memory."""
+    """Total size of the scripts of unfinished jobs, which every replica keeps in memory."""
 
     def __post_init__(self) -> None:
         """Check the limits.

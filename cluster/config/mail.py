@@ -1,7 +1,7 @@
-"""Table `[mail]` of a replica's configuration: how it sends mail; off by default.
+"""Table `[mail]` of a replica's configuration: how the replica sends mail; off by default.
 
-It names the machine's own mail server, so it is not replicated. The leader sends mail; mail due while a replica without
-this table leads is not sent.
+The table names the machine's own mail server, so it is not replicated. Only the leader sends mail. Mail that is due
+while a replica without this table leads is not sent.
 """
 
 from typing import Annotated
@@ -20,7 +20,7 @@ class MailConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     program: Text = ""
-    """Absolute path; called as `PROGRAM -s SUBJECT RECIPIENT` with the text on standard input."""
+    """Absolute path of a program called as `PROGRAM -s SUBJECT RECIPIENT`, with the text on standard input."""
     smtp: Annotated[Written[Address], Meta(examples=["127.0.0.1:25"])] | None = None
     sender: Text = "forebay"
     """Sender address for SMTP."""
@@ -42,7 +42,7 @@ class MailConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             remedy = "name the mail server of this machine, for example 127.0.0.1:25"
             raise InvalidValue(sentence, remedy, "smtp")
         if program and smtp is not None:
-            raise InvalidValue("program is set, too", "leave out one of program and smtp", "smtp")
+            raise InvalidValue("program is set as well", "leave out one of program and smtp", "smtp")
         if not is_mail_address(self.sender):
             remedy = "write a mail address, for example forebay@example.org"
             raise InvalidValue(f"found {self.sender!r}", remedy, "sender")

@@ -1,6 +1,6 @@
 """New site for `forebay cluster init`: a directory with `forebay.toml` and the certificates of a new cluster.
 
-Nothing is overwritten. The files are read back with the checks of `Config.load` before success is reported.
+Existing files are not overwritten. Before success is reported, `Config.load` reads and checks the new files.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ CONFIG_NAME: Final = "forebay.toml"
 TLS_NAME: Final = "tls"
 
 FIRST_START_NAME: Final = "first-start"
-"""File in the directory of a replica that has never run: permits its first start without data."""
+"""File that permits the first start of a replica without data, in the replica's directory."""
 
 HOSTS_NAME: Final = "hosts"
 """Directory of the bundles, one for each host."""
@@ -61,7 +61,7 @@ API_PORT_OFFSET: Final = 10
 """Difference between a replica's peer and API port, for easily remembered numbers (7401 and 7411)."""
 
 AGENTS_MAX: Final = 256
-"""Agents that `init` writes, count; more are added to the file later."""
+"""Maximum number of agents that `init` writes; more can be added to the file later."""
 
 
 _SHOWN_MODE: Final = 0o644
@@ -118,9 +118,9 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ("127.0.0.1",)
     """Hosts of the replicas: one for all, or one for each."""
     named: tuple[tuple[str, str], ...] = ()
-    """Named replicas with their hosts, replacing `hosts` and `replicas`; there is a bundle for each host."""
+    """Named replicas with their hosts, instead of `hosts` and `replicas`; each host gets a bundle."""
     nodes: tuple[tuple[str, str], ...] = ()
-    """Named agents with their hosts, replacing `agents` if replicas are `named`."""
+    """Named agents with their hosts, instead of `agents`, if replicas are `named`."""
     base_port: int = 7401
     replicas: int = 3
     agents: int = 2
@@ -136,7 +136,10 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
     owner: FileOwner | None = None
     """Owner of the replicas' keys and directories; None for the current account."""
     account: str = ""
-    """Their owner on named hosts with the packages' services; empty for the account that starts the replicas."""
+    """Account of the packages' services on named hosts, which owns keys and directories there.
+
+    Empty without services.
+    """
     founder: str = ""
     """Account with the operator role on this machine if replicas run here; empty for none."""
 
@@ -204,7 +207,10 @@ class Founding(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(f"n{number}" for number in range(1, self.agents + 1))
 
     def addresses(self, number: int) -> tuple[Address, Address]:
-        """Return peer and API address of a replica, counted from 0; ports start anew on each named host."""
+        """Return peer and API address of the replica with this number, from 0.
+
+        Ports count separately on each named host.
+        """
         if self.named:
             host = self.named[number][1]
             port = self.base_port + sum(other == host for _, other in self.named[:number])
@@ -230,7 +236,7 @@ def create_site(directory: Path, founding: Founding, *, clock: Clock) -> Config:
         for path in (directory / CONFIG_NAME, directory / TLS_NAME, *(data / name for name in here)):
             if os.path.lexists(path):
                 raise FoundingRefused(f"{path} exists; choose another directory or remove it")
-        # Write to a scratch directory first, so that an interruption leaves no partial cluster.
+        # Write to a scratch directory first, so that an interruption leaves no incomplete cluster.
         with _scratch(directory, "site") as scratch, _scratch(data, "data") as beside_data:
             _write_certificates(scratch / TLS_NAME, founding, cluster_id, clock)
             _write_text(scratch / CONFIG_NAME, render(founding, cluster_id))
@@ -243,7 +249,8 @@ def create_site(directory: Path, founding: Founding, *, clock: Clock) -> Config:
             if founding.owner is not None:
                 _hand_over(scratch / TLS_NAME, beside_data, founding, founding.owner)
             if founding.owner is not None or founding.accounts == "switch":
-                # The service, clients of other accounts and their jobs need access, since buffers and scripts are here.
+                # Services, clients of other accounts and jobs need access, because the configuration and the buffers
+                # are here.
                 (scratch / CONFIG_NAME).chmod(_SHOWN_MODE)
                 for path in new:
                     with closing(open_directory(path)) as opened:
@@ -260,7 +267,7 @@ def create_site(directory: Path, founding: Founding, *, clock: Clock) -> Config:
     except PkiError as error:
         raise FoundingRefused(str(error)) from error
     except ConfigError as error:
-        # Omit the file, a scratch copy that is already deleted.
+        # Do not name the file, which is a deleted scratch copy.
         raise FoundingRefused(f"{error.key}: {error.sentence}; {error.remedy}") from error
 
 
@@ -390,9 +397,9 @@ def _write_certificates(directory: Path, founding: Founding, cluster_id: str, cl
 
 
 def _hand_over(tls: Path, data: Path, founding: Founding, owner: FileOwner) -> None:
-    """Give the replicas' keys and directories to the account they run as; the rest stays the founder's.
+    """Make the replicas' account the owner of their keys and directories; other files stay the founder's.
 
-    Its group may list the directory of keys; each key is readable only by its owner.
+    The group of that account may list the directory of keys. Each key is readable only by its owner.
     """
     os.chown(tls, -1, owner.group_id)
     tls.chmod(SHARED_DIRECTORY_MODE)
@@ -410,7 +417,7 @@ def hosts_of(founding: Founding) -> dict[str, tuple[str, ...]]:
 
 
 def _write_bundle(scratch: Path, bundle: Path, host: str, founding: Founding) -> None:
-    """Write the files that one host needs, with no other host's key, and the commands to type there."""
+    """Write the files and keys that one host needs, and the commands to type on that host."""
     make_private_directory(bundle / TLS_NAME)
     shutil.copy2(scratch / CONFIG_NAME, bundle / CONFIG_NAME)
     shutil.copy2(scratch / TLS_NAME / f"{AUTHORITY_NAME}.pem", bundle / TLS_NAME)
@@ -445,7 +452,7 @@ def _service_guide(host: str, names: tuple[str, ...], founding: Founding) -> Ite
     yield f"# On {host}, as root, once, with the packages installed and this directory as /etc/forebay:"
     yield "set -e"
     yield "cd /etc/forebay"
-    # Clients trust the owner of the file, and every user may read it.
+    # Clients trust a file of root, and every user may read it.
     yield f"chown -R root: . && chmod 755 . && chmod 644 {CONFIG_NAME}"
     if replicas:
         assert founding.data is not None
@@ -462,7 +469,7 @@ def _service_guide(host: str, names: tuple[str, ...], founding: Founding) -> Ite
     units = [f"forebay-controller@{name}" for name in replicas] + [f"forebay-agent@{name}" for name in agents]
     # Do not wait: replicas wait for each other to start.
     yield f"systemctl enable --now --no-block {' '.join(units)}"
-    # The permission to start without data is granted only once.
+    # Start without data is permitted only once.
     yield f"rm {GUIDE_NAME}"
 
 
@@ -479,7 +486,7 @@ def _scratch(directory: Path, what: str) -> Iterator[Path]:
         try:
             yield scratch
         finally:
-            # Remove the created files by descriptor: another account's directory may have taken the name.
+            # Remove the created files by descriptor, because another account may have replaced the directory.
             for name in names_in(opened):
                 try:
                     os.unlink(name, dir_fd=opened)

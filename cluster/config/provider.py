@@ -1,7 +1,7 @@
 """Table [provider] of forebay.toml: provider settings of one machine.
 
 The kind of provider is replicated (replica.model.configuration). This table has the paths of this machine's programs,
-and which of the paths in the replicated configuration it may run.
+and the paths in the replicated configuration that this machine may run.
 """
 
 import os
@@ -50,7 +50,7 @@ class ProviderTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidValue(f"found {count} variables", remedy, "environment")
         for name, value in self.environment.items():
             if re.fullmatch(_VARIABLE, name) is None or name.startswith("FOREBAY_"):
-                remedy = "use letters, digits and _; names that begin FOREBAY_ are taken"
+                remedy = "use letters, digits and _; names that begin with FOREBAY_ are reserved"
                 raise InvalidValue("this is not a valid variable name", remedy, "environment", name)
             check_line(value, "environment", name)
 

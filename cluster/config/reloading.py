@@ -1,6 +1,6 @@
-"""Reload of a running process's configuration on SIGHUP: applies permitted changes, and logs and ignores the others.
+"""Reload of a running process's configuration on SIGHUP: applies permitted changes, and logs others.
 
-An invalid file changes nothing; the log names the fault. A reload never ends a process.
+An invalid file changes nothing, and the log names the fault. A reload never ends a process.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _TABLES: Final[Mapping[str, str]] = {
 """Tables of the file, by field of the configuration."""
 
 _BY_NAME: Final = frozenset({"replicas", "agents", "helpers"})
-"""Fields of which a process uses only its own row."""
+"""Fields of which a process uses only the row with its name."""
 
 AGREED: Final = ("pools", "filesystems", "policy")
-"""Fields used only when a cluster is founded; afterwards they are replicated."""
+"""Fields that are used only to found a cluster, and replicated afterwards."""
 
 
 class Reloader(Generic[_C]):
@@ -63,10 +63,10 @@ class Reloader(Generic[_C]):
         agreed: Collection[str] = (),
         use: Callable[[_C], None],
     ) -> None:
-        """Pass the effective configuration to `use`; `name` is the process's own, whose rows need a restart.
+        """Prepare to reload the configuration of the process `name`; `use` receives each effective configuration.
 
-        Fields in `applies` change at once, those in `restarts` at the next start, those in `agreed` only by command.
-        All others are ignored.
+        Changes of fields in `applies` take effect at once, of those in `restarts` and of the process's own rows at the
+        next start, and of those in `agreed` never: they need a command. Changes of other fields are ignored.
         """
         self._config = config
         self._name = name
@@ -79,7 +79,7 @@ class Reloader(Generic[_C]):
         self._again = False
 
     def ask(self) -> None:
-        """Reload in the background, and once more if called again meanwhile: the handler of SIGHUP."""
+        """Reload in the background, and once more if called during a reload; this is the handler of SIGHUP."""
         if self._task is not None:
             self._again = True
             return

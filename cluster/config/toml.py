@@ -24,13 +24,13 @@ TEXT_CHARACTERS_MAX: Final = 16 * 1024
 """Characters of a string: a path has at most 4,096 bytes, a variable for a site's programs may have more."""
 
 INTEGER_MAX: Final = 2**63 - 1
-"""Largest integer repeated in messages: TOML's limit, which tomllib does not enforce."""
+"""Largest integer shown in messages: TOML's limit, which tomllib does not enforce."""
 
 SHOWN_CHARACTERS_MAX: Final = 60
 """Characters of a key or value repeated in a message."""
 
 NOBODYS: Final = -1
-"""User ID of a text that was not read from a file."""
+"""User ID that stands for the owner of a text that was not read from a file."""
 
 KeyPath = tuple[str | int, ...]
 """Keys, and list positions from 0, that lead to a value: `("replica", 1, "peer")` is `replica[2].peer`."""
@@ -51,7 +51,8 @@ _ERROR_PATH: Final = r" - at `\$([^`]*)`\Z"
 _STEP: Final = r"\.([^.\[]+)|\[([0-9]+)\]"
 _TOML_PLACE: Final = r" \(at (?:line ([0-9]+), column ([0-9]+)|end of document)\)\Z"
 
-# An unclosed string extends to the end of its line or the text, so that a partial file is scanned in linear time.
+# An unclosed string extends to the end of its line or of the text, so that an incomplete file is scanned in linear
+# time.
 _TOKEN: Final = r'''(?xs)
     (?P<blank>[ \t\r]+|\#[^\n]*)
     |(?P<word>"""(?:\\.?|[^\\])*?(?:"""(?!")|\Z) | \'\'\'.*?(?:\'\'\'(?!\')|\Z) | "(?:\\.|[^"\\\n])*"? | '[^'\n]*'?
@@ -65,16 +66,16 @@ if TYPE_CHECKING:
     Name = str
 else:
     Name = NewType("Name", str)
-    """Name that is also a file name and the name in a certificate (`forebay.cluster.security.identity`)."""
+    """Name that is valid as a file name and in a certificate (`forebay.cluster.security.identity`)."""
 
     class _Open(type):
         def __instancecheck__(cls, instance: object) -> bool:
             return True
 
     class Written(Generic[_T], metaclass=_Open):
-        """Field with a textual form of its own (`_DECODERS`) that becomes a `_T`.
+        """Field of type `_T` that is written as a text, decoded by `_DECODERS`.
 
-        msgspec calls its hook only for such a class and accepts any result as its instance.
+        msgspec calls its hook only for unknown classes such as this, and accepts any result as an instance.
         """
 
 
@@ -90,8 +91,8 @@ Text = Written[str]
 class ConfigError(Exception):
     """The configuration is invalid.
 
-    Names `file`, `line` and `column` (from 1; 0 if no text is at fault), `key` (such as `replica[2].peer`), the fault
-    (`sentence`) and the `remedy`.
+    The attributes are `file`, `line` and `column` (from 1; 0 without a position), `key` (such as `replica[2].peer`),
+    the fault (`sentence`) and the `remedy`.
     """
 
     def __init__(self, file: Path, key: str, sentence: str, remedy: str, line: int = 0, column: int = 0) -> None:
@@ -108,7 +109,10 @@ class ConfigError(Exception):
 
 
 class InvalidValue(ValueError):
-    """Value of the right type but not permitted, raised in `__post_init__`; `key` is relative to the struct's table."""
+    """Value of the right type that is not permitted, raised in `__post_init__`.
+
+    `key` is relative to the struct's table.
+    """
 
     def __init__(self, sentence: str, remedy: str, *key: str | int) -> None:
         super().__init__(f"{sentence}; {remedy}")
@@ -211,7 +215,7 @@ class Document:
     def _explain(self, error: msgspec.ValidationError, kind: type) -> ConfigError:
         root = inspect.type_info(kind)
         assert isinstance(root, inspect.StructType)
-        # Check keys first: an unknown key could make msgspec's message look as if it ended in a path.
+        # Check keys first, because an unknown key could look like the path at the end of msgspec's message.
         rejection = self._explain_keys((), root, self._values, root)
         if rejection is not None:
             return rejection
@@ -242,7 +246,7 @@ class Document:
         known = {field.encode_name: field for field in table.fields}
         missing = [name for name, field in known.items() if field.required and name not in values]
         for key in (key for key in values if key not in known):
-            # Cutoff for short keys: `id` has only two letters.
+            # The cutoff is low for short keys such as `id`.
             (resembled,) = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5) or ("",)
             if resembled in missing:
                 sentence = f"the key is missing (found {_display_value(key)} instead)"
@@ -250,7 +254,7 @@ class Document:
                 return self.refuse((*path, resembled), sentence, remedy, at=(*path, key))
             homes = _headers_with(root, key)
             if len(homes) == 1:
-                return self.refuse((*path, key), "this key does not belong here", f"write it in {homes[0]}")
+                return self.refuse((*path, key), "this key belongs to another table", f"write it in {homes[0]}")
             hint = f"did you mean {resembled!r}?" if resembled else "remove it;"
             return self.refuse((*path, key), "unknown key", f"{hint} known keys here: {', '.join(known)}")
         for name in missing:
@@ -273,7 +277,10 @@ class _Form:
         self.kind = kind
 
     def inside(self, name: str | None) -> _Form | None:
-        """Return the type below a key, or of list elements (None); None if there is none."""
+        """Return the type of the value at a key, or of list elements if `name` is None.
+
+        None if there is no such type.
+        """
         if isinstance(self.kind, inspect.StructType):
             return next((_Form(field.type) for field in self.kind.fields if field.encode_name == name), None)
         return _Form(self.kind.item_type) if isinstance(self.kind, inspect.VarTupleType) and name is None else None
@@ -336,7 +343,7 @@ def check_line(value: object, *key: str | int) -> str:
     """Check that a value is a single line, as for `Text`, and return it.
 
     Raises:
-        InvalidValue: It is not; the error is for `key`.
+        InvalidValue: The value is not a single line; the error is for `key`.
     """
     if not isinstance(value, str) or not value or "\x00" in value or "\n" in value:
         raise InvalidValue(f"found {_kind(value)}", f"write {_ONE_LINE}", *key)
@@ -472,7 +479,7 @@ def redact(text: str, table: KeyPath, instead: str) -> str:
     """Replace each string in the table at this path by `instead`, and return the TOML text.
 
     Raises:
-        ValueError: A value of the table would remain.
+        ValueError: A value of the table cannot be replaced.
     """
     done, kept = 0, []
     for path, offset in _keys(text):
@@ -505,7 +512,7 @@ def _header(names: list[str], rows: dict[KeyPath, int], *, is_row: bool) -> KeyP
 
 
 def _names(word: str) -> list[str]:
-    """Return the names in one word of a key: a quoted one, or several separated by dots."""
+    """Return the names in one word of a key: a quoted name, or several names separated by dots."""
     if word[0] not in "\"'":
         return [name for name in word.split(".") if name]
     try:

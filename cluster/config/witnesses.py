@@ -1,6 +1,6 @@
-"""Tables `[[witness]]` and `[checkpoints]`: witnesses that cosign checkpoints, and how many are required.
+"""Tables `[[witness]]` and `[checkpoints]`: witnesses that cosign checkpoints, and the required number of cosignatures.
 
-They are not replicated: write the same for each replica. The leader sends the requests.
+The tables are not replicated: every replica needs the same ones. The leader sends the requests.
 """
 
 import re
@@ -17,12 +17,12 @@ from forebay.cluster.security.proofs import COSIGNATURE_KEY, NoteError, Verifier
 from forebay.cluster.system import Address
 
 WITNESSES_MAX: Final = 16
-"""Witnesses of a cluster, count: a note has space for their lines and those of nine replicas."""
+"""Maximum number of witnesses of a cluster: a note has space for their signatures and those of nine replicas."""
 
 URL_CHARACTERS_MAX: Final = 1024
 HTTPS_PORT: Final = 443
 
-# No user, query or fragment: nothing secret, and nothing that changes the answer.
+# A user, query or fragment is not permitted: it could be secret or change the answer.
 _URL: Final = r"https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._~/-]*)?"
 
 
@@ -31,7 +31,7 @@ class WitnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Annotated[Written[Name], Meta(examples=["security"])]
     url: Annotated[Text, Meta(examples=["https://witness.example.org:7600"])]
-    """Submission prefix, to which `/add-checkpoint` is added."""
+    """Submission prefix; requests go to this address with `/add-checkpoint` appended."""
     key: Annotated[Text, Meta(examples=["what `forebay audit witness key` printed"])]
     authority: Path | None = None
     """Issuer of its certificate; None for the system's authorities."""
@@ -64,7 +64,7 @@ class CheckpointsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Requirements of a witnessed checkpoint."""
 
     witnesses_needed: Annotated[int, Meta(ge=0, le=WITNESSES_MAX)] = 0
-    """Required cosignatures, count; 0, the default, means a majority of the witnesses."""
+    """Required number of cosignatures; 0, the default, means a majority of the witnesses."""
 
     def required_cosignatures(self, witnesses: int) -> int:
         """Return the required cosignatures for this number of witnesses; 0 if there are none."""
@@ -72,7 +72,7 @@ class CheckpointsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 def check_witnesses(document: Document, witnesses: tuple[WitnessConfig, ...], checkpoints: CheckpointsConfig) -> None:
-    """Check that witnesses are unique and enough for the required number.
+    """Check that the witnesses are unique, and that there are as many as required.
 
     Raises:
         ConfigError: A witness is listed twice, or too many are required.

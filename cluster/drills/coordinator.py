@@ -1,7 +1,7 @@
 """Coordinator of one drill: probes, fault, stop conditions, measurements, and the result in the ledger.
 
-The client is outside the cluster, like its users, and measures when the cluster answers: first for a while without a
-fault (the control), then with it. A machine's helper injects the fault, under a lease that the coordinator renews.
+The client runs outside the cluster, as users do, and measures when the cluster answers: first without a fault (the
+control), then with the fault. A machine's helper injects the fault, under a lease that the coordinator renews.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ BACK_S: Final = 60.0
 """Time limit for the target's return after its fault, seconds: a replica replays its journal first."""
 
 LATE_S: Final = 5.0
-"""Seconds to watch a switchover whose request failed: the target may take over after the answer."""
+"""Seconds to watch a switchover whose request failed: the target may still take over."""
 
 SECOND_S: Final = 300
 """Time limit for a second operator's approval, seconds."""
@@ -74,10 +74,10 @@ ALIVE_EVERY_S: Final = 1.0
 """Seconds between two keep-alive requests of the coordinator."""
 
 LEASE_MORE_S: Final = 5
-"""Seconds of the drill's lease beyond the time that writes may stop."""
+"""Seconds by which the drill's lease exceeds the permitted stop of writes."""
 
 LASTS_S: Final = 120
-"""Seconds after which the ledger ends a drill, in addition to the fault's duration and the waits after it."""
+"""Seconds, in addition to the fault and the waits after it, after which the ledger itself ends a drill."""
 
 END_S: Final = 30.0
 """Time limit for recording the end of the drill, seconds."""
@@ -100,7 +100,7 @@ CHECKS: Final = (WRITES, STATES, EVENTS, LEADERS)
 
 
 WHY_CHARACTERS_MAX: Final = 150
-"""Longest reason of a check that was not made, characters: all reasons fit beside the verdict."""
+"""Longest recorded reason of a check that could not be made, characters: all reasons fit beside the verdict."""
 
 
 class DrillAborted(Exception):
@@ -113,9 +113,9 @@ class FaultRecord(msgspec.Struct):
     done_s: float | None = None
     undone_s: float = 0.0
     took_over: str = ""
-    """Replica that led while the target could not."""
+    """Replica that led during the fault; empty if none did."""
     was_down: bool = False
-    """Whether the target's node was DOWN."""
+    """True if the target's node was DOWN."""
     agents_back_us: int | None = None
     """Time until the leader had received polls of all other agents, µs."""
     handover_us: int | None = None
@@ -146,9 +146,9 @@ class Coordinator:
         """Create a coordinator.
 
         `replicas` has each replica's API address. `writer` sends the measured writes. `tell` receives a sentence for
-        each step. `exercise` makes a drill on a copy; without it, there are none. `user` makes the client of a user's
-        program; without it, `client` is used. `alarm` is called every second and returns the reason to abort, or an
-        empty string.
+        each step. `exercise` creates a drill on a copy; without it, drills on copies are not possible. `user` creates
+        the client of a user's program; `client` by default. `alarm` is called every second and returns the reason to
+        abort, or an empty string.
         """
         self._client = client
         self._clock = clock
@@ -167,7 +167,10 @@ class Coordinator:
         """Measurements so far, which are recorded however the drill ends."""
         self._faults: list[str] = []
         self._unchecked: dict[str, str] = {}
-        """Checks not made yet, each with the reason it failed; empty if it was not reached."""
+        """Checks that were not made, each with the reason for its failure.
+
+        The reason is empty if the check was not reached.
+        """
 
     async def look(self, wanted: DrillRequest) -> ClusterFacts:
         """Return the facts that a plan needs, from the cluster and the target's machine.
@@ -207,7 +210,7 @@ class Coordinator:
         return msgspec.structs.replace(found, helper=helper, helper_clock_s=off_s)
 
     async def _snapshot_bytes(self, wanted: DrillRequest, target: str) -> int:
-        """Return the size of the snapshot or backup that a copy would be made of; 0 if it is unknown.
+        """Return the size of the snapshot or backup for a copy; 0 if it is unknown.
 
         Raises:
             ApiError: if this identity may not read snapshots.
@@ -230,7 +233,7 @@ class Coordinator:
     async def run(self, plan: Plan, goals: Goals) -> DrillAnswer:
         """Run a plan and return the ended drill.
 
-        The result is recorded in the ledger however the drill ends, unless this process is killed.
+        The result is recorded in the ledger even after an error, unless this process is killed.
 
         Raises:
             ApiError: if the drill's start or end could not be recorded.
@@ -309,7 +312,7 @@ class Coordinator:
     async def _end(self, drill: int, verdict: str, sentence: str) -> DrillAnswer:
         """Record the end of the drill with all figures and missing checks."""
         unchecked = _unchecked_sentence(self._unchecked)
-        # An operator's reason alone may have the largest length of the sentence.
+        # Shorten the sentence: an operator's reason alone may have its maximum length.
         said = plain(sentence)[: MESSAGE_CHARACTERS_MAX - len(unchecked)] + unchecked
         request = EndDrillRequest(
             command_id=self._client.new_command_id(), verdict=verdict, sentence=said, figures=self._figures
@@ -354,7 +357,7 @@ class Coordinator:
                 else:
                     await self._transfer_leadership(plan, seen)
                 await self._watch_conditions(SETTLE_S)
-                # Measure before the clients end, which takes time of its own.
+                # Measure before the clients end, because ending them takes time.
                 over_s = self._clock.monotonic_s()
         finally:
             over_s = over_s or self._clock.monotonic_s()
@@ -365,7 +368,7 @@ class Coordinator:
         await self._check_all(plan, scenario, seen, probes)
         faults = [*self._faults, *_goal_missed(self._figures, plan)]
         if faults or self._unchecked:
-            return "failed", "; ".join(faults) or "the checks that were made found no fault"
+            return "failed", "; ".join(faults) or "the completed checks found no fault"
         what = f"{plan.target} is back" if scenario.needed_capability else f"{plan.target} took over"
         return (
             "passed",
@@ -425,7 +428,10 @@ class Coordinator:
             self._faults.append(f"{plan.target} did not go DOWN")
 
     async def _check_leaders(self, plan: Plan, scenario: Scenario, seen: FaultRecord) -> None:
-        """Check that the leadership moved if it had to; use the history if this client did not see it."""
+        """Check that another replica led, if the scenario requires this.
+
+        The history is used if this client saw no other leader.
+        """
         has_to_move = not scenario.needed_capability or (scenario.takes_over and plan.target == plan.leader)
         if seen.took_over or not has_to_move:
             return
@@ -474,7 +480,7 @@ class Coordinator:
         self._unchecked = outcome.unchecked
         faults = [*outcome.faults, *_goal_missed(self._figures, plan)]
         if faults or self._unchecked:
-            return "failed", "; ".join(faults) or "the checks that were made found no fault"
+            return "failed", "; ".join(faults) or "the completed checks found no fault"
         return "passed", outcome.sentence
 
     async def _inject_fault(self, plan: Plan, scenario: Scenario, seen: FaultRecord) -> None:
@@ -503,7 +509,7 @@ class Coordinator:
         finally:
             for task in tasks:
                 task.cancel()
-            # After an exception the fault is undone here, or by the helper when the lease ends.
+            # After an exception, undo the fault; if this fails, the helper undoes it when the lease ends.
             ending = asyncio.ensure_future(_undo_fault(channel, drill))
             await asyncio.shield(ending)
             seen.undone_s = self._clock.monotonic_s()
@@ -519,7 +525,10 @@ class Coordinator:
             self._stops.stop(f"the fault ended early: {error}")
 
     async def _observe_leaders(self, plan: Plan, seen: FaultRecord) -> None:
-        """Record the leader during the fault; ask the other replicas, because a hung leader does not answer."""
+        """Record the leader during the fault.
+
+        Only the other replicas are asked, because a hung leader does not answer.
+        """
         while not seen.took_over:
             await asyncio.sleep(LOOK_S)
             leads = {one.leader for one in (await self._stops.statuses()).values() if one.ready} - {plan.target, None}
@@ -646,7 +655,7 @@ async def _undo_fault(channel: HelperChannel, drill: int) -> None:
 
 
 def _unchecked_sentence(unchecked: dict[str, str]) -> str:
-    """Return the end of a sentence that names the checks that were not made, or an empty string."""
+    """Format the checks that were not made as the end of a sentence; empty if there are none."""
     named = ", ".join(f"{name} ({plain(why)[:WHY_CHARACTERS_MAX]})" if why else name for name, why in unchecked.items())
     return f"; not checked: {named}" if named else ""
 
@@ -661,7 +670,7 @@ def _goal_missed(figures: dict[str, int], plan: Plan) -> list[str]:
 
 
 def _measurements(probes: Probes, began_s: float, fault_s: float | None, over_s: float) -> dict[str, int]:
-    """Return the client's measurements before the fault and from it on; without a fault only the former."""
+    """Return the client's measurements before and after the start of the fault."""
     writes, reads = probes.writes, probes.reads
     settled_s, control_s = began_s + CONTROL_S / 4, over_s if fault_s is None else fault_s
     figures = {

@@ -10,7 +10,7 @@ import msgspec
 from forebay.replica.values import MICROSECONDS_PER_SECOND
 
 SLOWER_MAX: Final = 10
-"""Default of --abort-if-slower: largest ratio of the writes' 99th percentile after the fault to the one before."""
+"""Default of --abort-if-slower: largest ratio of the p99 write latency after the fault to that before."""
 
 
 class Probe(msgspec.Struct):
@@ -18,7 +18,7 @@ class Probe(msgspec.Struct):
 
     sent_s: float
     answered_s: float | None = None
-    """None if there was no answer, or a rejection."""
+    """None if the probe was rejected or not answered."""
     command_id: str = ""
     """Command ID of a write."""
     revision: int = 0
@@ -28,7 +28,7 @@ class Probe(msgspec.Struct):
 def longest_gap_us(probes: Iterable[Probe], from_s: float, until_s: float) -> int:
     """Return the longest time without an answer in a period, µs.
 
-    Answers before `from_s` and after `until_s` end a gap, too; a gap without an answer ends with the period.
+    A gap that overlaps the period is counted in full: it may begin before `from_s` and end after `until_s`.
     """
     begin_s, end_s = _longest_gap(probes, from_s, until_s)
     return round((end_s - begin_s) * MICROSECONDS_PER_SECOND)
@@ -56,9 +56,9 @@ def latency_us(probes: Iterable[Probe], from_s: float, until_s: float, share: fl
 
 
 def find_lost(probes: Sequence[Probe], answered_again: dict[str, int], unanswered: Container[str] = ()) -> list[str]:
-    """Return the IDs of acknowledged writes that got another answer, or a rejection, when they were resent.
+    """Return the IDs of acknowledged writes that got a different answer or a rejection when they were resent.
 
-    Writes in `unanswered` are skipped, because nothing is known of them.
+    Writes in `unanswered` are skipped, because their state is unknown.
     """
     acknowledged = {one.command_id: one.revision for one in probes if one.answered_s is not None and one.command_id}
     return sorted(

@@ -1,6 +1,6 @@
 """Checks after a drill: acknowledged writes, the states of the replicas, and the history of events and leaders.
 
-A check that cannot be made raises CheckImpossible: silence under load is no evidence of a fault.
+A check that cannot be made raises CheckImpossible, because a missing answer under load is no evidence of a fault.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from forebay.cluster.schemas import operations as ops
 from forebay.cluster.system import Address, Clock
 
 AGAIN_AT_ONCE: Final = 32
-"""Acknowledged writes that are resent concurrently, count."""
+"""Maximum number of acknowledged writes that are resent concurrently."""
 
 AGREE_S: Final = 60.0
 """Time limit for all replicas to report their states, seconds: a history service may be behind."""
@@ -27,7 +27,7 @@ LOOK_S: Final = 0.1
 """Seconds between two requests for the states."""
 
 ROWS_AT_ONCE: Final = 1_000
-"""Events requested at once, count."""
+"""Maximum number of events requested at once."""
 
 STRETCH_S: Final = 30.0
 """Time limit for one event page, seconds: a history service may be behind."""
@@ -43,7 +43,7 @@ class Resent(msgspec.Struct, frozen=True):
     """Answers to acknowledged writes that were resent."""
 
     revisions: dict[str, int]
-    """Revision of each answer, by command ID; a write that the cluster rejects is missing."""
+    """Revision of each answer, by command ID; writes that the cluster rejected are missing."""
     unanswered: dict[str, str]
     """Reasons for writes without a definite answer, by command ID."""
 
@@ -79,8 +79,8 @@ async def resend_writes(client: Client, drill: int, writes: Iterable[Probe]) -> 
 async def find_disagreement(client: Client, replicas: dict[str, Address], clock: Clock) -> str:
     """Return a sentence if the replicas hold different states, or an empty string.
 
-    Under load, replicas rarely report the same revision. Then each is asked for its digest at the highest revision
-    reported so far, once it has reached it.
+    Under load, replicas rarely report the same revision. Then each replica is asked for its digest at the highest
+    revision reported so far, once the replica has reached that revision.
 
     Raises:
         CheckImpossible: if a replica did not report its state in time.
@@ -104,7 +104,7 @@ async def find_disagreement(client: Client, replicas: dict[str, Address], clock:
 
 
 async def _digests_at(client: Client, replicas: dict[str, Address], revision: int) -> dict[str, StateDigestAnswer]:
-    """Return the state digests at a revision, by replica that answers."""
+    """Return the state digests at a revision, by name of the replicas that answered."""
     return await ask_each(
         replicas, lambda at: client.call(ops.SHOW_STATE_DIGEST, at=str(revision), replica=at, stale=True)
     )
@@ -140,7 +140,7 @@ async def terms_since(client: Client, clock: Clock, term: int) -> tuple[LeaderTe
 
 
 async def ask_each(replicas: dict[str, Address], ask: Callable[[Address], Awaitable[_T]]) -> dict[str, _T]:
-    """Call `ask` for all replicas concurrently and return the answers by name, without failed ones."""
+    """Call `ask` for all replicas concurrently and return the successful answers by name."""
 
     async def one(at: Address) -> _T | None:
         try:

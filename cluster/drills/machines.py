@@ -56,7 +56,7 @@ class Machines:
         return str(file) if file.exists() else ""
 
     def site(self) -> Site:
-        """Return the settings that matter for a plan."""
+        """Return the settings that a plan depends on."""
         here = datetime.datetime.fromtimestamp(self._clock.now() / MICROSECONDS_PER_SECOND)  # noqa: DTZ006  # the site's
         return Site(
             node_down_s=self._config.timing.node_down_s,
@@ -90,7 +90,7 @@ class Machines:
         return answer, (answer.figures.get("now_us", 0) - self._clock.now()) / MICROSECONDS_PER_SECOND
 
     async def certificates_s(self) -> dict[str, float]:
-        """Return the remaining validity of the replicas' certificates and the own one, seconds, by name."""
+        """Return the remaining validity of the replicas' certificates and of this process's, seconds, by name."""
         shown = {self._identity: certificate_of(self._config.tls.certificates, self._identity).valid_until}
         context = client_context(self._tls)
 
@@ -107,7 +107,7 @@ class Machines:
 
 
 class Alarm:
-    """Prometheus expression that aborts a drill; it also aborts if Prometheus does not answer."""
+    """Prometheus expression that aborts a drill if it has results or cannot be queried."""
 
     def __init__(self, prometheus: str, stop_when: str) -> None:
         self._url = f"{prometheus.rstrip('/')}/api/v1/query"

@@ -1,4 +1,4 @@
-"""Preconditions of a drill, each with its finding, and the plan, which an operator confirms by its ID."""
+"""Preconditions of a drill with their findings, and the plan of a drill, which an operator confirms by its ID."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from forebay.cluster.schemas.drills import DrillsAnswer, DrillView
 from forebay.replica.values import format_size
 
 LAG_ENTRIES_MAX: Final = 100
-"""Largest lag of a member behind the leader, entries: it catches up within a heartbeat or two."""
+"""Largest lag of a member behind the leader, entries: one or two heartbeats suffice to catch up."""
 
 MIB: Final = 1 << 20
 
 MEMBERS_LEAST: Final = 3
-"""Fewest members of which one may fail, count."""
+"""Minimum number of members that tolerates the failure of one."""
 
 ID_DIGITS: Final = 8
 """Digits of a plan's ID: short enough to type, long enough to distinguish plans."""
@@ -36,20 +36,20 @@ HELPER_CLOCK_S_MAX: Final = 5.0
 """Largest clock offset between the helper's machine and this one, seconds."""
 
 SNAPSHOT_PERIODS_MAX: Final = 2
-"""Snapshot periods that a replica may go without a snapshot, count: it is written beside other work."""
+"""Number of snapshot periods that may pass without a snapshot, which is written with low priority."""
 
 DURATION_MORE_S: Final = 5
-"""Seconds by which the fault requested from a helper exceeds the hold time: a busy machine is late."""
+"""Seconds by which the duration requested from a helper exceeds the hold time, because a busy machine is late."""
 
 BY_HAND: Final = 3
-"""Last drills of a kind that must have passed before a timer may run one, count."""
+"""Number of consecutive passed drills of a kind that allow a timer to run the next."""
 
 COMPARED: Final = 5
-"""Earlier drills of the same kind that a plan and a report name, count."""
+"""Number of earlier drills of the same kind that a plan and a report show."""
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the planning machine's configuration that matter for a drill."""
+    """Drill settings in the configuration of the planning machine."""
 
     node_down_s: int = 30
     snapshot_every_entries: int = 10_000
@@ -64,7 +64,7 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     members: MembersAnswer
     statuses: dict[str, StatusView]
-    """By replica that answered."""
+    """Status by name of the replicas that answered."""
     digests: dict[str, DigestsAnswer]
     drills: DrillsAnswer
     nodes: tuple[NodeView, ...] = ()
@@ -78,7 +78,7 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Clock offset of the helper's machine, seconds."""
     site: Site = Site()
     room: Resources | None = None
-    """Resources for a copy."""
+    """Resources for a copy, in drills on a copy."""
 
 
 class DrillRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,12 +89,12 @@ class DrillRequest(msgspec.Struct, frozen=True, kw_only=True):
     hold_s: int | None = None
     """Duration of the fault, seconds; None for the scenario's default."""
     spare_jobs: bool = False
-    """Whether the drill requires that nothing is being staged out."""
+    """True if the drill requires that no job is staging out."""
     forced: tuple[str, ...] = ()
     release: Path | None = None
     """Directory of the release to upgrade a copy to; None for the running one."""
     backup: Path | None = None
-    """Snapshot to make a copy of; None to have the target write one."""
+    """Backup to make a copy of; None to have the target write a new snapshot."""
     scratch: Path | None = None
     """Parent of the copy's directory; None for the directory of temporary files."""
 
@@ -105,7 +105,7 @@ class DrillRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Precondition(msgspec.Struct, frozen=True, kw_only=True):
-    """Precondition of a drill; `figure` is the finding."""
+    """Precondition of a drill; `figure` is the text of the finding."""
 
     name: str
     holds: bool
@@ -115,7 +115,7 @@ class Precondition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Plan of a drill. Its `id` changes whenever the plan would differ."""
+    """Plan of a drill. Different plans have different values of `id`."""
 
     id: str
     scenario: str
@@ -126,11 +126,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     forced: tuple[str, ...]
     will_happen: str
     stops_writes: bool = False
-    """Whether writes are expected to stop."""
+    """True if writes are expected to stop."""
     hold_s: int = 0
     """Duration of the fault, seconds; 0 if it needs no undoing."""
     earlier_us: tuple[int, ...] = ()
-    """Write stops of the last drills of its kind, µs, newest first."""
+    """Write stops of the last drills of this kind, µs, newest first."""
     release: str = ""
     backup: str = ""
     scratch: str = ""
@@ -253,7 +253,7 @@ def _copy_steps(found: ClusterFacts, scenario: Scenario, who: str, hold_s: int) 
 def earlier_stops_us(drills: Iterable[DrillView], scenario: str) -> tuple[int, ...]:
     """Return the write stops of the last completed drills of a kind, µs, in their order.
 
-    Aborted drills are left out: they ended because of a problem, so their figures are no forecast.
+    Aborted drills are left out, because a problem distorted their figures.
     """
     ended = (one for one in drills if one.scenario == scenario and one.verdict in ("passed", "failed"))
     stops = (one.figures.get("write_stop_us") for one in ended)
@@ -261,7 +261,7 @@ def earlier_stops_us(drills: Iterable[DrillView], scenario: str) -> tuple[int, .
 
 
 def manual_reason(scenario: str, allowed: Collection[str], drills: Iterable[DrillView]) -> tuple[str, str] | None:
-    """Return the reason that an operator must run a drill, and the remedy; None if a timer may run it.
+    """Return the reason why only an operator may run a drill, and the remedy; None if a timer may run it.
 
     `allowed` has the scenarios that this machine's configuration allows to a timer; `drills` are newest first.
     """
@@ -493,7 +493,7 @@ def _check_members(found: ClusterFacts) -> Iterable[Precondition]:
         name="lag",
         holds=most <= LAG_ENTRIES_MAX,
         figure=f"at most {most} entries behind the leader",
-        remedy=f"wait until no member is more than {LAG_ENTRIES_MAX} behind: forebay cluster members",
+        remedy=f"wait until no member is more than {LAG_ENTRIES_MAX} entries behind: forebay cluster members",
     )
     for name, unwell, remedy in (
         (

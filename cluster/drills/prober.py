@@ -1,11 +1,11 @@
 """Process that measures for how long a drill stops writes.
 
-It sends a write every few milliseconds over connections opened before the fault: to the replica that answered last,
-or to all replicas if that one is silent. It follows no redirect and never waits before a retry, so it measures when
-the cluster acknowledges, not when a client retries. It is a process of its own so that other work does not delay it.
+It sends a write every few milliseconds over connections opened before the fault, to the replica that answered last, or
+to all replicas if that replica is silent. It follows no redirects and never waits before a retry, so it measures when
+the cluster acknowledges writes, not when a client retries. A separate process is not delayed by other work.
 
     stdin   assignment, one line of JSON; end of file ends the measurement
-    stdout  one line of JSON for each write that was answered or given up; the first line reports the start
+    stdout  one line of JSON for each write that was answered or timed out; the first line reports the start
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ SILENT_S: Final = 0.02
 """Seconds without an acknowledgement after which a write goes to all replicas."""
 
 PROBE_S: Final = 5.0
-"""Seconds after which a probe is given up."""
+"""Timeout of a probe, seconds."""
 
 CONNECTIONS: Final = 12
-"""Outstanding writes for one replica, count, each on a connection of its own. A hung replica holds no more of them;
-followers answer at once that they do not lead."""
+"""Maximum number of outstanding writes for one replica, each on its own connection.
+
+Only a hung replica reaches it, because followers answer at once that they do not lead.
+"""
 
 OPENED_S: Final = 1.0
 """Time limit for opening the connections before the measurement starts, seconds."""
@@ -76,12 +78,12 @@ class Report(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     command_id: str = ""
     """Empty in the first report, which only announces the start."""
     answered_s: float | None = None
-    """None if no replica acknowledged it."""
+    """None if no replica acknowledged the write."""
     revision: int = 0
     late_s: float = 0.0
-    """Delay of this process in sending it."""
+    """Delay of this process in sending the write."""
     rejection: str = ""
-    """Error with which a replica rejected it."""
+    """Error with which a replica rejected the write."""
 
 
 Ask = Callable[[str, str], Awaitable[int | None]]
@@ -92,7 +94,7 @@ Raises ApiError for a rejection."""
 async def send_writes(
     names: Iterable[str], ask: Ask, new_id: Callable[[], str], clock: Clock, tell: Callable[[Report], None]
 ) -> None:
-    """Send a write every PROBE_EVERY_S until cancelled, and report each one; give up outstanding writes at the end."""
+    """Send a write every PROBE_EVERY_S until cancelled, and report each write; cancel outstanding writes at the end."""
     replicas, waits, open_writes = tuple(names), Counter[str](), dict[str, tuple[float, float]]()
     under_way, leads, last_s = set[asyncio.Task[None]](), "", 0.0
 
@@ -194,7 +196,7 @@ async def _serve() -> None:
     stdin = asyncio.StreamReader(limit=LINE_BYTES_MAX)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
     assignment = msgspec.json.decode(await stdin.readline(), type=Assignment)
-    # A collection would delay an answer, and the process ends before it holds much garbage.
+    # A garbage collection would delay an answer, and the process ends before much garbage accumulates.
     gc.disable()
     _raise_priority()
     await _measure(assignment, stdin)

@@ -1,7 +1,8 @@
 """Clients of a drill: measured writes, reads, and the writes of a user's program.
 
-A process of its own (`prober`) sends and measures the writes. This module sends two kinds of reads every few
-milliseconds, without retries or redirects, and sequential writes as a user's program does, with retries and redirects.
+A separate process (`prober`) sends and measures the writes. This module sends two kinds of reads every few
+milliseconds, without retries or redirects. It also sends writes as a user's program does: sequentially, with retries
+and redirects.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SILENT_S: Final = 0.03
 """Seconds without an answer after which all replicas are asked."""
 
 UNDER_WAY_MAX: Final = 24
-"""Outstanding probes of a kind for one replica, count: a hung replica holds no more of them."""
+"""Maximum number of outstanding probes of a kind for one replica, which may hang."""
 
 USER_S: Final = 30.0
 """Deadline of one write of a user's program, seconds."""
@@ -45,8 +46,10 @@ ENDS_S: Final = 5.0
 """Time limit for the measuring process to end, seconds."""
 
 Writer = Callable[[int, Callable[[Report], None]], AbstractAsyncContextManager[Callable[[], str]]]
-"""Context manager that sends and reports the writes of a drill; MeasurementFailed if it cannot start. It yields a
-function that returns the reason why it no longer measures, or an empty string."""
+"""Context manager that sends and reports the writes of a drill; raises MeasurementFailed if it cannot start.
+
+It yields a function that returns why the measurement has ended, or an empty string.
+"""
 
 
 class MeasurementFailed(Exception):
@@ -118,8 +121,8 @@ class Probes:
     ) -> None:
         """Create the probes; nothing is sent yet.
 
-        `user` makes the client of the user's program; without it, `client` is used. A separate client matters because
-        a client prefers the replica that answered last, so the drill's own requests would distort the measurement.
+        `user` creates the client of the user's program, `client` by default. A separate client measures better: a
+        client prefers the replica that answered last, so the drill's own requests would affect a shared client.
         """
         self._client = client
         self._clock = clock
@@ -135,13 +138,13 @@ class Probes:
         self.rejection = ""
         """Error of the first rejected write."""
         self.abort = ""
-        """Operator's request to abort the drill, with the reason."""
+        """Reason of an operator's request to abort the drill, or an empty string."""
         self.late_s = 0.0
         """Largest delay in sending a write, seconds: the error of the figures."""
         self.answered_s = clock.monotonic_s()
         """Time of the last acknowledged write."""
         self.unmeasured: Callable[[], str] = lambda: ""
-        """Returns the reason why writes are no longer measured, or an empty string."""
+        """Function that returns why writes are no longer measured, or an empty string."""
 
     def stops(self, from_s: float, until_s: float) -> dict[str, int]:
         """Return the longest gaps without answers in a period, µs, by name of the figure."""
@@ -155,7 +158,7 @@ class Probes:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Send probes until the end of the block, then give up outstanding ones.
+        """Send probes until the end of the block, then cancel outstanding probes.
 
         Raises:
             MeasurementFailed: if the measuring process did not start.
@@ -248,7 +251,7 @@ class Probes:
                 ops.SHOW_DRILL, None, replica=replica, timeout_s=PROBE_S, drill=self._drill, **more
             )
         except (ApiError, msgspec.MsgspecError):
-            return None  # a replica that is behind does not know the drill yet
+            return None  # a replica that lags does not know the drill yet
         if drill is None:
             return None
         self.abort = self.abort or drill.abort

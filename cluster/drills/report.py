@@ -25,14 +25,14 @@ from forebay.cluster.system import parse_instant
 from forebay.replica.values import Instant
 
 COMPARED: Final = 20
-"""Earlier drills of the same scenario that are listed, count."""
+"""Number of earlier drills of the same scenario that are listed."""
 
 ROWS_MAX: Final = 500
-"""Events listed, count."""
+"""Maximum number of events listed."""
 
 _FAULT, _STOPPED, _ANSWERED, _CONTROL = "c1", "c5", "c2", "c4"
 _LASTED: Final = ("held_us", "handover_us", "stands_loss_us", "upgraded_us")
-"""Figures with the duration of a fault, or of the recovery from it; the first one that exists counts."""
+"""Figures for the duration of a fault or of its recovery; the first that exists is used."""
 
 _TERMS: Final = ("c0", "c3")
 
@@ -46,8 +46,8 @@ def render_page(
 ) -> str:
     """Return the page of a drill that has ended.
 
-    `earlier`: other drills, the newest first; `terms` and `story`: leaders and events during the drill; `command`
-    reproduces the page.
+    `earlier` has other drills, newest first; `terms` and `story` have the leaders and events during the drill;
+    `command` reproduces the page.
     """
     began, ended = _instant(drill.began), _instant(drill.ended)
     frame = ChartFrame(began, max(ended, began + 1))
@@ -77,7 +77,7 @@ _VERDICT_KINDS: Final = {"passed": "good", "failed": "bad"}
 
 
 def _headline(drill: DrillAnswer) -> Iterable[HeadlineFigure]:
-    """Yield the verdict and the figures it rests on."""
+    """Yield the verdict and the figures that determine it."""
     figures = drill.figures
     kind = _VERDICT_KINDS.get(drill.verdict, "warn")
     yield HeadlineFigure("Verdict", drill.verdict, f"{drill.scenario} of {drill.target}", kind)

@@ -12,20 +12,19 @@ HOLD_S: Final = 5
 """Default duration of a fault, seconds: several elections."""
 
 AWAY_S: Final = 1
-"""Default time that the surviving replica is stopped before a copy loses its majority, seconds, so that writes are
-lost."""
+"""Default time for which the survivor is stopped before the majority is lost, seconds, so that writes are lost."""
 
 GOAL_MS: Final = 500
 """Default goal: longest stop of writes, milliseconds."""
 
 COPY_GOAL_MS: Final = 60_000
-"""Goal if a state must be read from disk and loaded, milliseconds."""
+"""Goal of scenarios that load a state from disk, milliseconds."""
 
 UPGRADE_GOAL_MS: Final = 2_000
 """Goal for an upgrade of a copy, milliseconds: running and starting replicas share one machine."""
 
 NODE_DOWN_MORE_S: Final = 5
-"""Seconds that an agent is stopped beyond the time after which its node is DOWN."""
+"""Seconds for which an agent stays stopped after its node is DOWN."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,15 +34,15 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     of: str
     """Required role of the target: leader, follower, member or agent."""
     does: str
-    """Predicate after the target's name; `{hold_s}` stands for the fault's duration, seconds."""
+    """Predicate that follows the target's name in a sentence; `{hold_s}` stands for the fault's duration, seconds."""
     means: str
     """Consequences for the rest of the cluster."""
     takes_over: bool = False
-    """Whether another replica must take over if the target leads."""
+    """True if another replica must take over if the target leads."""
     keeps_waiting: bool = False
-    """Whether requests to the target wait during the fault, instead of failing at once."""
+    """True if requests to the target hang during the fault instead of failing at once."""
     on_copy: bool = False
-    """Whether it is performed on a copy of the cluster's state, on this machine."""
+    """True if the drill runs on a copy of the cluster's state, on this machine."""
     goal_ms: int = GOAL_MS
 
     @property
@@ -52,11 +51,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return NEEDS.get(self.name, "")
 
     def fault_for(self, hold_s: int) -> str:
-        """Return the predicate after the target's name, with the fault's duration."""
+        """Return the predicate with the fault's duration."""
         return self.does.format(hold_s=hold_s)
 
     def stops_writes(self, *, leads: bool) -> bool:
-        """Return whether writes are expected to stop; `leads` says whether the target is the leader."""
+        """Return whether writes are expected to stop. `leads` is True if the target is the leader."""
         if self.name == "switchover":
             return True
         return self.on_copy or (leads and not self.targets_agent)
@@ -68,7 +67,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ELECTED: Final = "the others elect a new leader; scripts and transfers continue"
-_NO_VOTE: Final = "the others continue without it; scripts and transfers continue"
+_NO_VOTE: Final = "the others continue without the target; scripts and transfers continue"
 
 _UNTOUCHED: Final = "the cluster itself only answers status requests; its agents, jobs and mail are not affected"
 
@@ -107,7 +106,7 @@ SCENARIOS: Final = {
             name="agent-kill",
             of="agent",
             does="is killed (SIGKILL) and restarted after at most {hold_s} s",
-            means="scripts continue and are found again; its transfers restart as new attempts",
+            means="scripts continue, and the new agent process finds them; transfers restart as new attempts",
         ),
         Scenario(
             name="node-down",
@@ -119,7 +118,7 @@ SCENARIOS: Final = {
             name="partition",
             of="member",
             does="cannot exchange data with replicas and clients for {hold_s} s",
-            means="the others continue, with a new leader if it led; its agents poll another replica",
+            means="the others continue, with a new leader if the target led; its agents poll another replica",
             takes_over=True,
             keeps_waiting=True,
         ),
@@ -127,7 +126,7 @@ SCENARIOS: Final = {
             name="partition-in",
             of="member",
             does="receives nothing from the other replicas for {hold_s} s",
-            means="the others continue, with a new leader if it led",
+            means="the others continue, with a new leader if the target led",
             takes_over=True,
             keeps_waiting=True,
         ),
@@ -135,7 +134,7 @@ SCENARIOS: Final = {
             name="partition-out",
             of="member",
             does="cannot send to the other replicas for {hold_s} s",
-            means="the others continue, with a new leader if it led",
+            means="the others continue, with a new leader if the target led",
             takes_over=True,
             keeps_waiting=True,
         ),
@@ -143,14 +142,14 @@ SCENARIOS: Final = {
             name="disk-full",
             of="member",
             does="has no free space on its file system for {hold_s} s",
-            means="it stops at the first failed write and is restarted; the others continue, with a new leader if it "
-            "led",
+            means="the target stops at the first failed write and is restarted; the others continue, with a new leader "
+            "if the target led",
         ),
         Scenario(
             name="slow-disk",
             of="follower",
             does="has a disk limited to ten writes a second for {hold_s} s",
-            means="the others commit without it; it lags and catches up afterwards",
+            means="the others commit without the target, which catches up afterwards",
         ),
         Scenario(
             name="restore",

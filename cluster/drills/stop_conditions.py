@@ -1,7 +1,7 @@
 """Conditions that abort a drill, each with a name and a sentence.
 
-Local conditions are evaluated ten times a second, those that need requests to the cluster once a second. The first
-condition that holds, or cannot be evaluated, aborts the drill.
+Local conditions are evaluated ten times a second, and conditions that need requests to the cluster once a second. The
+first condition that holds or cannot be evaluated aborts the drill.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from forebay.cluster.system import Address, Clock
 from forebay.replica.values import MICROSECONDS_PER_SECOND
 
 CONTROL_S: Final = 2.0
-"""Seconds of measurement before the fault, to see what is normal."""
+"""Seconds of measurement before the fault, for comparison."""
 
 LOOK_S: Final = 0.1
 """Seconds between two evaluations of local conditions."""
@@ -43,7 +43,7 @@ SLOW_US_LEAST: Final = 100_000
 """Write latency that never counts as slow, µs."""
 
 CALM_S: Final = 1.0
-"""Seconds of writes that are judged, and of uninterrupted writes required before."""
+"""Period of writes that is compared, seconds; the same period of uninterrupted writes must precede it."""
 
 _T = TypeVar("_T")
 
@@ -95,7 +95,7 @@ class StopConditions:
         self.status_s = STATUS_S
         """Time limit for a member's status, seconds."""
         self.spared: frozenset[str] = frozenset()
-        """Target of the fault, which may be silent or lost."""
+        """Targets of the fault, which need not answer."""
         self.up: frozenset[str] = frozenset()
         """Nodes that were UP before the fault."""
 
@@ -158,12 +158,12 @@ class StopConditions:
 
     @contextlib.asynccontextmanager
     async def run_watches(self, *watches: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-        """Run these watches and `watch_members` during the block."""
+        """Run these coroutines and `watch_members` during the block."""
         async with run_during(*map(self._or_stop, (*watches, self.watch_members()))):
             yield
 
     async def _or_stop(self, watch: Coroutine[Any, Any, None]) -> None:
-        """Run a watch; abort the drill if it raises."""
+        """Run a coroutine; abort the drill if it raises an exception."""
         try:
             await watch
         except Exception as error:
@@ -202,7 +202,7 @@ def _writes_stopped(seen: Observations) -> str:
 
 
 def _writes_slower(seen: Observations) -> str:
-    """Return a sentence if writes take many times as long as before, once they continue after the fault."""
+    """Return a sentence if writes that continue after the fault are many times slower than before."""
     now_s, normal_us, slower_max = seen.now_s, seen.normal_us, seen.goals.slower_max
     # Include earlier probes, whose late answers end a gap.
     last = [one for one in seen.probes.writes if one.sent_s >= now_s - 8 * CALM_S]
@@ -248,7 +248,7 @@ OF_COPIES: Final[dict[str, Callable[[Exercise, str, str], str]]] = {
     "the halt file exists": lambda exercise, abort, halt: _halt_reason(halt),
     "too little disk space": lambda exercise, abort, halt: exercise.room_fault(),
 }
-"""Conditions of a drill on a copy, by name: functions of the exercise, an operator's abort, and the halt file."""
+"""Conditions of a drill on a copy, by name. Arguments are the exercise, an operator's abort reason, the halt file."""
 
 
 @contextlib.asynccontextmanager

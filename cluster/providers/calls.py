@@ -1,7 +1,7 @@
 """Provider calls from a replica, in worker processes, with limited concurrency.
 
-A worker handles one request at a time and is kept for the next, so that a request costs about ten milliseconds instead
-of the start of an interpreter. If anything goes wrong, the worker is ended and its request fails.
+A worker handles one request at a time and is reused, so that a request takes about ten milliseconds instead of the
+start of an interpreter. After any error, the worker is ended and its request fails.
 
 The leader requests the pools every 30 seconds, as Slurm does, and issues a command only for changes.
 """
@@ -37,16 +37,16 @@ from forebay.replica.state import State
 logger = logging.getLogger(__name__)
 
 WORKER_SLACK_S: Final = 10.0
-"""Seconds a worker may take beyond its call: to start, and to kill a call that does not end."""
+"""Seconds that a worker may take in addition to its call: to start, and to kill a call that hangs."""
 
 WORKER_GRACE_S: Final = 5.0
-"""Seconds between SIGTERM and SIGKILL of a worker: it ends its call and removes a directory."""
+"""Seconds between SIGTERM and SIGKILL of a worker, which meanwhile ends its call and removes a directory."""
 
 _PASSED_ON: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONHASHSEED", *VARIABLES)
 
 
 class TooManyCalls(Exception):
-    """The queue of waiting requests is full; nothing was requested."""
+    """The queue of waiting requests is full; the request was not sent."""
 
 
 class ProviderCalls:
@@ -111,7 +111,7 @@ class ProviderCalls:
                 if fine and len(self._idle) < CALLS_IDLE_MAX and not self._closed:
                     self._idle.append(worker)
                 else:
-                    # Shielded, because the worker must end even if the caller was cancelled.
+                    # Shield the end of the worker from a cancellation of the caller.
                     await asyncio.shield(self._end(worker))
 
     async def _start(self) -> asyncio.subprocess.Process:
@@ -163,7 +163,7 @@ class PoolWatch:
         submit: Callable[[Request], object],
         clock: Clock,
     ) -> None:
-        """Use `submit` to queue commands of the leader's own."""
+        """Prepare; `submit` queues commands that the leader itself issues."""
         self._calls = calls
         self._local = local
         self._state = state
@@ -175,7 +175,7 @@ class PoolWatch:
         self._task: asyncio.Task[None] | None = None
         self._logged = ""
         self._foreign: dict[str, int] = {}
-        """Usage by others of each pool, as last logged."""
+        """Usage of each pool by other clients of the provider, as last logged."""
 
     def poll(self) -> None:
         """Start a request if one is due; return at once. Called frequently."""
@@ -195,7 +195,7 @@ class PoolWatch:
         self._task = asyncio.get_running_loop().create_task(self._ask(provision), name="pools")
 
     def stop(self) -> None:
-        """Abandon the current request, because another replica leads or this one stops."""
+        """Abandon the current request, because this replica no longer leads or is stopping."""
         if self._task is not None:
             self._task.cancel()
         self._task, self._asked = None, None
@@ -219,12 +219,12 @@ class PoolWatch:
         for command in changes(state, answer.pools):
             try:
                 self._submit(Request(b"", CONTROLLER, command))
-            except Exception as error:  # full queue or lost leadership: retried in 30 s
+            except Exception as error:  # the queue is full, or this replica no longer leads: retry in 30 s
                 logger.info("a pool cannot be updated, retrying: %s", error)
                 return
 
     def _log_foreign(self, before: State, after: State, reports: tuple[PoolReport, ...]) -> None:
-        """Log usage of the pools by others, if it changed."""
+        """Log changes in the usage of the pools by other clients of the provider."""
         foreign = foreign_bytes(before, after, reports)
         if foreign == self._foreign:
             return
@@ -232,17 +232,18 @@ class PoolWatch:
         for name, size in sorted(foreign.items()):
             unit, drained = pool_unit(after.pools, name), after.pools[name].out_of_service_bytes
             logger.warning(
-                "the provider reports that others use at least %s of pool %s, so setups of jobs may fail; "
+                "other clients of the provider use at least %s of pool %s, so setups of jobs may fail; "
                 "`forebay pool drain %s %s` withholds that amount from jobs",
                 *(format_amount(size, unit), name, name, format_amount(drained + size, unit)),
             )
 
 
 def foreign_bytes(before: State, after: State, reports: tuple[PoolReport, ...]) -> dict[str, int]:
-    """Return the minimum usage of each pool by others, derived from the free capacity the provider reports.
+    """Return the minimum usage of each pool by other clients, derived from the free capacity that the provider reports.
 
-    All capacity of this cluster's jobs is held in the state, from before setup until after teardown. What both states
-    around the request hold, plus capacity out of service, accounts for that much of the used capacity.
+    The state holds the capacity of this cluster's jobs from before setup until after teardown. Used capacity beyond the
+    capacity held in both states (before and after the request) and the capacity out of service belongs to other
+    clients.
     """
     found = {}
     for report in reports:
@@ -259,8 +260,8 @@ def foreign_bytes(before: State, after: State, reports: tuple[PoolReport, ...]) 
 def changes(state: State, reports: tuple[PoolReport, ...]) -> Iterator[Command]:
     """Yield the commands that make the cluster's pools match the provider's report; none if they already do.
 
-    A pool reported earlier, to any leader, and missing now gets quantity 0: jobs keep their capacity, and no new
-    capacity is granted.
+    A pool that was reported earlier, to any leader, and is now missing gets quantity 0. Jobs keep its capacity, but no
+    new capacity is granted.
     """
     site = state.site
     first_is_default = provider_facts(site.provider).first_pool_is_default and not (

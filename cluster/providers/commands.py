@@ -33,8 +33,9 @@ class CommandRunner:
     """Runs commands with the site's environment."""
 
     def __init__(self, local: Local, clock: Clock) -> None:
-        """Take permitted programs and additional variables from `local`; PATH, LANG, LC_ALL and TMPDIR come from this
-        process.
+        """Create a runner with the permitted programs and variables of `local`.
+
+        PATH, LANG, LC_ALL and TMPDIR come from this process.
         """
         self._local = local
         self._environment = environment_for(local.environment)
@@ -103,7 +104,7 @@ def environment_for(site: tuple[tuple[str, str], ...]) -> dict[str, str]:
 
 
 def timed_out(timeout_s: float, finished: guard.CallResult) -> str:
-    """Return the message for a call that exceeded its time, worded as in Slurm, with unkillable processes."""
+    """Return the message for a call that timed out, worded as in Slurm, with the IDs of unkillable processes."""
     message = f"Timeout @ {round(timeout_s * 1000)} msec"
     if finished.unkillable:
         message += f"; processes {', '.join(map(str, finished.unkillable[:20]))} cannot be killed"

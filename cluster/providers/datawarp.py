@@ -21,7 +21,7 @@ DIRECTIVES: Final = ("#DW", "#BB")
 
 NO_SESSION: Final = "No matching session"
 NO_TOKEN: Final = "token not found"
-"""Output of dw_wlm_cli if there is nothing to do, whatever its exit code."""
+"""Outputs of dw_wlm_cli that mean that there is nothing to do, regardless of the exit code."""
 
 VALID: Final = "job_file_valid True"
 CREATED: Final = "created"
@@ -128,10 +128,10 @@ class DatawarpProvider(CommandProvider):
         fine: tuple[str, ...] = (),
         begins: str | None = None,
     ) -> CommandOutput:
-        """Run a command. It also succeeds if its output contains one of `fine`, or starts with `begins`.
+        """Run a command. It succeeds with exit code 0, or if its output contains one of `fine` or starts with `begins`.
 
         Raises:
-            OperationError: Its exit code is not 0; the message has its output.
+            OperationError: The command failed; the message has its output.
         """
         output = self._commands.run(operation, self._state, argv, timeout_s)
         said = any(words in output.text for words in fine) or (begins is not None and output.text.startswith(begins))

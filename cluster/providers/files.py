@@ -1,6 +1,6 @@
 """Files for a provider call: the job's script, the script with symbols replaced, an empty path file, and the node list.
 
-They are in the caller's private directory.
+The files are in the caller's private directory.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ def _replace_symbols(line: str, subject: Subject) -> str:
 def write_scripts(
     directory: str, subject: Subject, directives: tuple[str, ...], provision: Provision
 ) -> tuple[str, str]:
-    """Write the job's script and, if different, the one with symbols replaced; return both paths."""
+    """Write the job's script and, if symbols occur in it, a second script with the symbols replaced.
+
+    Return both paths.
+    """
     whole = whole_script(subject, provision.provider, provision.directive)
     script = _write(directory, SCRIPT, whole, 0o700)
     replaced = replace_symbols(whole, subject, directives)

@@ -1,7 +1,7 @@
 """Provider of the older burst-buffer guide: a site's own programs to start and stop each stage.
 
-Command lines are those of Slurm's burst_buffer/generic, where each LINE is a comment line at the top of the job's
-script, except its `#!` line:
+Command lines are those of Slurm's burst_buffer/generic. A LINE is a comment line at the top of the job's script,
+without the `#!` line:
 
     GetSysState get_sys
     StartStageIn start_stage_in JOB UID SIZE LINE…
@@ -29,7 +29,7 @@ POOL: Final = "generic"
 """Name of the only pool, whose size GetSysState reports."""
 
 LINES_MAX: Final = 1024
-"""Comment lines passed on, count: as many as a job may have directives."""
+"""Maximum number of comment lines in a command line: the maximum number of directives of a job."""
 
 _TOTAL: Final = re.compile(r"\bTotalSize=(\S+)")
 

@@ -1,8 +1,8 @@
-"""Execution of a call in a process of its own that can always be killed.
+"""Execution of a call in a child process that can always be killed.
 
-The calling process is single-threaded and adopts orphans of the call (`become_subreaper`), so it can reach every
-process of a call, even one that ignores SIGTERM, forks, spins or starts its own session. Processes that remain after a
-call ends by itself are left alone: a site's data-in may copy in the background and be polled later.
+The calling process is single-threaded and adopts orphans of the call (`become_subreaper`). So it can kill every process
+of a call, even processes that ignore SIGTERM, fork, spin or start their own session. If a call ends by itself, its
+remaining processes continue, because a site's data-in may copy in the background and be polled later.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from forebay.cluster.providers.limits import (
 from forebay.cluster.system import Clock, closing, descendants, die_with_parent, ignore_hangup, send, start_time
 
 EXIT_NO_CALL: Final = 126
-"""Exit code of a child that could not even start the call, as in shells."""
+"""Exit code of a child that could not start the call, as in shells."""
 
 _CHUNK_BYTES: Final = 64 * 1024
 _CHUNKS_PER_TURN: Final = 64
-"""Chunks read from a pipe before the clock is checked again, count: heavy output must not hide a timeout."""
+"""Maximum number of chunks read from a pipe between two checks of the clock, so that timeouts are punctual."""
 
 _POLL_S: Final = 3600.0
-"""Longest wait without checking the clock, seconds."""
+"""Longest wait between two checks of the clock, seconds."""
 
 
 Tree = frozenset[tuple[int, int]]
-"""Processes by ID and start time: an ID alone may be reused by a process that would then be spared."""
+"""Processes by ID and start time, because an ID may be reused."""
 
 
 class CallResult(NamedTuple):
@@ -76,7 +76,7 @@ class _Pipe:
             if not chunk:
                 self.open = False
                 return
-            # Keep one byte more than permitted, so that an overflow is visible.
+            # Keep one byte more than the limit, so that an overflow is detected.
             self.kept += chunk[: self._bound_bytes + 1 - len(self.kept)]
 
     def close_writing(self) -> None:
@@ -101,8 +101,8 @@ def run(
     """Run `call` in a child process and return the result; at the timeout, kill all of its processes.
 
     `call` receives a descriptor for its result. Its standard streams are an empty input and pipes, and it inherits the
-    descriptors in `keep`. `poll` receives the child's process ID every `poll_s` seconds. An exception while
-    it waits, for example by a handler of SIGTERM, kills the call too.
+    descriptors in `keep`. `poll` receives the child's process ID every `poll_s` seconds. An exception during the wait,
+    for example from a handler of SIGTERM, also kills the call.
 
     Raises:
         OSError: No process can be created.
@@ -127,7 +127,7 @@ def run(
                 _end(child, before)
             raise
         else:
-            # From here on the child's process ID may be reused.
+            # The child's process ID may be reused from here on.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             return _collect_result(child, pipes, before, timed_out)
         finally:
@@ -199,7 +199,7 @@ def _collect_result(child: int, pipes: Sequence[_Pipe], before: Tree, timed_out:
         code, unkillable = _end(child, before)
     else:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    # Output written before the end is available; do not wait for other processes that hold a pipe open.
+    # All output of the call itself is available now; do not wait for other processes that hold a pipe open.
     for pipe in pipes:
         if pipe.open:
             pipe.take()
@@ -262,7 +262,7 @@ def _become_call(call: Callable[[int], object], pipes: Sequence[_Pipe], parent: 
         os.dup2(printed, 1)
         os.dup2(complained, 2)
         for name in os.listdir("/proc/self/fd"):
-            # An inherited lock or pipe would be held as long as a background process lives.
+            # Otherwise a background process would hold an inherited lock or pipe as long as it lives.
             if int(name) > 2 and int(name) != returned and int(name) not in keep:
                 with contextlib.suppress(OSError):
                     os.close(int(name))

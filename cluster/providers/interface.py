@@ -29,8 +29,8 @@ LUA_VERSIONS: Final = ("5.1", "5.2", "5.3", "5.4")
 class OperationError(Exception):
     """A provider operation failed.
 
-    `operation` is its name (setup, data_in, …), `message` the provider's output, `final` true if automatic retries are
-    pointless.
+    `operation` is its name (setup, data_in, …), and `message` the provider's output. `final` is True if a retry cannot
+    succeed.
     """
 
     def __init__(self, operation: str, message: str, *, final: bool = False) -> None:
@@ -44,14 +44,17 @@ class Local(msgspec.Struct, frozen=True, kw_only=True):
     """Provider settings of one machine: [provider] in its forebay.toml."""
 
     lua_script: str = ""
-    """Path of burst_buffer.lua on this machine; empty to use the site's configuration, then `lua_script_beside`."""
+    """Path of burst_buffer.lua on this machine.
+
+    If empty, the site's configuration applies, then `lua_script_beside`.
+    """
     lua_script_beside: str = ""
     """burst_buffer.lua in the directory of forebay.toml, as in Slurm beside slurm.conf."""
     get_sys_state: str = ""
     get_sys_status: str = ""
     """Paths of these two programs on this machine; empty to use the site's configuration."""
     allowed_programs: tuple[str, ...] = ()
-    """Paths the site's configuration may name besides those above; no other program it names is run here."""
+    """Further paths that the site's configuration may name. This machine runs no other programs."""
     closed: tuple[str, ...] = ()
     """Directories of this machine's replicas and agents; nothing below them is executed."""
     environment: tuple[tuple[str, str], ...] = ()
@@ -59,7 +62,7 @@ class Local(msgspec.Struct, frozen=True, kw_only=True):
     status_identity: bool = False
     """Pass user and group ID before the arguments of slurm_bb_get_status, as newer Slurm releases do."""
     lua_version: str = LUA_VERSIONS[-1]
-    """Lua release that runs the script: the one its C modules were built for."""
+    """Lua release that runs the script, which must match the script's C modules."""
     cluster: str = ""
     """Name of the cluster: `[cluster] name`."""
 
@@ -113,16 +116,17 @@ class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
     granularity: int
     is_bytes: bool = True
     free: int | None = None
-    """Free grains, if reported. Free capacity is always derived from grants, never from this older value, which only
-    shows usage by others.
+    """Free grains, if reported.
+
+    Forebay derives free capacity from its own grants, and uses this value only to detect usage by other clients.
     """
 
 
 class Provider:
     """Base class of external providers. Every operation may raise OperationError.
 
-    A provider's class is `PROVIDER` in the module of its name (`provider_for`). Operations it does not override succeed
-    without a result, except those on persistent buffers, which are rejected.
+    A provider's class is `PROVIDER` in the module of its name (`provider_for`). Operations that a class does not
+    override succeed without a result, except operations on persistent buffers, which are rejected.
     """
 
     def __init__(self, provision: Provision, local: Local, clock: Clock) -> None:
@@ -147,7 +151,7 @@ class Provider:
         raise self._without_persistent("create_persistent")
 
     def destroy_persistent(self, subject: Subject, wanted: DestroyPersistent, directory: str) -> None:
-        """Remove a persistent buffer; a missing one is not an error."""
+        """Remove a persistent buffer; succeed if it does not exist."""
         raise self._without_persistent("destroy_persistent")
 
     def setup(self, subject: Subject, directory: str) -> None:
@@ -231,7 +235,7 @@ def parse_pools(text: bytes, *, operation: str, bytes_by_default: bool) -> tuple
 
 
 def log_for(job: int | None = None) -> None:
-    """Set up logging as in the parent process; every line begins with `job` and is about it."""
+    """Set up logging as in the parent process; every line begins with the job, and its record has the job's ID."""
     import logging
 
     from forebay.cluster.system import about, begin_logging

@@ -1,8 +1,8 @@
 """Job table of Lua scripts: all fields of Slurm releases 22.05 to 26.05, and their text form.
 
 Slurm passes the table to functions of the lua plugin since 23.02; `_lua_job_info_field` in its source lists the fields.
-Properties known to Forebay have Slurm's names. All others have Slurm's values for a batch job that did not request
-them: nil for strings; 0, NO_VAL or another default for numbers.
+Properties known to Forebay have Slurm's names. Other fields have the values that Slurm gives to a batch job without
+such a request: nil for strings; 0, NO_VAL or another default for numbers.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class JobField(NamedTuple):
     """Constant value, or a function that returns a job's value; None for nil."""
     since: str = FIRST
     until: str = ""
-    """Last release with the field; empty if the newest has it."""
+    """Last release with the field; empty if the newest release has the field."""
     label: str = ""
     """Key in the text of the job; empty to omit it."""
     text: Callable[[JobContext], str] | None = None
-    """Value in the text if different from `value`."""
+    """Function that returns the value in the text, if it differs from `value`."""
 
 
 def job_table(job: JobContext) -> dict[str, str | int | float | tuple[str, ...]]:
@@ -149,7 +149,7 @@ def _state_description(job: JobContext) -> str | None:
 
 
 def _max_nodes(job: JobContext) -> int:
-    """Return the nodes a pending job may get; 0 once it has them, as in Slurm."""
+    """Return the maximum number of nodes of a pending job; 0 after the allocation, as in Slurm."""
     return job.subject.options.nodes if job.subject.status.state == JobState.PENDING.name else 0
 
 
@@ -339,4 +339,7 @@ FIELDS: Final = (
     JobField("wckey", "string", None),
     JobField("work_dir", "string", lambda job: job.subject.workdir or None, label="WorkDir"),
 )
-"""Fields in the order of Slurm's source. A script may read any of them, whichever release it was written for."""
+"""Fields in the order of Slurm's source.
+
+A script may read all of them, regardless of the release for which it was written.
+"""

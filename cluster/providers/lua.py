@@ -4,7 +4,7 @@ SLURM-OBSERVED.md, section 5, lists functions, arguments and return values. Argu
 passed too; a script that does not declare them ignores them.
 
 Each call runs in a process created by `guard` and loads the script anew, as Slurm does. The interpreter has no access
-to Python; its table `slurm` has the entries that Slurm provides to a burst-buffer script. Printed output is captured.
+to Python. Its table `slurm` has the same entries as Slurm's. Printed output is captured.
 """
 
 from __future__ import annotations
@@ -154,9 +154,10 @@ function io.close(file)
   return file:close()
 end
 """
-"""Functions that Slurm's interpreter has and this one lacks: io.popen, and exit codes from os.execute. C's exit would
-run the parent's exit handlers in the fork, so os.exit ends the process directly. `open_pipe`, `wait` and `leave` are
-functions of this module. Lua 5.1 reports less about how a command ended.
+"""Replacements for Lua functions that do not work here: io.popen, exit codes from os.execute, and os.exit.
+
+os.exit must not run the parent's exit handlers in the fork. `open_pipe`, `wait` and `leave` are functions of this
+module. In Lua 5.1, the functions return less detail about the end of a command.
 """
 
 _PRECOMPILED: Final = b"\x1b"
@@ -170,7 +171,7 @@ class LuaResult(msgspec.Struct, array_like=True):
     """Result of a Lua function, or the error that prevented it."""
 
     error: str = ""
-    """Error before the function returned; empty if it returned."""
+    """Error that prevented a return; empty if the function returned."""
     code: int = 0
     text: str | None = None
     """Second return value, or None."""
@@ -210,7 +211,7 @@ def call(
         script = strip_first_line(source)
         if script.removeprefix(b"\n").startswith(_PRECOMPILED):
             return LuaResult(error=f"{path} is precompiled Lua, which is not supported; provide the script as text")
-        # Text only: Lua does not verify precompiled code, which could do anything to this process.
+        # Load text only: Lua does not verify precompiled code, which could corrupt this process.
         name = b"@" + os.fsencode(os.path.basename(path))
         loaded = _code(runtime.execute(script, name=name, mode=b"t"))
         if loaded:
@@ -276,8 +277,9 @@ def _lua_value(value: Value, runtime: Any = None) -> Any:
 
 
 def _read_result(count: int, code: Any, second: Any, function: str) -> LuaResult:
-    """Interpret return values as Slurm does: none means success, a number or numeric string is the code, a string may
-    follow.
+    """Interpret return values as Slurm does.
+
+    Without a value, the call succeeded. A number or numeric string is the code, and a string may follow.
     """
     text: str | None = None
     if count > 1:
@@ -305,7 +307,7 @@ def _code(value: Any) -> int:
 
 
 NO_POOL: Final = "(null)"
-"""Pool name passed for a job without one, as in Slurm."""
+"""Pool name that is passed for a job without a pool, as in Slurm."""
 
 BUSY: Final = "BUSY"
 
@@ -424,7 +426,7 @@ class LuaProvider(Provider):
         function: str = "",
         optional: bool = False,
     ) -> str | None:
-        """Call the operation's function, or another one, and return its string result.
+        """Call the operation's function, or another function, and return its string result.
 
         The function receives the job table if `subject` is given. An `optional` function may be missing.
 
@@ -439,7 +441,7 @@ class LuaProvider(Provider):
             raise OperationError(operation, str(error), final=True) from error
 
         def perform(returned: int) -> None:
-            # Keep nothing that only this interpreter needs: a site's program may be written in Python, too.
+            # Remove variables that only this interpreter needs, because a site's program may also use Python.
             os.environ.clear()
             os.environ.update(self._environment)
             answer = call(source, self._path, function, arguments, job, self._local, self._environment)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 DEPTH_MAX: Final = 16
-"""Nesting depth of converted tables, count: as in Slurm."""
+"""Maximum nesting depth of converted tables: as in Slurm."""
 
 Convert = Callable[[Any], tuple[Any, bytes | None]]
 """Returns the converted value, and an error message or None."""

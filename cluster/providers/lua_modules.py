@@ -1,7 +1,7 @@
 """Lua modules of a site's script: search paths like those of the distribution's Lua, and checks of module files.
 
-C modules are built for one Lua release, so the machine's configuration selects the release. A module file is loaded
-only if it is as trustworthy as the script.
+The machine's configuration selects the Lua release, because C modules are built for one release. A module file must
+pass the same trust check as the script.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ searchers[#searchers + 1] = function(name)
   return ""
 end
 """
-"""Replacement searchers for `require` that check a file before loading it. Parameters are the check function, and the
-search paths of other Lua releases, used to suggest the right one.
+"""Replacement searchers for `require` that check a file before loading it.
+
+Parameters are the check function, and the search paths of other Lua releases, which serve to suggest another release.
 """
 
 

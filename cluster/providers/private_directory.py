@@ -1,8 +1,8 @@
-"""Private directory of one provider call by a replica, removed after the call, or by the next one if it was killed.
+"""Private directory of one provider call by a replica, removed after the call, or by the next call after a kill.
 
-A killed replica takes its workers and their calls with it, but processes started by a call, and the copy of a job's
-script in its directory, would remain. The directory is therefore locked during its call, and its name marks the call's
-processes. A later call that finds an unlocked directory kills those processes and removes it.
+If a replica is killed, its workers and their calls end, but background processes of a call and the call's directory
+remain. So the directory is locked during the call, and the directory's name marks the call's processes. A later call
+that finds an unlocked directory kills the marked processes and removes the directory.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def _make_locked() -> tuple[str, int]:
         try:
             lock = open_directory(path)
         except FileNotFoundError:
-            continue  # a concurrent cleanup has removed it already
+            continue  # a concurrent cleanup has already removed the directory
         if try_lock(lock) and os.fstat(lock).st_nlink:
             return path, lock
-        # A concurrent cleanup locked it first and will remove it.
+        # A concurrent cleanup locked the directory first and will remove it.
         os.close(lock)
 
 

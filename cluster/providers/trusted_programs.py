@@ -1,8 +1,9 @@
-"""Trust check of a site's programs: only those named in this machine's configuration that no other account can change.
+"""Trust check of a site's programs, before each run.
 
-Replicated configuration can be changed over the API and would make an operator root on every node. A program must also
-not lie in a directory where this service stores data from others. Each path component is checked by descriptor when the
-program is about to run; afterwards only root or this process's account could replace any of them.
+A program must be named in this machine's configuration: the replicated configuration can be changed over the API, and
+would make an operator root on every node. No other account may be able to change the program, and it must not be in a
+directory where this service stores data of others. Each path component is checked by descriptor, so after the check
+only root or this process's account can replace it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ def open_trusted(path: str, local: Local, *, executable: bool = False) -> int:
     """Return a descriptor for reading the regular file at `path`, after checking that it can be trusted.
 
     The machine's configuration `local` must name it. After resolving links, the file and all its parent directories
-    must belong to root or this process's account and be writable by no other; a sticky directory such as /tmp may be
-    writable by all. No parent may be a `closed` directory.
+    must belong to root or this process's account and not be writable by other accounts; a sticky directory such as /tmp
+    may be writable by all. No parent may be a `closed` directory.
 
     Raises:
         ProgramRefused: The file cannot be trusted.

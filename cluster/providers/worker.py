@@ -1,8 +1,8 @@
 """Worker process for a replica's provider calls: validation, pools and status.
 
-`cluster.providers.calls` runs it as `python -m cluster.providers.worker PARENT_PID`. It reads requests and writes
-answers one at a time, each as a length (four bytes, big-endian) and JSON. It ends when its input closes or the parent
-dies. Each call runs in a child process that can be killed (`guard`) and has a temporary directory.
+`cluster.providers.calls` runs it as `python -m cluster.providers.worker PARENT_PID`. The worker reads a request, writes
+the answer, and reads the next request. Each is a length (four bytes, big-endian) and JSON. It ends when its input
+closes or the parent dies. Each call runs in a child process that can be killed (`guard`) and has a temporary directory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXIT_ENDED: Final = 143
 """Exit code after SIGTERM, as shells report it."""
 
 NOBODY: Final = 65534
-"""User and group ID for accounts unknown on this machine."""
+"""User ID and group ID for accounts that this machine does not know."""
 
 
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,10 +39,10 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     provision: Provision
     local: Local = NO_LOCAL
     subject: Subject | None = None
-    """For `process`: the job, whose user and group ID are looked up here by name."""
+    """Job to validate with `process`; the worker looks up its user ID and group ID by name."""
     user: str = ""
     arguments: tuple[str, ...] = ()
-    """For `get_status`: the requesting user, and the arguments."""
+    """Requesting user and arguments of `get_status`."""
 
 
 class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,13 +16,13 @@ _PROGRAMS: Final = _HERE / "programs"
 
 
 SITE_SCRIPT: Final = "burst_buffer.site.lua"
-"""File beside slurm.conf with the site's own burst-buffer script, which gets the jobs with its directive."""
+"""File beside slurm.conf with the site's own burst-buffer script, which handles jobs with that script's directive."""
 
 
 def script_text(run: Path, conf: Path = Path("/etc/slurm")) -> str:
     """Return burst_buffer.lua as installed in `conf`, for a bridge in `run`."""
-    text = _filled((_LUA / "burst_buffer.lua").read_text(encoding="utf-8"), f'"{RUN}"', f'"{run}"')
-    return _filled(text, f'"/etc/slurm/{SITE_SCRIPT}"', f'"{conf / SITE_SCRIPT}"')
+    text = _set_constant((_LUA / "burst_buffer.lua").read_text(encoding="utf-8"), f'"{RUN}"', f'"{run}"')
+    return _set_constant(text, f'"/etc/slurm/{SITE_SCRIPT}"', f'"{conf / SITE_SCRIPT}"')
 
 
 def script_parts() -> dict[str, str]:
@@ -32,7 +32,10 @@ def script_parts() -> dict[str, str]:
 
 
 def submission_check(directive: str) -> str:
-    """Return the check that a site's job_submit.lua may call; `directive` is the one of burst_buffer.conf, BB_LUA."""
+    """Return the check that a site's job_submit.lua may call.
+
+    `directive` is Directive of burst_buffer.conf (BB_LUA).
+    """
     text = (_LUA / "job_submit.lua").read_text(encoding="utf-8")
     before, found, after = text.partition('local DIRECTIVE = "#BB_LUA"')
     assert found
@@ -42,12 +45,12 @@ def submission_check(directive: str) -> str:
 def programs(run: Path) -> dict[str, str]:
     """Return the programs of burst_buffer/datawarp and their helpers by name, for a bridge in `run`."""
     shell, python = ((_PROGRAMS / name).read_text(encoding="utf-8") for name in ("dw_wlm_cli", "forebay-bb"))
-    shell = _filled(shell, f"'{RUN}'", shlex.quote(str(run)))
-    return {"dw_wlm_cli": shell, "dwstat": shell, "forebay-bb": _filled(python, f'"{RUN}"', f'"{run}"')}
+    shell = _set_constant(shell, f"'{RUN}'", shlex.quote(str(run)))
+    return {"dw_wlm_cli": shell, "dwstat": shell, "forebay-bb": _set_constant(python, f'"{RUN}"', f'"{run}"')}
 
 
-def _filled(text: str, constant: str, value: str) -> str:
-    """Return a script with a constant set; the constant's first occurrence is its definition."""
+def _set_constant(text: str, constant: str, value: str) -> str:
+    """Return a script with the value of a constant replaced in its first occurrence, the definition."""
     before, found, after = text.partition(constant)
     assert found, constant
     return f"{before}{value}{after}"

@@ -23,7 +23,7 @@ from forebay.cluster.system.eventloop import stop_on_signals
 EXIT_FAILED: Final = 1
 
 SERVED_S: Final = 10.0
-"""Seconds after which a bridge counts as started without a leader: slurmctld starts after it."""
+"""Seconds after which a bridge without a leader counts as started, so that slurmctld can start."""
 
 
 def run(arguments: list[str]) -> int:

@@ -1,9 +1,9 @@
 """Bridge between slurmctld's host and the leader: files for slurmctld, FIFOs and a socket for calls that may wait.
 
-burst_buffer.lua, and dw_wlm_cli for a job, send requests and read replies through FIFOs. forebay-bb uses a Unix socket;
-a call that does not finish at once is answered with the path of a FIFO. The bridge holds the FIFOs open, so a waiting
-caller costs no process. When the bridge ends, for any reason, its readers reach the end of the file and call the next
-bridge: calls are repeatable.
+burst_buffer.lua, and dw_wlm_cli in calls about a job, send requests and read replies through FIFOs. forebay-bb uses a
+Unix socket; if a call does not finish at once, the reply is the path of a FIFO. The bridge keeps the FIFOs open, so no
+process is needed for a waiting caller. When the bridge ends for any reason, waiting callers read the end of the file
+and repeat their calls at the next bridge; all calls are repeatable.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from forebay.replica.values import MICROSECONDS_PER_SECOND
 LOGGER = logging.getLogger(__name__)
 
 AT_ONCE_S: Final = 0.25
-"""Seconds within which a call is answered directly rather than through a FIFO: several commits."""
+"""Seconds to wait before the reply to a socket call is moved to a FIFO: several commits."""
 
 REQUEST_BYTES_MAX: Final = 16 * 1024
 """Limit of one socket request, bytes."""
@@ -50,26 +50,26 @@ ANSWER_BYTES_MAX: Final = 32 * 1024
 """Limit of one reply, bytes: less than the capacity of a pipe."""
 
 CALLS_MAX: Final = 8_192
-"""FIFOs at a time, count: one for each buffer job that stages. Further callers retry."""
+"""Maximum number of FIFOs at a time: one for each buffer job that stages; further callers retry."""
 
 READ_S: Final = 30.0
-"""Seconds for which a FIFO with a reply waits for its reader, which was killed or reads at once."""
+"""Seconds for which a reply stays in its FIFO: a caller reads it at once, unless it was killed."""
 
 LOOK_S: Final = 0.02
-"""Seconds between two checks for a read reply; doubled each time, up to a second."""
+"""Seconds before the first check whether a reply was read; doubled for each further check, up to a second."""
 
 LIST_EVERY: Final = 5
-"""File renewals between two lists of all external jobs, which show jobs staged by a bridge on another host."""
+"""Number of file renewals between two requests for all external jobs, which reveal jobs staged by other hosts."""
 
 SITE_S: Final = 5.0
 """Timeout of the request for the site's settings, seconds: it is repeated every RENEW_S."""
 
 SHORTEN_MAX: Final = 60
-"""Requests being read or answered directly at a time, count."""
+"""Maximum number of socket requests that are read or answered at a time."""
 
 
 class BridgeRefused(Exception):
-    """Bridge that must not run; the message says why and how to correct it."""
+    """Bridge that must not run; the message has the cause and the remedy."""
 
 
 def cluster_token(state: Path) -> str:
@@ -90,7 +90,7 @@ def cluster_token(state: Path) -> str:
 
 
 def keep_token(state: Path, token: str) -> None:
-    """Restore the token if it was removed with the rest of the state: the external jobs still belong to this Slurm."""
+    """Restore the token if it was removed with the other state: the external jobs still belong to this Slurm."""
     path = state / "forebay.cluster"
     if path.exists():
         return
@@ -136,7 +136,7 @@ class Bridge:
         `ask` returns slurmctld's jobs, `ask_owner` the uid of a job's user, `ask_array` the job array of a task,
         `ask_ended` whether a job has ended and was not cancelled.
         `state` is StateSaveLocation, which holds the token `cluster`. Counters are written to `metrics_file`, if given.
-        `on_served` is called, perhaps repeatedly, when slurmctld would find pools.
+        `on_served` is called, perhaps repeatedly, once slurmctld can read the pools.
         """
         self._leader = leader
         self._files = files
@@ -156,14 +156,14 @@ class Bridge:
         self._under_way: dict[tuple[str, ...], asyncio.Task[Answer]] = {}
         self._answering: set[asyncio.Task[None]] = set()
         self._is_ending = False
-        """Whether the bridge ends: no call gets a reply, so that each is repeated at the next bridge."""
+        """True while the bridge ends: calls get no reply, so that callers repeat them at the next bridge."""
         self._requests = asyncio.Semaphore(SHORTEN_MAX)
         self._said = ""
         self._registered = False
         self._on_served = on_served
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set. Leaves no FIFO, socket or task behind.
+        """Serve until `stop` is set, and remove all FIFOs, sockets and tasks.
 
         Raises:
             BridgeRefused: Another bridge runs here, or another Slurm uses this name.
@@ -182,8 +182,9 @@ class Bridge:
                     for ended in done - {stopping}:
                         ended.result()
                 finally:
-                    # Waiting callers first: they reach the end of the file and call the next bridge. Callers that come
-                    # meanwhile do so, too: none may read that its call was superseded.
+                    # First wake waiting callers, which then call the next bridge, as do new callers. No caller must
+                    # receive
+                    # the reply that its call was superseded.
                     self._is_ending = True
                     await _ended(self._answering)
                     await _ended({renewing, comparing, stopping, *self._under_way.values()})
@@ -212,7 +213,8 @@ class Bridge:
                 self._calls.site = site
                 if count % LIST_EVERY == 0:
                     await self._list()
-                # After the first list, so that slurmctld finds the pools and their content together.
+                # Write the pools after the first list of jobs, so that slurmctld finds the pools together with their
+                # content.
                 self._files.renew(site, asked_s, self._moment(), await self._users(site))
                 if count == 0:
                     self._on_served()
@@ -292,7 +294,7 @@ class Bridge:
         return f"{datetime.datetime.fromtimestamp(self._clock.now() // MICROSECONDS_PER_SECOND):%H:%M}"  # noqa: DTZ006
 
     async def _users(self, site: g.SchedulerSiteAnswer) -> dict[str, list[int]]:
-        """Return the uids of the users who are allowed or denied buffers; unknown users are left to setup."""
+        """Return the uids of users who are allowed or denied buffers. `setup` checks users unknown to this host."""
         found: dict[str, list[int]] = {}
         for word, names in (("allow", site.allow_users), ("deny", site.deny_users)):
             if not names:
@@ -342,7 +344,7 @@ class Bridge:
                     function, words, (word, text) = await self._settle(asked)
             writer.write(_encoded(word, text))
             await writer.drain()
-            # A killed caller has closed its end; nothing can be sent.
+            # The caller was killed and has closed its end, so nothing can be sent.
             if word not in _NO_ANSWER and not writer.is_closing():
                 self._calls.note_reply(function, words, word)
         except (OSError, TimeoutError, asyncio.CancelledError):
@@ -351,7 +353,7 @@ class Bridge:
             writer.close()
 
     async def _settle(self, asked: bytes) -> tuple[str, list[str], Answer]:
-        """Return the requested function, its arguments, and its reply or the FIFO where the reply will be."""
+        """Return the requested function, its arguments, and its reply or the FIFO of its reply."""
         fields = asked.split(b"\0")
         try:
             words = [field.decode() for field in fields]
@@ -371,7 +373,7 @@ class Bridge:
         return function, arguments, ("wait", str(self._fifos.calls / name))
 
     def _asked(self, request: FifoRequest) -> None:
-        """Start a call that came through a FIFO; if there are too many, the caller finds no reply and retries."""
+        """Start a call that came through a FIFO. If there are too many calls, the caller gets no reply and retries."""
         if self._is_ending or len(self._answering) >= CALLS_MAX:
             return
         try:
@@ -383,7 +385,7 @@ class Bridge:
             self._later(request.name, task, request.function, request.words)
 
     def _begin(self, function: str, arguments: list[str], script: str) -> asyncio.Task[Answer]:
-        """Return the task of a call, a pending one or a new one; a new one ends earlier waits of the job."""
+        """Return the pending task of the same call, or a new task, which ends earlier waiting calls of the job."""
         key = (function, *arguments, script)
         known = self._under_way.get(key)
         if known is not None and not known.done():
@@ -391,8 +393,8 @@ class Bridge:
         earlier: list[asyncio.Task[Answer]] = []
         if function not in QUESTIONS and arguments:
             for other, one in self._under_way.items():
-                # The calls of a cancelled job's stage-in run beside its teardown, and succeed. Slurm kills a running
-                # one, but of many jobs that are cancelled at once it misses some.
+                # Keep the stage-in calls of a cancelled job beside its teardown, and let them succeed. Slurm usually
+                # kills such a call, but misses some if many jobs are cancelled at once.
                 if (function == "teardown" and other[0] in STAGE_IN) or (
                     function in STAGE_IN and other[0] == "teardown"
                 ):
@@ -421,8 +423,8 @@ class Bridge:
         return task
 
     def _later(self, name: str, task: asyncio.Task[Answer], function: str, words: list[str]) -> None:
-        """Have a call's reply read from a FIFO, unless its caller has ended."""
-        # Open in both directions: opening for writing only would wait for the reader, and the reader for the writer.
+        """Deliver a call's reply through a FIFO, unless the caller has ended."""
+        # Open in both directions: opening for writing only would block until the reader opens the FIFO.
         descriptor = self._fifos.open_reply(name)
         if descriptor is None:
             return
@@ -448,7 +450,7 @@ class Bridge:
 
 
 _NO_ANSWER: Final = ("wait", "again")
-"""First words of replies that are read elsewhere or requested again."""
+"""First words of replies after which the caller reads a FIFO or repeats the request."""
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes | None:
@@ -500,5 +502,5 @@ def _unread(descriptor: int) -> int:
 
 
 def report_served() -> None:
-    """Notify the service manager that this process serves."""
+    """Notify the service manager that this process is ready."""
     tell_manager(READY)

@@ -1,9 +1,9 @@
 """Functions of Slurm's burst-buffer plugins, as calls to the leader.
 
-Depending on the phase of its external job (replica/decide/external_jobs), every call is a repeat or a no-op. So it is
-resent until a replica answers, with a new command ID or the old one. Of two calls for one job the later one wins and
-ends the wait of the earlier one. Across hosts, when the backup slurmctld calls, the epoch decides: each call first
-reads the current epoch and refers to no other, however late it arrives.
+Every call can be repeated: the phase of the external job shows whether it was already executed
+(replica/decide/external_jobs). So a call is resent until a replica answers, with a new command ID or the old one. Of
+two calls for one job, the later call ends the wait of the earlier one. Calls of several hosts (a backup slurmctld) are
+distinguished by epoch: a call first reads the current epoch, and has no effect on any other epoch.
 """
 
 from __future__ import annotations
@@ -57,48 +57,48 @@ POLL_S: Final = 25
 """Seconds for which one query of an external job waits at the leader."""
 
 CALL_S: Final = 10.0
-"""Timeout of one call beyond its own wait, seconds; then it is resent."""
+"""Timeout of one request in addition to its own wait, seconds; after that it is resent."""
 
 RETRY_S: Final = 1.0
-"""Seconds between two rounds to a cluster that does not answer; the client backs off within each."""
+"""Seconds between two rounds of requests to a cluster that does not answer; the client backs off within a round."""
 
 HOLD_S: Final = 10
-"""Seconds for which a query of a stage waits for its end: Slurm sleeps PollInterval after each `busy`."""
+"""Seconds for which a query waits for the end of a stage, because Slurm sleeps PollInterval after each `busy`."""
 
 FORGOTTEN_EXPORT_S: Final = 240.0
 """Longest wait of a teardown for an export that Slurm did not request, seconds; Slurm gives it 300 s by default."""
 
 NOT_NOW: Final = frozenset({401, 408, 429})
-"""Rejections below 500 that may be temporary: certificates and limits change.
+"""Status codes below 500 of rejections that may be temporary, because certificates and limits change.
 
-Others concern the external job itself.
+Other codes concern the external job itself.
 """
 
 EPOCH_S: Final = 2.0
-"""Seconds within which the leader returns the epoch of an external job; after that the last known one is used."""
+"""Timeout of the query for an external job's epoch, seconds; after that the last known epoch is used."""
 
 WARM_S: Final = 5.0
-"""Seconds for which a known epoch counts as current: no other host takes over that fast."""
+"""Seconds for which a known epoch counts as current, because no other host takes over that fast."""
 
 NO_TEXT: Final = "the job's script is not UTF-8; write it as UTF-8"
 
 KNOWN_MAX: Final = 100_000
-"""External jobs whose last epoch is remembered, count: more than Slurm has buffer jobs."""
+"""Maximum number of external jobs whose last epoch is remembered: more than Slurm has buffer jobs."""
 
 ALIVE: Final = frozenset({"waiting", "set-up", "staging-in", "stage-in-failed", "staged-in"})
-"""Phases of an epoch that was set up and has not run: another setup of it is a repeat."""
+"""Phases of an epoch after its setup and before its run, in which a setup is a repeat."""
 
 CASE_OVER: Final = frozenset({"none", "over", "lingering", "retained"})
-"""Phases in which Slurm has finished with a buffer: retained buffers are for users and operators."""
+"""Phases of buffers that Slurm no longer uses; users and operators handle retained buffers."""
 
 STUCK: Final = "slurmctld has lost the stage-in of job {0}, and will never start it; run: scancel {0}\n"
 """Text in `scontrol show bbstat` for a stuck job."""
 
 SETUP_WAIT_S: Final = 20
-"""Seconds for which a persistent buffer waits for space if the leader has not sent the limit of a setup."""
+"""Seconds for which a persistent buffer waits for space until the leader has sent the configured limit."""
 
 FIRST_LOOK_S: Final = 0.05
-"""Seconds before the first query of a persistent buffer's progress: a commit and an agent's report."""
+"""Seconds before the first query of a persistent buffer's progress: enough for a commit and an agent's report."""
 
 LOOK_S_MAX: Final = 2.0
 """Longest interval between two such queries, seconds: each interval is twice the previous one."""
@@ -144,11 +144,11 @@ class PluginCalls:
         self._said = ""
         self._stage_ins = StageIns()
         self._epochs: dict[str, tuple[int, float]] = {}
-        """Last known epoch of each external job, and the uptime at which it was learned, seconds."""
+        """Last known epoch of each external job, and the uptime of the query, seconds."""
         self.site: g.SchedulerSiteAnswer | None = None
-        """Site settings last sent by the leader; None before the first."""
+        """Last site settings from the leader, or None."""
         self.is_stuck: Callable[[str], bool] = lambda _: False
-        """Predicate for jobs that slurmctld will never start; see `cluster.slurm.reconciler`."""
+        """Function that returns whether slurmctld will never start a job; see `cluster.slurm.reconciler`."""
 
     async def perform(self, function: str, words: list[str], script: str) -> Answer:
         """Perform one function with its arguments; errors of the cluster or the caller are replies, not exceptions."""
@@ -167,7 +167,7 @@ class PluginCalls:
                 answer = "ok", ""
                 if not self._stage_ins.is_leaving(job):
                     answer = await self._answer(perform, words, script)
-                # A cancelled job reports no failure.
+                # The stage-in of a cancelled job reports success.
                 return ("ok", "") if self._stage_ins.is_leaving(job) else answer
         return await self._answer(perform, words, script)
 
@@ -204,7 +204,7 @@ class PluginCalls:
     async def _tell(
         self, operation: ApiOperation[Any, g.ExternalJobAnswer], job: str, *phases: str, **fields: Any
     ) -> g.ExternalJobAnswer:
-        """Send a command, and return the external job once it has left these phases.
+        """Send a command, and return the external job once it is in none of these phases.
 
         Raises:
             ApiError: The command is permanently rejected.
@@ -218,7 +218,7 @@ class PluginCalls:
     async def _after(
         self, operation: ApiOperation[Any, g.ExternalJobAnswer], make: Callable[..., Any], job: str, *phases: str
     ) -> g.ExternalJobAnswer:
-        # The command itself waits: a separate query would cost as much as the command.
+        # The command itself waits, because a separate query would cost as much as the command.
         waits = {"wait_s": POLL_S, "while": ",".join(phases)} if phases else {}
         external_job = await self._told(operation, make, job=job, **waits)
         while external_job.phase in phases:
@@ -227,9 +227,10 @@ class PluginCalls:
         return external_job
 
     async def _last(self, job: str) -> tuple[int, str]:
-        """Return an external job's last epoch at the start of the call, 0 for none, and its phase, empty if unknown.
+        """Return an external job's last epoch, 0 for none, and its phase, empty if unknown.
 
-        Queried from the leader, otherwise the last known one. Epochs that another host starts later are not meant.
+        The values are from the leader, or the last known ones if it does not answer. A later epoch that another host
+        starts is not covered by the call.
         """
         try:
             external_job = await self._leader.call(operations.SHOW_EXTERNAL_JOB, job=job, deadline_s=EPOCH_S)
@@ -241,7 +242,7 @@ class PluginCalls:
         return external_job.epoch, external_job.phase
 
     def note_external_job(self, external_job: g.ExternalJobView) -> None:
-        """Remember an external job's epoch, and list the job while Slurm counts it.
+        """Remember an external job's epoch, and update its entry in the list for Slurm.
 
         Raises:
             OSError: A file cannot be written.
@@ -261,9 +262,12 @@ class PluginCalls:
             self._stage_ins.note_reply(words[0], _NEXT_S.get((function, word), 0.0))
 
     def remember(self, external_job: g.ExternalJobView, asked_s: float | None = None) -> None:
-        """Remember an external job's epoch; `asked_s`: uptime at which the query was sent, None for a fresh reply."""
+        """Remember an external job's epoch.
+
+        `asked_s` is the uptime at which the query was sent, None for a fresh reply.
+        """
         known = self._epochs.get(external_job.job)
-        # A list requested before a setup was answered does not show that setup.
+        # A list that was requested before a setup finished may lack that setup.
         if known is not None and asked_s is not None and known[1] >= asked_s:
             return
         if external_job.phase in ("none", "over"):
@@ -277,7 +281,10 @@ class PluginCalls:
     # Functions in the order of a job's life
 
     async def setup(self, words: list[str], script: str) -> Answer:
-        """Reserve the buffer's space (`job, uid, gid, pool, size, script`); waits as long as the leader allows."""
+        """Reserve the buffer's space (`job, uid, gid, pool, size, script`).
+
+        Wait for space up to the configured limit.
+        """
         size = _size(words[4]) if len(words) == 5 else None
         if size is None or not all(words[at].isdigit() for at in (1, 2)):
             return "fail", "forebay: setup needs job, uid, gid, pool, size and script"
@@ -321,7 +328,7 @@ class PluginCalls:
             failed = True
             raise
         finally:
-            # If the bridge ends, Slurm keeps counting the job.
+            # If the bridge ends, the job stays in the list, because Slurm counts it.
             self._files.setup_ends(job, failed=failed)
         return ("fail", external_job.message or f"the buffer is {external_job.phase}") if failed else ("ok", "")
 
@@ -339,10 +346,10 @@ class PluginCalls:
     def _has_none(self, script: str) -> bool:
         """Return whether a job only creates or deletes persistent buffers.
 
-        Slurm handles those by name, so the job is no external job.
+        Slurm addresses persistent buffers by name, so such a job needs no external job.
         """
         try:
-            # With a directive of Slurm's own (lua), only its lines request a buffer.
+            # If Slurm has its own directive (lua), only lines with that directive request a buffer.
             if (
                 self.site is not None
                 and read_external_job_request(
@@ -357,7 +364,7 @@ class PluginCalls:
         return asked is not None and bool(asked.creates or asked.destroys) and not (asked.capacity_bytes or asked.uses)
 
     def _miscounted(self, pool: str, size: int, script: str) -> str:
-        """Return why Slurm's request differs from the directives; empty if they agree or it is unknown."""
+        """Return how Slurm's request differs from the directives; empty if they agree or the difference is unknown."""
         if self.site is None:
             return ""
         try:
@@ -368,8 +375,8 @@ class PluginCalls:
         if asked is None or found is None:
             return ""
         wanted = round_up(asked.capacity_bytes, found.granularity)
-        # A job that uses only persistent buffers requests nothing from any pool, and Slurm passes its default pool.
-        # Without pool=, datawarp charges its own default pool, and that one is meant.
+        # A job that uses only persistent buffers requests no pool, and Slurm passes its default pool. Without
+        # pool=, datawarp also passes its own default pool.
         if (asked.pool or pool, wanted) == (pool, size) or wanted == size == 0:
             return ""
         return (
@@ -378,7 +385,7 @@ class PluginCalls:
         )
 
     async def data_in(self, words: list[str], script: str) -> Answer:
-        """Stage in (`job`, perhaps its script), and wait for the end."""
+        """Stage in (`job`, and in datawarp the script), and wait for the end."""
         if script and self._has_none(script):
             return "ok", ""
         return self._staged(await self._tell(operations.STAGE_IN_EXTERNAL_JOB, words[0], "set-up", "staging-in"))
@@ -400,14 +407,14 @@ class PluginCalls:
     def _staged(self, external_job: g.ExternalJobAnswer) -> Answer:
         if external_job.phase not in ("staged-in", "running"):
             return "fail", external_job.message or f"the buffer is {external_job.phase}"
-        # Before Slurm gets the reply: `paths` must find the file.
+        # Write the variables before Slurm gets the reply, because `paths` reads the file.
         self._files.write_variables(external_job)
         return "ok", ""
 
     async def pre_run(self, words: list[str], script: str) -> Answer:
         """Note that the run begins (`job`)."""
         external_job = await self._tell(operations.BEGIN_EXTERNAL_JOB_RUN, words[0])
-        # post-run: slurmctld was killed before it recorded the run, and runs the job again.
+        # In phase post-run, slurmctld was killed before it recorded the run, and runs the job again.
         began = external_job.phase in ("running", "post-run")
         return ("ok", "") if began else ("fail", external_job.message or f"the buffer is {external_job.phase}")
 
@@ -457,7 +464,7 @@ class PluginCalls:
         return external_job.phase == "running" and await self._ask_ended(job)
 
     async def _export_forgotten(self, job: str) -> None:
-        """Export the results of such a run, if that is possible in time; the teardown retains them otherwise."""
+        """Export the results of a forgotten run, if that is possible in time; otherwise the teardown retains them."""
         LOGGER.warning("Slurm has forgotten that job %s ran; its results are exported before the teardown", job)
         external_job = await self._tell(operations.STAGE_OUT_EXTERNAL_JOB, job)
         until_s = uptime_s() + FORGOTTEN_EXPORT_S
@@ -469,7 +476,7 @@ class PluginCalls:
     # Persistent buffers, which Slurm addresses by name
 
     async def create_persistent(self, words: list[str], script: str) -> Answer:
-        """Create a persistent buffer (`name, uid, pool, size, access, type`); waits for space as long as a setup."""
+        """Create a persistent buffer (`name, uid, pool, size, access, type`); wait for space as in `setup`."""
         size = _size(words[3]) if len(words) > 3 else None
         if size is None or not words[1].isdigit():
             return "fail", "forebay: create_persistent needs a name, a user, a pool and a size"
@@ -493,7 +500,7 @@ class PluginCalls:
             made = await self._told(operations.MAKE_PERSISTENT, wanted, name=name)
             session = session_of_persistent(made, owner["uid"])
             if made.state == "allocated" and session is not None:
-                # Before Slurm gets the reply: it looks for the session at once.
+                # List the session before Slurm gets the reply, because Slurm then looks for it at once.
                 self._files.list_persistent(session)
                 return "ok", "created"
             setup_wait_s = SETUP_WAIT_S if self.site is None else self.site.setup_wait_s
@@ -539,7 +546,7 @@ class PluginCalls:
     # Functions at any time
 
     async def job_process(self, words: list[str], script: str) -> Answer:
-        """Check that a script's directives can be parsed (datawarp; lua does it itself)."""
+        """Check that a script's directives can be parsed (datawarp only; burst_buffer.lua checks by itself)."""
         if self.site is None:
             return "fail", "the buffer is not available: no replica of Forebay has answered yet; try again"
         try:
@@ -572,7 +579,8 @@ class PluginCalls:
     def _largest_fits(self, asked: BufferRequest) -> Answer:
         """Check that some pool could satisfy a request without a pool.
 
-        Slurm charges its own default pool, which may not be Forebay's, and leaves larger requests pending for ever.
+        Slurm charges the request to its own default pool, which may differ from Forebay's, and leaves requests that are
+        too large pending for ever.
         """
         assert self.site is not None
         if not (asked.capacity_bytes and self.site.pools):
@@ -589,7 +597,8 @@ class PluginCalls:
     async def get_status(self, words: list[str], script: str) -> Answer:
         """Return the text of `scontrol show bbstat JOB`.
 
-        It contains no paths and no users: every user may call it, and 22.05 does not pass the caller's identity.
+        The text contains no paths and no users, because every user may read it: Slurm 22.05 does not pass the caller's
+        identity.
         """
         jobs = [word for word in words if word.isascii() and word.isdigit() and len(word) <= 10]
         if not jobs:
@@ -606,7 +615,7 @@ class PluginCalls:
 
 
 def _asked(site: g.SchedulerSiteAnswer, script: str) -> BufferRequest | None:
-    """Return a script's buffer request as a setup reads it: by Slurm's directive, or else by Forebay's own, #DW."""
+    """Return a script's buffer request as `setup` reads it: with Slurm's directive, otherwise with Forebay's, #DW."""
     variables = PathVariables(site.path_variables, by_scheduler=True)
     asked = read_external_job_request(script, directive=site.directive, variables=variables).request
     if asked is not None:
@@ -615,9 +624,9 @@ def _asked(site: g.SchedulerSiteAnswer, script: str) -> BufferRequest | None:
 
 
 def _counted_fault(asked: BufferRequest) -> str:
-    """Return why no setup could satisfy a request in Forebay's own directives; empty if one could.
+    """Return why a setup would reject a request in Forebay's directives, or an empty string.
 
-    Slurm may count it differently, or the job's nodes would have to be known.
+    Either Slurm would count the request differently, or the request depends on the job's nodes.
     """
     part = _PART.search(asked.text)
     if part is not None:
@@ -648,7 +657,7 @@ def _status(external_job: g.ExternalJobAnswer, why: WhyView, moving: TransferVie
     size = format_size(external_job.size) if external_job.size else "nothing"
     pool = external_job.pool or "-"
     yield f"job {external_job.job}: {external_job.phase} (epoch {external_job.epoch}, {size} of pool {pool})"
-    if "/" not in why.sentence:  # a path from an operation's message
+    if "/" not in why.sentence:  # the sentence contains a path from an operation's message
         yield f"why: {why.sentence}"
     if moving is not None:
         parts = [
@@ -727,10 +736,10 @@ FUNCTIONS: Final = frozenset(_FUNCTIONS)
 """Names of the functions."""
 
 STAGE_IN: Final = frozenset({"data_in", "begin_data_in", "test_data_in"})
-"""Functions of a stage-in: none of them ends the job's teardown."""
+"""Functions of a stage-in, which never end the wait of the job's teardown."""
 
 _NEXT_S: Final = {("setup", "ok"): NEXT_S, ("begin_data_in", "ok"): NEXT_S, ("test_data_in", "busy"): POLLED_AGAIN_S}
-"""Function and reply after which Slurm calls the next function of the stage-in -> within how many seconds."""
+"""Function and reply -> seconds within which Slurm calls the next function of the stage-in."""
 
 QUESTIONS: Final = frozenset({"test_data_in", "test_data_out", "job_process", "get_status"})
-"""Functions that change nothing, and so end no other call's wait."""
+"""Functions that change nothing, and so do not end the wait of other calls."""

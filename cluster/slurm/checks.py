@@ -22,7 +22,7 @@ CONF_BYTES_MAX: Final = 16 * 1024 * 1024
 """Limit of one Slurm configuration file, bytes: tens of thousands of nodes fit."""
 
 INCLUDES_MAX: Final = 100
-"""Files included by slurm.conf, count: they may include each other."""
+"""Maximum number of files included by slurm.conf, which may include each other."""
 
 PLUGIN_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bytes of a plugin that are searched for its Lua library."""
@@ -31,16 +31,17 @@ OTHER_TIMEOUT_S: Final = 300
 """Default OtherTimeout, seconds (burst_buffer.conf(5))."""
 
 TEARDOWN_FLAG: Final = "TeardownFailure"
-"""Flag of burst_buffer.conf that tears down failed jobs, which start anew when released.
+"""Flag of burst_buffer.conf that tears down the buffers of failed jobs, so that a released job starts again.
 
-Without it Slurm never continues with them (seen on 22.05.8). It loses no data: buffers of jobs that ran are retained,
-others linger.
+Without the flag, Slurm never continues such a job (seen on 22.05.8). The flag loses no data, because buffers of jobs
+that ran are retained.
 """
 
 POLL_INTERVAL_S: Final = 1
 """PollInterval written to burst_buffer.conf, seconds.
 
-Slurm sleeps that long after each reply that a stage is unfinished; the bridge waits for the end before it replies so.
+Slurm sleeps for this time after each reply that a stage is unfinished. The bridge delays such a reply while it waits
+for the end of the stage.
 """
 
 POLL_DEFAULT_S: Final = 15
@@ -50,7 +51,7 @@ DIRECTIVE: Final = "BB_LUA"
 """Default directive (burst_buffer.conf(5))."""
 
 PERSISTENT_FLAG: Final = "EnablePersistent"
-"""Flag of burst_buffer.conf without which Slurm itself silently rejects persistent buffers."""
+"""Flag of burst_buffer.conf that permits persistent buffers; without it, Slurm silently rejects them."""
 
 LUA_VERSIONS: Final = frozenset({"5.1", "5.2", "5.3", "5.4"})
 """Lua versions that burst_buffer.lua is tested with."""
@@ -99,7 +100,7 @@ def read_slurm_conf(directory: Path) -> SlurmSettings:
     except OSError as error:
         raise NoSlurm(f"{path}: cannot be read ({error.strerror}); specify the directory of slurm.conf") from error
     user = values.get("slurmuser", "root")
-    # slurmctld accepts a uid, too.
+    # slurmctld also accepts a uid.
     try:
         account = pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
     except (KeyError, OverflowError):
@@ -155,10 +156,7 @@ def path_faults(paths: Iterable[Path]) -> Iterator[str]:
 
 
 def trust_faults(paths: Iterable[Path], slurm_uid: int) -> Iterator[str]:
-    """Yield the parts of these paths that accounts other than root and SlurmUser can change.
-
-    Missing ones are skipped.
-    """
+    """Yield the faults of path components that accounts other than root and SlurmUser can change; skip missing ones."""
     seen: set[Path] = set()
     for path in paths:
         for way in (path, Path(os.path.realpath(path))):
@@ -177,16 +175,16 @@ def _status_faults(path: Path, status: os.stat_result, slurm_uid: int) -> Iterat
     if status.st_uid not in (0, slurm_uid):
         owner = status.st_uid
         remedy = f"choose a directory that root owns, or run: chown root {path}"
-        yield f"{path}: belongs to user id {owner}, who could change what slurmctld runs; {remedy}"
+        yield f"{path}: belongs to user ID {owner}, who could change the files that slurmctld runs; {remedy}"
     # In a sticky directory like /tmp, other accounts cannot replace a file.
     is_sticky = stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
     if not stat.S_ISLNK(status.st_mode) and status.st_mode & _SHARED and not is_sticky:
         mode = stat.S_IMODE(status.st_mode)
-        yield f"{path}: has mode {mode:04o}, others could change what slurmctld runs; run: chmod go-w {path}"
+        yield f"{path}: has mode {mode:04o}: others could change the files that slurmctld runs; run: chmod go-w {path}"
 
 
 def claim_faults(path: Path) -> Iterator[str]:
-    """Yield why other accounts could create a missing directory, as in /tmp."""
+    """Yield a fault if other accounts could create a missing directory, as in /tmp."""
     way = Path(os.path.realpath(path))
     if way.exists():
         return
@@ -196,7 +194,7 @@ def claim_faults(path: Path) -> Iterator[str]:
 
 
 def plugin_faults(slurm: SlurmSettings, plugin: str) -> Iterator[str]:
-    """Yield why slurmctld could not load its plugin, or not with burst_buffer.lua."""
+    """Yield why slurmctld could not load its plugin, or could not use burst_buffer.lua with it."""
     name = f"burst_buffer_{plugin}.so"
     path = _plugin_path(slurm, plugin)
     if path is not None:
@@ -214,7 +212,8 @@ def plugin_faults(slurm: SlurmSettings, plugin: str) -> Iterator[str]:
 def is_polling(slurm: SlurmSettings, plugin: str) -> bool:
     """Return whether this Slurm accepts PollInterval in burst_buffer.conf.
 
-    24.05 and newer do; older ones do not start with it. The plugin binary contains the names of its keys.
+    Slurm 24.05 and newer accept it; with older releases, slurmctld does not start. The plugin file contains the names
+    of its keys.
     """
     path = _plugin_path(slurm, plugin)
     return path is not None and b"PollInterval" in _plugin_bytes(path)
@@ -232,7 +231,7 @@ def _plugin_bytes(path: Path) -> bytes:
 
 
 def buffer_conf(directory: Path, plugin: str) -> Path:
-    """Return the burst-buffer configuration file that Slurm reads: the general name comes first."""
+    """Return the burst-buffer configuration file that Slurm reads: burst_buffer.conf takes precedence."""
     general = directory / "burst_buffer.conf"
     special = directory / f"burst_buffer_{plugin}.conf"
     return special if special.exists() and not general.exists() else general
@@ -248,9 +247,9 @@ def directive_of(path: Path) -> str:
 
 
 def site_script_faults(path: Path, directive: str) -> Iterator[str]:
-    """Yield why jobs are not passed to a site's own burst-buffer script; nothing without such a script.
+    """Yield why jobs are not passed to a site's own burst-buffer script; yield nothing if there is none.
 
-    `directive` is the one of burst_buffer.conf: Slurm reads the lines that begin with it.
+    `directive` is Directive of burst_buffer.conf; Slurm reads the lines that begin with it.
     """
     try:
         with path.open("rb") as file:
@@ -279,7 +278,7 @@ def buffer_conf_faults(
 ) -> Iterator[str]:
     """Yield the settings of burst_buffer.conf that Forebay cannot work with.
 
-    `programs`: its program keys; `polls`: see `is_polling`.
+    `programs` has the program keys that the file must have; for `polls` see `is_polling`.
     """
     try:
         values = read_values(path)
@@ -313,9 +312,9 @@ def buffer_conf_faults(
 
 
 def certificate_fault(access: AccessConfig, name: str, at: Instant) -> str:
-    """Return why a bridge's certificate would be rejected, with file and remedy; empty if it is good.
+    """Return why a bridge's certificate would be rejected, with file and remedy, or an empty string.
 
-    A certificate that is not yet valid is good: the clock of a booting machine is often behind.
+    A certificate that is not yet valid is accepted, because the clock of a booting machine is often behind.
     """
     try:
         files = access.tls_files(name)
@@ -341,7 +340,7 @@ def certificate_fault(access: AccessConfig, name: str, at: Instant) -> str:
 def reach_faults(
     access: AccessConfig | Config, name: str, slurm: SlurmSettings, programs: Iterable[Path]
 ) -> Iterator[str]:
-    """Yield the bridge's files and programs that SlurmUser could not read, and a key that SlurmUser does not own."""
+    """Yield faults of files and programs that SlurmUser cannot read, and of a key that SlurmUser does not own."""
     groups = frozenset(os.getgrouplist(slurm.user, slurm.gid))
     certificates = access.tls.certificates
     key = certificates / f"{name}.key"
@@ -357,13 +356,13 @@ def reach_faults(
     with contextlib.suppress(OSError):
         status = key.stat()
         if status.st_uid != slurm.uid:
-            yield f"{key}: belongs to user id {status.st_uid}, not to SlurmUser; run: chown {slurm.user} {key}"
+            yield f"{key}: belongs to user ID {status.st_uid}, not to SlurmUser; run: chown {slurm.user} {key}"
         elif status.st_mode & 0o077:
             yield f"{key}: other users may use it; run: chmod 600 {key}"
 
 
 def _closed(path: Path, slurm: SlurmSettings, groups: frozenset[int], remedy: str) -> str:
-    """Return the part of a path that SlurmUser may not traverse or read; empty if there is none."""
+    """Return the fault of the path component that SlurmUser may not traverse or read, or an empty string."""
     for one in (*reversed(path.parents), path):
         try:
             status = one.stat()

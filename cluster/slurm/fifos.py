@@ -1,10 +1,10 @@
-"""FIFOs between Slurm's plugin scripts and the bridge: one for requests, ready ones for replies, and those in use.
+"""FIFOs between Slurm's plugin scripts and the bridge: one for requests, and one per call for replies.
 
-Neither Lua nor a shell can create a FIFO or open a socket, and a process per call costs more than the call. So the
-bridge keeps FIFOs ready, `slots/N`. A caller renames one to `calls/N.FUNCTION.JOB`, which only one caller succeeds in,
-writes that name and its words as one line into `requests`, and reads the reply. Two callers share a name only for the
-same call of the same job, which is a repeat. When the bridge ends, the reader reaches the end of the file and calls the
-next bridge. A starting bridge opens and removes leftover FIFOs, which wakes the callers waiting there.
+Neither Lua nor a shell can create a FIFO or open a socket, and an extra process would cost more than the call. So the
+bridge keeps FIFOs ready as `slots/N`. A caller renames a slot to `calls/N.FUNCTION.JOB`, which succeeds for only one
+caller. It then writes this name and its words as one line to `requests`, and reads the reply. Two callers can share a
+name only for the same call of the same job, which is a repeat. When the bridge ends, its callers read the end of the
+file and call the next bridge. A starting bridge opens and removes leftover FIFOs, which wakes callers that wait there.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from forebay.replica.values import SCRIPT_BYTES_MAX
 LOGGER = logging.getLogger(__name__)
 
 SLOTS: Final = 64
-"""Ready FIFOs, count; the same as in the plugin scripts. One is taken while a request is being sent."""
+"""Number of ready FIFOs, the same as in the plugin scripts. A slot is taken only while a request is sent."""
 
 REQUEST_BYTES_MAX: Final = 4096
-"""Limit of one request, bytes: what a pipe writes atomically; the same as in burst_buffer.lua and dw_wlm_cli."""
+"""Limit of one request, bytes: the size of an atomic write to a pipe; the same as in the plugin scripts."""
 
 ABANDONED_S: Final = 15.0
 """Seconds after which a FIFO without a request belongs to a killed caller."""
@@ -40,7 +40,7 @@ _OPEN: Final = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class FifoRequest(NamedTuple):
-    """Call that came through a FIFO; bytes that are not UTF-8 are surrogates in its texts."""
+    """Call that came through a FIFO. Bytes that are not UTF-8 become surrogates."""
 
     name: str
     """Name of the FIFO for its reply."""
@@ -53,7 +53,7 @@ class Fifos:
     """FIFOs of one bridge, in its directory."""
 
     def __init__(self, run: Path, take: Callable[[FifoRequest], None]) -> None:
-        """Prepare without creating FIFOs; `take` receives each request, and replies through `open_reply`."""
+        """Prepare without creating FIFOs; `take` receives each request."""
         self._requests, self._slots, self.calls = run / "requests", run / "slots", run / "calls"
         self._take = take
         self._descriptor = -1
@@ -69,13 +69,13 @@ class Fifos:
         """
         self._wake()
         os.mkfifo(self._requests, 0o600)
-        # Open in both directions: for reading only, the end of each caller would be the end of the file.
+        # Open in both directions: if opened for reading only, the end of each caller would be the end of the file.
         self._descriptor = os.open(self._requests, _OPEN)
         asyncio.get_running_loop().add_reader(self._descriptor, self._readable)
         self._fill()
 
     def stop(self) -> None:
-        """Accept no more requests; waiting callers are woken and call the next bridge."""
+        """Accept no more requests, and wake waiting callers, which then call the next bridge."""
         if self._descriptor >= 0:
             asyncio.get_running_loop().remove_reader(self._descriptor)
             os.close(self._descriptor)
@@ -83,7 +83,7 @@ class Fifos:
         self._wake()
 
     def _wake(self) -> None:
-        """Remove all FIFOs, slots first: one taken meanwhile is found among the calls."""
+        """Remove all FIFOs, slots first, so that a slot taken meanwhile is found among the calls."""
         for directory in (self._slots, self.calls):
             directory.mkdir(mode=0o700, exist_ok=True)
             for name in os.listdir(directory):
@@ -95,7 +95,7 @@ class Fifos:
         with contextlib.suppress(FileNotFoundError):
             descriptor = -1
             with contextlib.suppress(OSError):
-                # A caller at the other end wakes when the pipe is closed after its name is gone.
+                # A waiting caller wakes when the pipe is closed, after its name was removed.
                 descriptor = os.open(path, _OPEN)
             try:
                 path.unlink()
@@ -156,7 +156,7 @@ class Fifos:
             return ""
         with open(descriptor, "rb") as file:
             path.unlink(missing_ok=True)
-            # Slurm's script with replaced symbols ends in a zero byte.
+            # Slurm ends a script with replaced symbols with a zero byte.
             return file.read(SCRIPT_BYTES_MAX + 2).rstrip(b"\0").decode("utf-8", "surrogateescape")
 
     # Replies
@@ -180,7 +180,7 @@ class Fifos:
         return descriptor
 
     def finish_reply(self, name: str, descriptor: int) -> None:
-        """Remove a FIFO that was read; a reader still waiting reaches its end."""
+        """Remove a FIFO that was read; a reader that still waits reads the end of the file."""
         (self.calls / name).unlink(missing_ok=True)
         os.close(descriptor)
         self._answered.discard(name)

@@ -25,7 +25,7 @@ from forebay.replica.model import VARIABLE_DIRECTORIES, WHOLE_BUFFER, persistent
 from forebay.replica.values import SCRIPT_BYTES_MAX
 
 BELIEVED_S: Final = 10.0
-"""Validity of a file, seconds: three renewals, so that one may fail."""
+"""Validity of a file, seconds: three renewal periods, so that a renewal may fail."""
 
 RENEW_S: Final = 3.0
 """Seconds between two renewals."""
@@ -37,28 +37,27 @@ VARIABLES: Final = {
     **{name: f"/{VARIABLE_DIRECTORIES[name]}" for name in ("DW_JOB_STRIPED", "DW_JOB_LDBALANCE")},
     WHOLE_BUFFER: "",
 }
-"""Path in its buffer of each variable of a job, for the access modes that all nodes of a job share."""
+"""Variable of a job -> path in the job's buffer, for access modes that all nodes of the job share."""
 
 SESSIONS: Final = STAGED | {"waiting", "set-up", "staging-in", "stage-in-failed"}
-"""Phases in which Slurm counts a buffer: burst_buffer/datawarp drops a buffer that is unlisted for a minute, and adopts
-a listed one.
+"""Phases in which a buffer is listed for Slurm.
+
+burst_buffer/datawarp drops a buffer that is not listed for a minute, and adopts a listed one.
 """
 
 PERSISTENT_ID: Final = 2**31
-"""Offset of the session IDs of persistent buffers; those of jobs' own buffers are the job IDs, below it."""
+"""Offset of the session IDs of persistent buffers. The session IDs of jobs' own buffers are the lower job IDs."""
 
 LEAVING_S: Final = 900.0
-"""Seconds for which a job stays listed if Slurm has not read the reply to its teardown: slurmctld restarts in that
-time.
-"""
+"""Seconds for which a job stays listed while Slurm has not read the reply to its teardown: time for a restart."""
 
 LEFT_S: Final = 60.0
-"""Seconds for which it stays listed after that: slurmctld may be notified later than slurmscriptd."""
+"""Seconds for which a job stays listed after the reply was read: slurmctld may learn of it later than slurmscriptd."""
 
 _PRIVATE: Final = 0o700
 _JOB = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 _PERSISTENT = re.compile(r"[A-Za-z_][A-Za-z0-9_.+-]*", re.ASCII)
-"""Forebay's name of a persistent buffer; it starts with no digit, unlike a job ID."""
+"""Pattern of a persistent buffer's name, which does not start with a digit, unlike a job ID."""
 
 
 def uptime_s() -> float:
@@ -76,7 +75,7 @@ class BufferSession(NamedTuple):
     uid: int
     size_bytes: int
     created_s: int
-    """Unix time of its request or creation. Slurm may not know sessions younger than OtherTimeout."""
+    """Unix time of the request or creation. Slurm tolerates unknown sessions younger than OtherTimeout."""
 
     def lines(self) -> bytes:
         """Return a session, its instance and its configuration, each as one line of JSON."""
@@ -119,9 +118,9 @@ def session_of(external_job: ExternalJobView) -> BufferSession:
 
 
 def session_of_persistent(buffer: PersistentView, uid: int) -> BufferSession | None:
-    """Return the session of a persistent buffer.
+    """Return the session of a persistent buffer, or None if Slurm must not see it.
 
-    None if Slurm cannot know it: not created, or on no shared filesystem.
+    That is the case before its creation, and for a buffer on no shared filesystem.
     """
     if buffer.state not in ("allocated", "deleting") or buffer.path is None or not _PERSISTENT.fullmatch(buffer.name):
         return None
@@ -131,16 +130,14 @@ def session_of_persistent(buffer: PersistentView, uid: int) -> BufferSession | N
 
 
 class DirectoryRefused(Exception):
-    """Directory that other accounts could change; the message says why and how to correct it."""
+    """Directory that other accounts could change; the message has the cause and the remedy."""
 
 
 class SlurmFiles:
     """Directory of the bridge, private to its account."""
 
     def __init__(self, directory: Path, host: str, *, away: str = "refuse") -> None:
-        """Create the directory.
-
-        `away`: policy for jobs while no bridge runs, `refuse` or `accept`.
+        """Create the directory. `away` is the policy for new jobs while no bridge runs: `refuse` or `accept`.
 
         Raises:
             DirectoryRefused: Other accounts could change the directory.
@@ -153,7 +150,7 @@ class SlurmFiles:
         make_private_directory(directory)
         with closing(open_directory(directory)) as opened:
             status = os.fstat(opened)
-        # Its content becomes the environment of users' jobs.
+        # The content of the directory becomes the environment of users' jobs.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise DirectoryRefused(
                 f"{directory}: accounts other than SlurmUser could change it; remove it, or choose another directory "
@@ -164,17 +161,20 @@ class SlurmFiles:
         self._sessions.mkdir(mode=0o700, exist_ok=True)
         self._parts = directory / PARTS
         self._compiled = secrets.token_hex(8)
-        """Name under which slurmctld caches its compiled parts: an earlier bridge may be of another release."""
+        """Name under which slurmctld caches compiled parts.
+
+        It is new for each bridge, because an earlier bridge may be of another release.
+        """
         self._listed: dict[str, BufferSession] = {}
         self._setting_up: dict[str, int] = {}
-        """Jobs whose setup is running -> number of calls: Slurm counts them from then on, regardless of Forebay."""
+        """Jobs whose setup is running -> number of calls. Slurm counts such jobs before Forebay does."""
         self._known: dict[str, str] = {}
         self._since: set[str] = set()
-        """Jobs staged or listed since the last request for external jobs: the reply may lack them."""
+        """Jobs staged or listed since the last request for all external jobs, which the reply may lack."""
         self._ended: set[str] = set()
-        """Sessions that ended since then: the reply may still contain them."""
+        """Sessions that ended since that request, which the reply may still contain."""
         self._leaving_s: dict[str, float] = {}
-        """Jobs being torn down -> uptime until which they are listed: Slurm counts them until it is notified."""
+        """Jobs being torn down -> uptime until which they stay listed: Slurm counts them until it is notified."""
 
     def publish(self) -> None:
         """Write the parts of burst_buffer.lua, and remove the compiled ones of earlier bridges.
@@ -193,7 +193,10 @@ class SlurmFiles:
     def renew(
         self, site: SchedulerSiteAnswer, asked_s: float, written: str, users: dict[str, list[int]] | None = None
     ) -> None:
-        """Write the settings requested at the uptime `asked_s`; `written` is that time for display, `10:03`."""
+        """Write the settings that were requested at the uptime `asked_s`.
+
+        `written` is this time for display, such as `10:03`.
+        """
         until = {"until": round(asked_s + BELIEVED_S, 2), "lasts": BELIEVED_S, "written": written, "host": self._host}
         pools = [
             {
@@ -242,10 +245,10 @@ class SlurmFiles:
         if _JOB.fullmatch(job):
             (self._paths / job).unlink(missing_ok=True)
 
-    # Sessions: one file each, so that a change costs the same for any number
+    # Sessions have one file each, so the cost of a change does not depend on their number
 
     def setup_begins(self, session: BufferSession) -> None:
-        """Add a job whose setup begins to the list for Slurm, which then counts its buffer before Forebay knows it.
+        """List a job whose setup begins, because Slurm counts its buffer from now on.
 
         Raises:
             OSError: The file cannot be written.
@@ -255,7 +258,10 @@ class SlurmFiles:
         self._list(session)
 
     def setup_ends(self, job: str, *, failed: bool) -> None:
-        """Let the phase of the external job decide again; a job whose setup failed is no longer listed."""
+        """End a setup: unlist a job whose setup failed.
+
+        Otherwise the phase of the external job determines the listing again.
+        """
         self._setting_up[job] -= 1
         if not self._setting_up[job]:
             del self._setting_up[job]
@@ -265,8 +271,8 @@ class SlurmFiles:
     def teardown_begins(self, job: str, now_s: int) -> None:
         """Keep a job listed until Slurm knows of its teardown, as if created at the Unix time `now_s`.
 
-        A slurmctld that restarts meanwhile repeats the teardown, but only of listed sessions; one that has read the
-        reply regards such a young session as unowned.
+        A slurmctld that restarts meanwhile repeats the teardown, but only for listed sessions. A slurmctld that has
+        read the reply ignores a session that young.
 
         Raises:
             OSError: The file cannot be written.
@@ -277,7 +283,7 @@ class SlurmFiles:
             self._write(self._sessions / job, known._replace(created_s=now_s).lines())
 
     def teardown_read(self, job: str, *, done: bool) -> None:
-        """Note that the reply was read: a deleted buffer leaves the list soon, another stays like the rest."""
+        """Note that the reply was read: a deleted buffer is unlisted soon, a retained one stays listed by its phase."""
         if job in self._leaving_s and done:
             self._leaving_s[job] = uptime_s() + LEFT_S
         elif not done:
@@ -334,14 +340,14 @@ class SlurmFiles:
         (self._sessions / token).unlink(missing_ok=True)
 
     def ask(self) -> None:
-        """Note that all external jobs are being requested, for `reconcile`."""
+        """Note that all external jobs are being requested; `reconcile` gets the reply."""
         self._since.clear()
         self._ended.clear()
 
     def reconcile(self, external_jobs: Iterable[ExternalJobView], *, whole: bool = True) -> None:
-        """Write the variables of these external jobs, and keep those of jobs staged since `ask`.
+        """Write the variables of these external jobs, and remove others, except for jobs staged since `ask`.
 
-        Other hosts stage, too. `whole`: the reply is complete; otherwise no files are removed.
+        This includes jobs staged by other hosts. Without `whole`, the reply is incomplete and no files are removed.
         """
         wanted = {external_job.job: external_job for external_job in external_jobs if external_job.phase in STAGED}
         for name in os.listdir(self._paths) if whole else ():
@@ -351,9 +357,9 @@ class SlurmFiles:
             self.write_variables(external_job)
 
     def list_all(self, sessions: Iterable[BufferSession], *, whole: bool = True, unsure: Iterable[str] = ()) -> None:
-        """List these sessions, and those listed since `ask` or being set up. `whole` as in `reconcile`.
+        """List these sessions, and keep those listed since `ask` or being set up.
 
-        Sessions in `unsure` stay as they are.
+        `whole` is as in `reconcile`. Sessions in `unsure` do not change.
         """
         self._leave()
         before = self._since.union(unsure, self._leaving_s)
@@ -362,12 +368,12 @@ class SlurmFiles:
             if name not in wanted and name not in before and name not in self._setting_up:
                 self._unlist(name)
         for token, session in wanted.items():
-            # A session that ended since then was seen by `update_listing`, not by a reply requested earlier.
+            # Skip sessions that ended since the request, which the reply may still contain.
             if token not in self._leaving_s and (token in self._listed or token not in self._ended):
                 self._list(session)
 
     def _write(self, path: Path, content: bytes) -> None:
-        # Only this directory's one bridge writes here. No sync: /run is memory.
+        # Only one bridge writes to this directory. No sync is needed, because /run is in memory.
         beside = path.with_name(f".{path.name}.new")
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with open(descriptor, "wb") as file:
@@ -375,9 +381,9 @@ class SlurmFiles:
         beside.rename(path)
 
 
-# Slurm's own files below StateSaveLocation: a directory for each job, with its script. From 24.11 on, Slurm creates
-# neither for a task split from a job array; its plugins still read the script there, and write the job's variables
-# beside it. Missing ones are created as in 22.05; Slurm removes them with the job.
+# Slurm keeps a directory for each job, with its script, below StateSaveLocation. From 24.11 on, it creates neither for
+# a task split from a job array, but its plugins still read the script there and write the job's variables beside it.
+# These functions create missing ones as 22.05 did; Slurm removes them with the job.
 
 
 def directory_of(state: Path, job: str) -> Path:
@@ -413,5 +419,5 @@ async def linked_script(state: Path, job: str, ask_array: Callable[[str], Awaita
         with contextlib.suppress(FileExistsError):
             os.link(directory_of(state, array) / "script", path)
     with path.open("rb") as file:
-        # One byte over the limit, to detect longer scripts, and the zero byte with which Slurm ends it.
+        # Read one byte over the limit, to detect longer scripts, and the zero byte at the end of Slurm's file.
         return file.read(SCRIPT_BYTES_MAX + 2).decode().rstrip("\0")

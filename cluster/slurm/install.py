@@ -1,9 +1,8 @@
 """Installation on a slurmctld host, and its removal: scripts, configuration fragments, and a unit file.
 
-A manifest beside slurm.conf records the written files with their digests. It is written before the first file is
-installed and removed after the last, so it covers an interrupted installation. All files are staged beside their
-destination first: a full disk is detected before any change. Files that were changed since, or written by others, are
-never touched.
+A manifest beside slurm.conf records the written files with their digests. It is written before the first file and
+removed after the last, so it is correct even after an interruption. All files are first staged beside their
+destinations, so that a full disk is detected before any change. Files that others wrote or changed are never touched.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ SUBMISSION_CHECK: Final = "forebay-job-submit.lua"
 UNIT: Final = "forebay-slurm-bridge.service"
 
 MANIFEST_BYTES_MAX: Final = 64 * 1024
-"""Limit of a manifest, bytes: it names half a dozen files."""
+"""Limit of a manifest, bytes: a manifest names half a dozen files."""
 
 STAGE_TIMEOUT_S: Final = 86_400
 """StageInTimeout and StageOutTimeout to write, seconds: Slurm's defaults (burst_buffer.conf(5))."""
 
 FIFOS: Final = 16_384
-"""Open files of the bridge, count: a FIFO for each waiting call, at most 8,192."""
+"""Limit of open files of the bridge: up to 8,192 FIFOs of waiting calls, and spares."""
 
 _BESIDE: Final = ".forebay-new"
 _PRIVATE: Final = 0o600
@@ -92,7 +91,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: str
     """Name in the bridge's certificate."""
     forebay: tuple[Path, ...]
-    """Forebay's command, and its other programs that SlurmUser runs; the first is used in the unit file."""
+    """Programs that SlurmUser runs; the first is Forebay's command, used in the unit file."""
 
     @property
     def named_programs(self) -> dict[str, Path]:
@@ -112,7 +111,7 @@ class WrittenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: str
     sha256: tuple[str, ...]
-    """Digests of its possible contents: during a replacement, the earlier one as well."""
+    """Digests of the possible contents: the new one, and during a replacement also the old one."""
 
 
 class InstallManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,14 +148,14 @@ def contents(layout: Layout, slurm: SlurmSettings) -> dict[Path, Content]:
     conf = buffer_conf(layout.conf, layout.plugin)
     ours = {one.path: one.sha256 for one in _manifest(layout.conf).files}
     digest = _digest(conf)
-    # Once changed, it belongs to the site and is no longer written.
+    # A changed file belongs to the site and is no longer written.
     if digest is None or digest in ours.get(str(conf), ()):
         keys = {
             **layout.named_programs,
             "OtherTimeout": OTHER_TIMEOUT_S,
             "StageInTimeout": STAGE_TIMEOUT_S,
             "StageOutTimeout": STAGE_TIMEOUT_S,
-            # Forebay itself decides who may create persistent buffers, with an error message.
+            # Let Forebay decide who may create persistent buffers, because it gives an error message.
             "Flags": TEARDOWN_FLAG if layout.plugin == "lua" else f"{TEARDOWN_FLAG},{PERSISTENT_FLAG}",
         }
         if is_polling(slurm, layout.plugin):
@@ -171,7 +170,7 @@ def _unit(layout: Layout, slurm: SlurmSettings) -> str:
     writable = [slurm.state]
     directory = ""
     if layout.run.parent == _RUN:
-        # Kept while the bridge is down: slurmctld reads there, and calls wait at FIFOs.
+        # Keep the directory while the bridge is down: slurmctld reads its files, and callers wait at its FIFOs.
         directory = f"RuntimeDirectory={layout.run.name}\nRuntimeDirectoryMode=0700\nRuntimeDirectoryPreserve=yes\n"
     else:
         writable.append(layout.run)
@@ -186,7 +185,7 @@ Description=Forebay's bridge to slurmctld
 Documentation=man:slurmctld(8)
 Wants=network-online.target
 After=network-online.target munge.service
-# A slurmctld that finds no pools asks again after 30 s, and refuses buffer jobs until then.
+# A slurmctld that finds no pools asks again after 30 s, and rejects buffer jobs until then.
 Before=slurmctld.service
 StartLimitIntervalSec=0
 
@@ -233,7 +232,7 @@ WantedBy=multi-user.target
 
 
 def obstacles(layout: Layout, slurm: SlurmSettings) -> list[str]:
-    """Return the reasons not to write: other accounts could change the files, or foreign files would be replaced."""
+    """Return the reasons not to write: files that other accounts could change, and foreign files in the way."""
     found = list(path_faults((layout.conf, layout.programs, layout.units, layout.run, layout.config, slurm.state)))
     found += path_faults(layout.forebay[:1])
     if found:
@@ -253,7 +252,7 @@ def obstacles(layout: Layout, slurm: SlurmSettings) -> list[str]:
         if digest is None or digest in ours.get(str(path), ()):
             continue
         if str(path) in ours:
-            found.append(f"{path}: was changed since Forebay wrote it; move your changes away, and remove it")
+            found.append(f"{path}: was changed since Forebay wrote it; save your changes, and remove the file")
         elif path.name == SCRIPT:
             remedy = (
                 f"to use both, rename it to {SITE_SCRIPT} "
@@ -267,7 +266,7 @@ def obstacles(layout: Layout, slurm: SlurmSettings) -> list[str]:
 
 
 def remaining(layout: Layout, slurm: SlurmSettings, setup_wait_s: int) -> list[str]:
-    """Return the steps left to the administrator: files only they may change, and files not written yet."""
+    """Return the remaining steps: changes of the administrator's own files, and missing or outdated files."""
     found = []
     for path, content in contents(layout, slurm).items():
         digest = _digest(path)
@@ -339,12 +338,12 @@ def install(layout: Layout, slurm: SlurmSettings) -> list[Path]:
     manifest = layout.conf / MANIFEST
     new: list[Path] = []
     for path in (*made, manifest):
-        # Left by an interrupted call.
+        # Remove files that an interrupted call left.
         _beside(path).unlink(missing_ok=True)
     if not changed and after == known:
         return []
     try:
-        # First: it records the created directories and the staged files.
+        # Write the manifest first: it records the created directories and the staged files.
         _stage(manifest, _encoded(during))
         _settle(manifest)
         for directory in map(Path, reversed(missing)):
@@ -378,7 +377,7 @@ def _undo(conf: Path, known: InstallManifest, changed: Mapping[Path, Content], n
             directory.rmdir()
     with contextlib.suppress(OSError):
         if known.files:
-            # If the disk is full it stays: naming too many files does no harm.
+            # On a full disk the manifest stays as it is, which is harmless: it only names too many files.
             _stage(manifest, _encoded(known))
             _settle(manifest)
         else:
@@ -437,12 +436,12 @@ def _manifest(conf: Path) -> InstallManifest:
         return InstallManifest(plugin="")
     except OSError as error:
         raise InstallRefused(f"{path}: cannot be read ({error.strerror})") from error
-    remedy = "restore the original, or remove the files that Forebay wrote, and this one, by hand"
+    remedy = "restore the original file, or remove it and all files that Forebay wrote by hand"
     try:
         known = msgspec.json.decode(data, type=InstallManifest)
     except msgspec.MsgspecError as error:
         raise InstallRefused(f"{path}: is not a manifest of Forebay ({error}); {remedy}") from error
-    # SlurmUser may be able to change it, and root removes the files it names.
+    # Check the names: SlurmUser may be able to change the manifest, and root removes the files that it names.
     foreign = [one.path for one in known.files if Path(one.path).name not in _NAMES]
     if foreign:
         raise InstallRefused(f"{path}: names {foreign[0]}, which is not a file of Forebay; {remedy}")
@@ -455,7 +454,7 @@ _NAMES: Final = frozenset(
         *(f"burst_buffer_{plugin}.conf" for plugin in ("lua", "datawarp")),
     }
 )
-"""Names of the files that Forebay writes on such a host."""
+"""Names of the files that Forebay writes on a slurmctld host."""
 
 
 # Removing -------------------------------------------------------------------------------------------------------------
@@ -471,8 +470,9 @@ class RemovalResult(msgspec.Struct, frozen=True):
 def remove(conf: Path, slurm: SlurmSettings, in_use: str = "") -> RemovalResult:
     """Remove exactly the written files; do nothing if none are left.
 
-    Rejected while slurm.conf still includes the fragment or names the plugin, since slurmctld would not start again;
-    and while the BurstBufferType `in_use` of the running slurmctld is that plugin, since it would lose its programs.
+    The removal is rejected while slurm.conf includes the fragment or names the plugin, because slurmctld could not
+    start again. It is also rejected while the running slurmctld uses the plugin (`in_use` is its BurstBufferType),
+    because that would lose its programs.
 
     Raises:
         InstallRefused: Nothing was removed; the error has the reasons.
@@ -480,7 +480,7 @@ def remove(conf: Path, slurm: SlurmSettings, in_use: str = "") -> RemovalResult:
     """
     known = _manifest(conf)
     if not known.files:
-        # An installation interrupted before its first manifest left nothing else.
+        # Without a manifest, an interrupted installation can have left only a staged manifest.
         _beside(conf / MANIFEST).unlink(missing_ok=True)
         return RemovalResult((), ())
     reasons = []
@@ -509,7 +509,7 @@ def remove(conf: Path, slurm: SlurmSettings, in_use: str = "") -> RemovalResult:
         else:
             kept.append(path)
     for directory in map(Path, known.directories):
-        # It may contain other files.
+        # The directory may contain other files.
         with contextlib.suppress(OSError):
             directory.rmdir()
     manifest = conf / MANIFEST

@@ -1,4 +1,4 @@
-"""Bridge metrics in a file for Prometheus' node exporter: no port is opened on slurmctld's host."""
+"""Bridge metrics in a file for Prometheus' node exporter, so that no port is opened on slurmctld's host."""
 
 from __future__ import annotations
 

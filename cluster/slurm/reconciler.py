@@ -1,11 +1,11 @@
 """Reconciliation of Slurm's buffer jobs with Forebay's external jobs, once a minute.
 
-A difference counts only if two consecutive checks find it, and a check counts only if slurmctld answers. For an
-external job that Slurm does not know, or whose job has finished without a teardown, the leader receives a teardown with
-the reason; `replica.decide.external_jobs` decides whether its buffer is removed or retained. An external job whose run
-has ended only for Slurm has its results exported. A buffer that Slurm believes to be staged, without an external job,
-is reported to the leader once, and counted. A pending job whose stage-in Slurm has lost never starts: that is logged
-once, counted, and shown by the service manager. Slurm offers no way to restart its stage-in.
+A difference counts only if two consecutive checks find it; a check without an answer of slurmctld does not count. If
+Slurm does not know the job of an external job, or the job has finished without a teardown, the bridge sends a teardown
+with the reason to the leader. `replica.decide.external_jobs` decides whether the buffer is removed or retained. If only
+Slurm knows that a run has ended, the external job's results are exported. A buffer that Slurm lists as staged without
+an external job is counted, and reported to the leader once. A pending job whose stage-in Slurm has lost never starts,
+because Slurm cannot restart the stage-in. Such a job is logged once, counted, and shown in the status of the service.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ LOOK_S: Final = 60.0
 """Seconds between two checks: longer than any call takes to reach both sides."""
 
 CALL_S: Final = 10.0
-"""Timeout of one query or command, seconds; the rest is done after the next check."""
+"""Timeout of one query or command, seconds; remaining work is left to the next check."""
 
 SETTLED: Final = frozenset({"none", "over", "lingering", "retained", "teardown", "teardown-failed"})
-"""Phases that Slurm has finished with."""
+"""Phases of buffers that Slurm no longer uses."""
 
 BELIEVED: Final = frozenset({"staged-in", "pre-run", "running", "post-run", "staging-out"})
 """States of Slurm's buffers that need an external job."""
@@ -43,15 +43,15 @@ STAGE_IN_ENDED: Final = frozenset({"stage-in-failed", "lingering", "retained", "
 """Phases of external jobs whose stage-in neither runs nor has succeeded."""
 
 TORN_DOWN: Final = frozenset({"lingering", "retained"})
-"""Phases after an answered teardown."""
+"""Phases after a completed teardown."""
 
 STUCK_SHOWN_MAX: Final = 10
-"""Job IDs in the status of the service, count: one line."""
+"""Maximum number of job IDs in the status of the service, which is one line."""
 
 FORGOTTEN: Final = "slurmctld did not know the job in two checks a minute apart"
 
 LEFT: Final = "slurmctld had not torn down the buffer of the finished job in two checks a minute apart"
-"""22.05 does so occasionally: killing the calls of a cancelled job also kills a teardown that has begun."""
+"""Reason of a teardown that Slurm omitted: 22.05 may kill a teardown with the other calls of a cancelled job."""
 
 
 class Reconciler:
@@ -69,7 +69,7 @@ class Reconciler:
         """Create a reconciler; `run` starts it.
 
         `ask` reads slurmctld's view; see `cluster.slurm.slurmctld.look`. `pools` returns the names of Forebay's pools,
-        None until the leader has sent them: buffers in other pools belong to a script of the site's own.
+        or None until the leader has sent them. Buffers in other pools belong to the site's own script.
         """
         self._leader = leader
         self._cluster = cluster
@@ -80,13 +80,13 @@ class Reconciler:
         self._unknown: dict[tuple[str, int], str] = {}
         self._unasked: frozenset[tuple[str, int]] = frozenset()
         self._exported: frozenset[str] = frozenset()
-        """Jobs whose results were exported without Slurm's request, while it still counts their buffers."""
+        """Jobs whose results were exported without Slurm's request, as long as Slurm counts their buffers."""
         self._missed: frozenset[str] = frozenset()
         self._reported: frozenset[str] = frozenset()
         self._lost: dict[str, str] = {}
-        """Pending jobs whose stage-in was lost at the last check -> the lost part."""
+        """Pending jobs whose stage-in was lost at the last check -> description of the lost part."""
         self._stuck: dict[str, str] = {}
-        """Those for which it was lost at two checks."""
+        """Pending jobs whose stage-in was lost at two consecutive checks."""
         self._said = ""
 
     @property
@@ -100,7 +100,7 @@ class Reconciler:
             try:
                 await self.look()
             except ApiError as error:
-                # The renewal of files logs an unavailable leader; this check does not count.
+                # The check does not count. The renewal of files logs that the leader is unavailable.
                 LOGGER.debug("a check ended early: %s", error)
             await asyncio.sleep(LOOK_S)
 
@@ -110,7 +110,7 @@ class Reconciler:
         Raises:
             ApiError: No leader answers.
         """
-        # External jobs first: if neither side has a job, its end has had time to arrive.
+        # The answer of slurmctld must be newer than the list of external jobs.
         listed = await self._leader.call(operations.LIST_EXTERNAL_JOBS, live="yes", deadline_s=CALL_S)
         looked = await self._ask()
         if isinstance(looked, str):
@@ -161,7 +161,7 @@ class Reconciler:
             await self._miss(job, looked.buffers[job])
 
     def _note_stuck(self, lost: dict[str, str]) -> None:
-        """Report jobs stuck at two checks: a log line each, a metric, and the status of the service."""
+        """Report stuck jobs: write a log line for each new one, and update the metric and the status of the service."""
         before = self._stuck
         self._stuck = {job: cause for job, cause in lost.items() if job in self._lost}
         self._lost = lost
@@ -183,11 +183,11 @@ class Reconciler:
         self._metrics.forgotten.labels("retained" if external_job.phase == "retained" else "removed").inc()
 
     async def _export(self, job: str, epoch: int) -> None:
-        """Export a job's results as Slurm would; its later request finds them exported."""
+        """Export a job's results as Slurm would; a later request of Slurm finds them exported."""
         request = g.ExternalJobCommand(command_id=new_command_id(self._clock), cluster=self._cluster, epoch=epoch)
         external_job = await self._leader.call(operations.STAGE_OUT_EXTERNAL_JOB, request, job=job, deadline_s=CALL_S)
         LOGGER.warning(
-            "job %s: its run has ended in slurmctld, which did not request the export of its results in two checks a "
+            "job %s: slurmctld ended the run, but did not request the export of the results in two checks a "
             "minute apart; they are exported, and its buffer is %s", job, external_job.phase,
             extra=about(job=f"slurm:{job}"),
         )  # fmt: skip
@@ -205,10 +205,10 @@ class Reconciler:
 
 
 def _lost(looked: SlurmView, phases: Mapping[str, str]) -> dict[str, str]:
-    """Return the pending jobs whose stage-in slurmctld has lost, with the lost part. `phases`: of external jobs.
+    """Return the pending jobs whose stage-in slurmctld has lost, with a description; `phases` are of external jobs.
 
-    A slurmctld that was killed or taken over forgets buffers not yet saved, and running calls (seen with 22.05 to
-    26.05, also with scripts that only copy).
+    After a kill or a takeover, slurmctld forgets unsaved buffers and running calls (seen with 22.05 to 26.05, also with
+    scripts that only copy).
     """
     found: dict[str, str] = {}
     for job in looked.pending:

@@ -33,14 +33,15 @@ COMPLETING: Final = "CG"
 """State of a job whose end is being processed: it hides how the job ended."""
 
 COMPLETING_LOOKS_MAX: Final = 60
-"""Looks at such a job, count, one a second: an epilog, and much less than Slurm gives a teardown."""
+"""Maximum number of queries for a completing job, one a second: an epilog, and less than a teardown may take."""
 
 STAGE_IN_REASON: Final = "BurstBufferStageIn"
 """Reason of a pending job whose stage-in is running according to slurmctld."""
 
 STAGING_OUT: Final = "SO"
-"""State of a job between the end of its run and of its stage-out. Buffer states do not show this: a restarted slurmctld
-lists them as allocated.
+"""State of a job between the end of its run and the end of its stage-out.
+
+Buffer states do not show this, because a restarted slurmctld lists the buffers as allocated.
 """
 
 _JOBS: Final = ("squeue", "--noheader", "--array", "--all", "--states=all", "--format=%A %t %r")
@@ -61,7 +62,7 @@ class SlurmView(NamedTuple):
     """Snapshot of slurmctld's jobs and buffers."""
 
     jobs: frozenset[str]
-    """IDs of jobs that have not finished, or still have a buffer."""
+    """IDs of jobs that have not finished or still have a buffer."""
     buffers: Mapping[str, str]
     """Job ID -> state of its buffer."""
     over: frozenset[str] = frozenset()
@@ -73,12 +74,12 @@ class SlurmView(NamedTuple):
     pending: frozenset[str] = frozenset()
     """IDs of all pending jobs."""
     pools: Mapping[str, str] = {}
-    """Job ID -> pool of its buffer, where slurmctld names one."""
+    """Job ID -> pool of its buffer, if slurmctld names the pool."""
 
 
 async def look() -> SlurmView | str:
     """Return slurmctld's view, or why it is unavailable."""
-    # Buffers first, so that a job that ends meanwhile is missed by neither.
+    # Query buffers first, so that a job that ends meanwhile is found in at least one of the replies.
     buffers = await _said(_BUFFERS)
     if isinstance(buffers, str):
         return buffers
@@ -109,7 +110,7 @@ async def owner_of(job: str) -> int | str:
 
 
 async def array_of(job: str) -> str | None:
-    """Return the ID of a task's job array, None if slurmctld does not name it."""
+    """Return the ID of a task's job array, or None if slurmctld does not return it."""
     said = await _said(("squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", "--format=%F"))
     found = set() if isinstance(said, str) else set(said.decode("utf-8", "replace").split())
     array = found.pop() if len(found) == 1 else ""

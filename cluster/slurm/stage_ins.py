@@ -1,9 +1,10 @@
 """Tracking of Slurm's running stage-ins, so that a cancelled one ends quietly.
 
 When a job is cancelled, Slurm kills the running call of its stage-in and calls `teardown`. Between two calls there is
-nothing to kill: the stage-in continues, and its next call finds the buffer torn down. A failure would then be shown as
-the reason of a merely cancelled job and alarm administrators; a success after the teardown would mark the buffer as
-staged again. So the remaining calls succeed, and the teardown is answered after them.
+nothing to kill: the stage-in continues, and its next call finds the buffer torn down. If that call failed, Slurm would
+show the failure as the reason of the cancelled job, which would alarm administrators. If it succeeded after the
+teardown, Slurm would mark the buffer as staged again. So the remaining calls succeed, and the teardown is answered
+after them.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from forebay.cluster.slurm.checks import POLL_DEFAULT_S
 from forebay.cluster.slurm.files import uptime_s
 
 NEXT_S: Final = 10.0
-"""Seconds within which Slurm makes the next call of a stage-in: a fork and some locks.
+"""Seconds within which Slurm makes the next call of a stage-in, even on a busy host.
 
-A busy host takes seconds for that. Only the teardown of a job whose next call was killed waits so long.
+Only the teardown of a job whose next call was killed waits for this time.
 """
 
 POLLED_AGAIN_S: Final = POLL_DEFAULT_S + NEXT_S
-"""The same after a reply that the stage-in continues: PollInterval, which is at most Slurm's default."""
+"""Seconds within which Slurm makes the next call after a reply of `busy`: Slurm's default PollInterval."""
 
 READ_S: Final = 1.0
-"""Seconds within which a reply is read after it was made, unless the caller was killed.
+"""Seconds within which a caller reads a reply, unless it was killed.
 
-Short, since the same kill may hit a waiting teardown.
+The time is short, because a waiting teardown may be killed as well.
 """
 
 SETTLE_S: Final = 10.0
@@ -47,16 +48,16 @@ class StageIns:
         """Begin without stage-ins; `now_s` is a monotonic clock, seconds."""
         self._now_s = now_s
         self._due_s: dict[str, float] = {}
-        """Jobs whose next call, or the reading of a reply, is expected -> deadline."""
+        """Jobs whose next call or whose reading of a reply is expected -> deadline."""
         self._calls: Counter[str] = Counter()
         """Jobs -> running calls."""
         self._leaving: dict[str, asyncio.Event] = {}
-        """Jobs being torn down -> event set when a call of the stage-in was answered, and when the reply was read."""
+        """Jobs being torn down -> event that is set when a stage-in call was answered, and when the reply was read."""
         self._succeeded: set[str] = set()
-        """Those of them whose stage-in was answered with success."""
+        """Jobs being torn down whose stage-in was answered with success."""
 
     def is_leaving(self, job: str) -> bool:
-        """Return whether the job is being torn down: the rest of its stage-in succeeds."""
+        """Return whether the job is being torn down, so that its remaining stage-in calls succeed."""
         return job in self._leaving
 
     @contextlib.contextmanager
@@ -91,7 +92,7 @@ class StageIns:
         changed = self._leaving[job] = asyncio.Event()
         try:
             yield
-            # A running call gets its answer from the leader, which may come after that of the teardown.
+            # The leader may answer a running call later than the teardown.
             while job in self._calls or self._due_s.get(job, -math.inf) > self._now_s():
                 left_s = None if job in self._calls else self._due_s[job] - self._now_s()
                 with contextlib.suppress(TimeoutError):

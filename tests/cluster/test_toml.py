@@ -212,7 +212,7 @@ def test_a_table_with_one_letter_wrong_is_refused_in_its_line_with_the_right_one
         ('"n1"\ncpus', "'''n\n1'''\nname = 3\ncpus", "name = 3", "agent[1].name", "twice, first in line 14", "leave"),
         # what is TOML, and no value that is asked for
         ("[cluster]", "x = 1\n[cluster]", "x = 1", "x", "unknown key", "remove it; known keys here: cluster, rep"),
-        ("[cluster]", "heartbeat_ms = 1\n[cluster]", "heart", "heartbeat_ms", "not belong", "write it in [timing]"),
+        ("[cluster]", "heartbeat_ms = 1\n[cluster]", "heart", "heartbeat_ms", "another table", "write it in [timing]"),
         ("cpus = 2", "cpus = 1979-05-27", "cpus", "agent[1].cpus", "found datetime.date(1979", "from 1 to 65536"),
         ("cpus = 2", "cpus = 99999999999999999999", "cpus", "agent[1].cpus", "more than 63 bits", "from 1 to 65536"),
         ("cpus = 2", f"cpus = 0x{'f' * 9000}", "cpus", "agent[1].cpus", "more than 63 bits", "from 1 to 65536"),
@@ -227,7 +227,7 @@ def test_a_table_with_one_letter_wrong_is_refused_in_its_line_with_the_right_one
         ('directory = "n1"', 'directory = "a\\u0000"', "dir", "agent[1].directory", "found a text", "one line"),
         ('sender = "forebay"', 'sender = ""', "sender", "mail.sender", "found a text ('')", "a non-empty text"),
         ('sender = "forebay"', 'sender = "a\\nb"', "sender", "mail.sender", "found a text ('a\\nb')", "of one line"),
-        ('domain = "example.org"', 'smtp = "127.0.0.1:25"', "smtp", "mail.smtp", "program is set, too", "leave out"),
+        ('domain = "example.org"', 'smtp = "127.0.0.1:25"', "smtp", "mail.smtp", "program is set as well", "leave out"),
         ("accounts = \"own\"", "accounts = 1", "accounts", "agent[1].accounts", "found a whole", "one of 'own', 'ow"),
         ('"/in/%u"', '"/in/%u", 3', "3]", "staging.sources[2]", "found a whole number (3)", "a non-empty text of one"),
         ('"/in/%u"', '"/in",\n  # two\n  "/a/%j"', '"/a/%j"', "staging.sources[2]", "found '/a/%j'", "is %u"),

@@ -1,4 +1,7 @@
-"""Scripts of fault injection, run as people do; a test is skipped with the machine's own reason where it cannot."""
+"""Fault-injection scripts, run as users run them.
+
+A test is skipped with the script's reason if the machine cannot run it.
+"""
 
 import json
 import shutil
@@ -10,14 +13,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 1800
-"""Seconds that one run may take at most: a bound against hanging, not a measure of speed."""
+"""Time limit of one run, seconds: it detects a hang."""
 
 UNABLE = 77
 """Exit code of a run on a machine that lacks something, with the reason on standard error."""
 
 
 class ScriptEnded(NamedTuple):
-    """How a run ended: its last line, and all that it said."""
+    """End of a run: its last line and all output."""
 
     code: int
     summary: dict[str, Any]
@@ -25,7 +28,7 @@ class ScriptEnded(NamedTuple):
 
 
 def run_script(script: str, *options: str) -> ScriptEnded:
-    """Run a script to its end; skips the test where the machine cannot run it."""
+    """Run a script to its end; skip the test if the machine cannot run it."""
     line = [str(ROOT / "scripts" / script), *options]
     done = subprocess.run(line, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT)
     if done.returncode == UNABLE:
@@ -37,7 +40,7 @@ def run_script(script: str, *options: str) -> ScriptEnded:
 
 
 def remove_kept(script: str, said: str) -> None:
-    """Remove the directory that a failed run keeps and names: here it was meant to fail."""
+    """Remove the directory that a failed run keeps; the failure was intended."""
     for line in said.splitlines():
         if line.startswith(f"{script}: again"):
             path = Path(line.rpartition(": ")[2])

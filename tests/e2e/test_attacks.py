@@ -1,6 +1,6 @@
-"""Attacks on a real cluster, each of which succeeded once: by users, by an operator, by certificates, by a clock.
+"""Known attacks on a real cluster by users, an operator, certificates and a clock.
 
-Each is a small share of what scripts/attacks does with `--size full`.
+Each test is a small part of scripts/attacks with `--size full`.
 """
 
 from typing import Any
@@ -15,12 +15,12 @@ pytestmark = pytest.mark.campaign(3, together=True)
 
 @pytest.fixture(scope="module")
 def attacked() -> ScriptEnded:
-    """All attacks, done once: those on the same kind of cluster share one."""
+    """Run all attacks once; attacks on the same kind of cluster share it."""
     return run_script("attacks", "--size", "small")
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_that_succeeded_once_fails(attacked: ScriptEnded, name: str) -> None:
+def test_known_attacks_fail(attacked: ScriptEnded, name: str) -> None:
     if name in attacked.summary["left_out"]:
         pytest.skip(attacked.summary["left_out"][name])
     found: dict[str, Any] = attacked.summary["attacks"][name]
@@ -29,7 +29,7 @@ def test_an_attack_that_succeeded_once_fails(attacked: ScriptEnded, name: str) -
     assert tried and all(tried.values()), f"it did nothing: {found}"
 
 
-def test_an_attack_that_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_attack_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["attacks", "nothing"])
     with pytest.raises(SystemExit) as refused:
         main()

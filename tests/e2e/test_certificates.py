@@ -1,4 +1,4 @@
-"""Renewing and revoking certificates of a cluster that runs, with real processes and the commands that people type."""
+"""Renewing and revoking certificates of a running cluster with real processes and commands."""
 
 import asyncio
 import ssl
@@ -15,7 +15,7 @@ from tests.faults.bare import REPLICAS, USER, BareCluster
 
 FOREBAY = Path(sys.executable).with_name("forebay")
 TIMEOUT_S = 60
-"""Seconds that a step may take: a bound against hanging."""
+"""Time limit of a step, seconds: it detects a hang."""
 
 
 def typed(site: BareCluster, *words: str) -> str:
@@ -26,7 +26,10 @@ def typed(site: BareCluster, *words: str) -> str:
 
 
 async def shown(site: BareCluster, name: str, who: str) -> str:
-    """Return the serial number of what a replica shows; ConnectionError or ssl.SSLError if it refuses `who`."""
+    """Return the serial number of a replica's certificate.
+
+    Raise ConnectionError or ssl.SSLError if it rejects `who`.
+    """
     place = site.config.replica(name).api
     context = client_context(site.config.tls_files(who))
     reader, writer = await asyncio.open_connection(place.host, place.port, ssl=context, server_hostname=place.host)
@@ -40,7 +43,7 @@ async def shown(site: BareCluster, name: str, who: str) -> str:
 
 
 async def until_shown(site: BareCluster, name: str, who: str) -> None:
-    """Wait until a replica shows the certificate that lies in its file, to `who`."""
+    """Wait until a replica presents the certificate in its file to `who`."""
     wanted = certificate_of(site.directory / "tls", name).serial
     async with asyncio.timeout(TIMEOUT_S):
         while True:
@@ -53,7 +56,7 @@ async def until_shown(site: BareCluster, name: str, who: str) -> None:
 
 
 async def works(site: BareCluster) -> None:
-    """A user's request is answered by a leader that a majority has just confirmed, and nobody has died."""
+    """Check that a confirmed leader answers a user, and that all processes run."""
     async with site.client(USER) as client:
         await site.leader(client)
     site.check_running()
@@ -64,13 +67,13 @@ async def renewing(site: BareCluster) -> None:
     await works(site)
     pids = {name: process.pid for name, process in site.processes.items()}
 
-    # A replica's own, at once by a signal, and by itself.
+    # A replica's certificate is renewed at once by a signal, or by itself.
     for name in REPLICAS:
         typed(site, "cert", "issue", name, "--role", "replica", "--replace")
         await until_shown(site, name, USER)
         await works(site)
 
-    # The authority's: everybody gets the new ca.pem, then a new certificate, then the former authority goes.
+    # The authority is renewed: distribute the new ca.pem, issue all certificates again, retire the former authority.
     former = site.directory / "former"
     typed(site, "cert", "issue", "late", "--role", "user", "--into", str(former))
     typed(site, "cert", "renew-authority")
@@ -157,7 +160,7 @@ async def revoking(site: BareCluster) -> None:
 
 @pytest.mark.campaign(4)
 @pytest.mark.parametrize("story", [renewing, revoking])
-def test_a_cluster_that_runs(tmp_path: Path, story: object) -> None:
+def test_certificates_are_renewed_and_revoked_on_a_running_cluster(tmp_path: Path, story: object) -> None:
     site = BareCluster(tmp_path / "c")
     site.found()
     try:

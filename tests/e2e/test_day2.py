@@ -1,15 +1,15 @@
-"""Rows of "Day 2: what to type", typed at three machines with jobs under way; scripts/day2 by itself types all."""
+"""Rows of docs/operate/tasks.md, typed on three machines during jobs; scripts/day2 types all rows."""
 
 import pytest
 
 from tests.e2e.scripts import run_script
 
 ROWS = ("transfer", "revoke", "drain", "clock", "lost")
-"""Those that need least: no replica is started again."""
+"""Rows that need no restart of a replica."""
 
 
 @pytest.mark.campaign(4)
-def test_what_is_typed_on_day_two_does_what_its_row_says_and_loses_nothing() -> None:
+def test_each_day_two_task_works_and_loses_nothing() -> None:
     done = run_script("day2", "--seed", "7", *(word for row in ROWS for word in ("--row", row)))
     assert done.code == 0, done.said
     assert (sorted(done.summary["rows"]), done.summary["left"]) == (sorted(ROWS), [])

@@ -1,15 +1,15 @@
-"""EIO and ENOSPC from the calls with which a running replica makes things durable."""
+"""EIO and ENOSPC from the system calls with which a running replica makes data durable."""
 
 import pytest
 
 from tests.e2e.scripts import remove_kept, run_script
 
 CASES = 4
-"""Cases in CI, drawn from all of them, count."""
+"""Number of cases in CI, drawn from all cases."""
 
 
 @pytest.mark.campaign(4)
-def test_a_replica_whose_disk_fails_stops_itself_and_its_peers_go_on() -> None:
+def test_a_replica_with_a_failing_disk_stops_and_its_peers_continue() -> None:
     done = run_script("diskfault", "--cases", str(CASES))
     assert done.code == 0, done.said
     assert (done.summary["cases"], done.summary["failed"]) == (CASES, 0)
@@ -19,8 +19,8 @@ def test_a_replica_whose_disk_fails_stops_itself_and_its_peers_go_on() -> None:
 
 
 @pytest.mark.campaign(4)
-def test_the_checks_of_a_failing_disk_find_stale_reads() -> None:
-    # Sooner or later: a follower is behind for a moment only, unless it comes back. It ends with the first one found.
+def test_the_disk_fault_checks_find_stale_reads() -> None:
+    # This takes a random time, because a follower lags only briefly. The run ends with the first stale read.
     done = run_script("diskfault", "--stale-reads")
     assert done.code == 1, done.said
     assert "stale: revision" in done.said or "not linearizable" in done.said

@@ -1,4 +1,4 @@
-"""The whole cluster as processes, with one of them killed at a random moment, through the script that people run."""
+"""Cluster of real processes, one of which scripts/drill kills at a random moment."""
 
 import asyncio
 import json
@@ -14,11 +14,11 @@ from tests.faults import drill, verify
 from tests.repo.tree import ROOT
 
 ROUNDS = 4
-"""Kills, count: minutes of CI buy more with scripts/drill run by hand; this many show that the whole path works."""
+"""Number of kills, enough to show that the path works; longer runs use scripts/drill."""
 
 
 @pytest.mark.campaign(3)
-def test_killing_any_process_at_any_moment_loses_nothing_and_runs_nothing_twice() -> None:
+def test_random_kills_lose_nothing_and_run_nothing_twice() -> None:
     line = [str(ROOT / "scripts" / "drill"), "--rounds", str(ROUNDS)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=1800, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -56,6 +56,6 @@ async def killed_early(directory: Path) -> JobView:
         drilled.cluster.stop_all()
 
 
-def test_a_script_killed_before_it_wrote_its_result_keeps_no_round_of_the_drill_waiting(tmp_path: Path) -> None:
+def test_a_script_killed_before_its_result_does_not_block_a_round(tmp_path: Path) -> None:
     job = asyncio.run(killed_early(tmp_path / "drill"))
     assert (job.state, job.burst_buffer_state, job.signal) == ("FAILED", "complete", 9)

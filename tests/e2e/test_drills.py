@@ -32,7 +32,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 class Operator:
-    """Who types commands, and has their exit codes."""
+    """Operator who runs commands and gets their exit codes."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
@@ -47,7 +47,7 @@ class Operator:
         return found
 
     def plan(self, scenario: str = "switchover", *more: str) -> dict[str, Any]:
-        """Return a plan that nothing refuses; states are compared about once a minute of change."""
+        """Return a plan whose preconditions hold; states are compared about once a minute."""
         for _ in range(100):
             made = self.json("drill", "plan", scenario, *more)
             if all(one["holds"] or one["name"] in made["forced"] for one in made["preconditions"]):
@@ -56,7 +56,7 @@ class Operator:
 
 
 @pytest.mark.campaign(4)
-def test_a_switchover_is_planned_confirmed_measured_and_told_and_no_job_notices_it(
+def test_a_switchover_is_planned_run_measured_and_unnoticed_by_jobs(
     cluster: LocalCluster,
 ) -> None:
     async def ready() -> None:
@@ -137,14 +137,14 @@ FORCE = ("--force", "digests")
 """States are compared about once a minute of change, and these tests are shorter."""
 HOLD = ("--hold-s", "4", *FORCE)
 OUTDATED = "is outdated: the cluster or the options have changed"
-"""What a run says whose plan the cluster has overtaken, for example by another leader: it is planned anew."""
+"""Message of a run with an outdated plan, for example after a change of the leader; plan again."""
 
 LONG = ("--hold-s", "60", *FORCE)
 PATIENT = ("--goal-ms", "30000", "--abort-after-s", "30", "--abort-if-slower", "0")
 
 
 class Up:
-    """A cluster under `forebay cluster up`, with a helper that is allowed signals."""
+    """Cluster under `forebay cluster up` with a helper that may send signals."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
@@ -202,7 +202,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def begun(operator: Operator, up: Up) -> tuple[dict[str, Any], subprocess.Popen[str]]:
-    """Begin to stop the leader; return the plan and the command that runs."""
+    """Start to stop the leader; return the plan and the running command."""
     while True:
         made = operator.plan("leader-hang", *LONG)
         words = ("drill", "run", "leader-hang", "--target", made["target"], *LONG, *PATIENT, "--confirm", made["id"])
@@ -216,7 +216,7 @@ def begun(operator: Operator, up: Up) -> tuple[dict[str, Any], subprocess.Popen[
 
 
 @pytest.mark.campaign(4)
-def test_leaders_that_hang_and_are_killed_are_drilled_and_whoever_vanishes_nothing_of_it_is_left(up: Up) -> None:
+def test_leader_hang_and_leader_kill_drills_leave_no_trace(up: Up) -> None:
     async def ready() -> None:
         async with up.cluster.client() as client:
             await client.call(ops.LIST_MEMBERS)
@@ -232,7 +232,7 @@ def test_leaders_that_hang_and_are_killed_are_drilled_and_whoever_vanishes_nothi
     ended = drilled(operator, "leader-kill")
     assert up.pid(ended["target"]) != before, "it was started again"
 
-    # Who carries it out is killed: the fault ends with its lease.
+    # The coordinator is killed, and the fault ends with its lease.
     made, running = begun(operator, up)
     running.kill()
     running.communicate()
@@ -247,7 +247,7 @@ def test_leaders_that_hang_and_are_killed_are_drilled_and_whoever_vanishes_nothi
 
     asyncio.run(end())
 
-    # The helper is killed: the process that did the fault undoes it.
+    # The helper is killed, and the process that caused the fault undoes it.
     made, again = begun(operator, up)
     os.kill(up.pid("h1"), signal.SIGKILL)
     until(lambda: state_of(up.pid(made["target"])) != "T")

@@ -1,4 +1,4 @@
-"""Drills on copies of a real cluster, as an operator types them; and whoever is ended, nothing of a copy is left."""
+"""Drills on copies of a real cluster, which leave no traces after any kill."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.faults.local_cluster import LocalCluster
 TREE = Path(__file__).parents[2]
 PATIENT = ("--goal-ms", "120000")
 LEASE = ("--abort-after-s", "30")
-"""The longest lease: a drill that a test stops for a while keeps it."""
+"""Longest lease, so that a drill stopped by a test keeps it."""
 
 
 class Site:
-    """A cluster of one with a job in it, and its operator, who has a place for copies."""
+    """Cluster of one replica with a job, and its operator with a directory for copies."""
 
     def __init__(self, directory: Path) -> None:
         self.cluster = LocalCluster(directory / "c")
@@ -49,14 +49,14 @@ class Site:
         return found
 
     def words(self, scenario: str, *more: str) -> list[str]:
-        """Return the command that carries out what would be done now."""
+        """Return the command that runs the current plan."""
         words = (scenario, "--scratch", str(self.scratch), *more)
         made = self.json("drill", "plan", *words)
         assert all(one["holds"] for one in made["preconditions"]), made
         return ["drill", "run", *words, "--target", made["target"], *PATIENT, "--confirm", made["id"]]
 
     def run(self, scenario: str, *more: str) -> dict[str, int]:
-        """Carry one out; return its figures."""
+        """Run a drill; return its figures."""
         ended = self.json(*self.words(scenario, *more))
         figures: dict[str, int] = ended["figures"]
         assert ended["verdict"] == "passed", ended["sentence"]
@@ -66,7 +66,7 @@ class Site:
         return figures
 
     def begun(self, scenario: str, lease: tuple[str, ...] = LEASE) -> subprocess.Popen[str]:
-        """Begin a drill; return it stopped by SIGSTOP once its first replica runs, so that it cannot finish first."""
+        """Start a drill; return it stopped by SIGSTOP once its first replica runs, so that it cannot finish."""
         running = subprocess.Popen(
             self.command(*self.words(scenario), *lease),
             stdout=subprocess.DEVNULL,
@@ -91,7 +91,7 @@ class Site:
         return Path(self.json("backup", "create", "--into", str(self.scratch.parent / "backups"), "--save")["path"])
 
     def nothing_is_left(self) -> None:
-        """See that directory and processes are gone; the kernel kills the last ones, which takes a moment."""
+        """Wait until directory and processes are gone; the kernel kills the last processes."""
         assert self.left() == []
         until(lambda: not self.processes())
 
@@ -137,7 +137,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.mark.campaign(4)
-def test_who_is_killed_leaves_no_process_and_a_directory_that_the_next_one_removes_which_restores_everything(
+def test_a_killed_copy_leaves_no_process_and_is_cleaned_up_later(
     site: Site,
 ) -> None:
     killed = site.begun("restore", lease=("--abort-after-s", "0.1"))
@@ -145,7 +145,7 @@ def test_who_is_killed_leaves_no_process_and_a_directory_that_the_next_one_remov
     killed.wait()
     until(lambda: not site.processes())
     assert len(site.left()) == 1
-    # Who has vanished says nothing more: what is under way ends with its lease.
+    # A vanished coordinator sends nothing, so the drill ends with its lease.
     until(lambda: all(one["holds"] for one in site.json("drill", "plan", "restore")["preconditions"]))
 
     figures = site.run("restore")
@@ -162,7 +162,7 @@ def test_who_is_killed_leaves_no_process_and_a_directory_that_the_next_one_remov
 
 
 @pytest.mark.campaign(4)
-def test_a_majority_of_a_copy_is_lost_and_what_is_gone_is_what_was_said_to_be(site: Site) -> None:
+def test_a_copy_that_loses_its_majority_loses_only_announced_writes(site: Site) -> None:
     figures = site.run("majority-lost")
     assert figures["writes_said_lost"] > 0, "who is left was behind"
     assert figures["said_kept_revision"] >= figures["said_lost_after_revision"] > figures["held_revision"]
@@ -174,7 +174,7 @@ def test_a_majority_of_a_copy_is_lost_and_what_is_gone_is_what_was_said_to_be(si
 
 
 async def strangers(site: Site) -> None:
-    """See that nobody of the cluster is anybody to its copy, and the other way round."""
+    """Check that the cluster and its copy reject each other's certificates."""
     (directory,) = site.scratch.iterdir()
     copy, original = Config.load(directory / "forebay.toml"), site.cluster.config
     assert original is not None and copy.cluster == original.cluster
@@ -205,7 +205,7 @@ async def connected(at: Address, context: ssl.SSLContext) -> tuple[asyncio.Strea
 
 @pytest.mark.campaign(4)
 @pytest.mark.usefixtures("interruptible")
-def test_a_copy_is_upgraded_while_it_works_and_each_way_to_end_it_leaves_nothing(site: Site) -> None:
+def test_a_copy_is_upgraded_under_load_and_always_removed(site: Site) -> None:
     backup = site.backup()
     site.cluster.forebay("submit", "--hold", str(site.cluster.work / "job"))
     figures = site.run("upgrade", "--release", str(TREE), "--backup", str(backup))

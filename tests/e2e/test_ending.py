@@ -1,4 +1,4 @@
-"""How runs of fault injection end: by the exit code, the last line, and what they keep."""
+"""End of fault-injection runs: exit code, last line, and kept files."""
 
 import asyncio
 import json
@@ -17,14 +17,14 @@ async def ends_with(error: BaseException | None) -> None:
 
 
 def ended(tmp_path: Path, error: BaseException | None) -> tuple[Ended, bool, bool]:
-    """Return how a run ended, whether what it had begun was let go of, and whether its directory is kept."""
+    """Return the end of a run, whether it was cleaned up, and whether its directory is kept."""
     directory, released = tmp_path / "run", []
     directory.mkdir()
     found = perform("x", ends_with(error), release=lambda: released.append(1), directory=directory, seed=7)
     return found, released == [1], directory.exists()
 
 
-def test_a_run_that_succeeds_keeps_nothing_and_its_last_line_is_json(
+def test_a_successful_run_keeps_nothing_and_prints_json_last(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, released, kept = ended(tmp_path, None)
@@ -36,7 +36,7 @@ def test_a_run_that_succeeds_keeps_nothing_and_its_last_line_is_json(
 
 
 @pytest.mark.parametrize("error", [RunFailed("lost"), OSError("lost"), TimeoutError("lost")])
-def test_a_run_that_fails_says_how_to_do_it_again_and_keeps_what_there_is(
+def test_a_failed_run_prints_its_command_and_keeps_its_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
     found, released, kept = ended(tmp_path, error)
@@ -47,15 +47,13 @@ def test_a_run_that_fails_says_how_to_do_it_again_and_keeps_what_there_is(
     assert said.splitlines()[-1].endswith(f": {tmp_path / 'run'}")
 
 
-def test_a_run_that_is_interrupted_is_no_success_and_keeps_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_run_fails_and_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found, released, kept = ended(tmp_path, KeyboardInterrupt())
     assert (found.succeeded, released, kept) == (False, True, False)
     assert "x: interrupted" in capsys.readouterr().err
 
 
-def test_what_is_unforeseen_is_raised_after_everything_was_let_go_of(tmp_path: Path) -> None:
+def test_an_unexpected_error_is_raised_after_cleaning_up(tmp_path: Path) -> None:
     directory, released = tmp_path / "run", []
     directory.mkdir()
     with pytest.raises(ZeroDivisionError):

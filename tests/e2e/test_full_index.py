@@ -1,4 +1,4 @@
-"""A disk with room for the journal and none for what is kept of the past beside it: a real replica and historian."""
+"""Disk with space for the journal but not for the history index, with a real replica and history service."""
 
 import asyncio
 import contextlib
@@ -15,13 +15,13 @@ from tests.faults.faults import Plan
 from tests.faults.kernel import Unable
 
 WAIT_S = 90.0
-"""Seconds for all of it: a bound against hanging."""
+"""Time limit of the whole test, seconds: it detects a hang."""
 
 LOOK_S = 0.2
 
 
 @pytest.mark.campaign(3)
-def test_a_full_disk_costs_the_index_of_the_past_nothing_and_is_told_in_a_sentence(fast_path: Path) -> None:
+def test_a_full_disk_does_not_damage_the_history_index(fast_path: Path) -> None:
     async def revisions(user: Client, job: int) -> list[int]:
         """Ask r1 until it answers."""
         while True:

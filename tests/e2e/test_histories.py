@@ -1,4 +1,4 @@
-"""Negative controls of the checks on histories: the linearizability checker beside brute force, promises broken."""
+"""Negative controls of the history checks: the checker compared with brute force, and broken promises."""
 
 import asyncio
 import itertools
@@ -26,11 +26,11 @@ from tests.faults.local_cluster import RunFailed
 from tests.faults.promises import Expected, Promises
 
 OPERATIONS_MAX = 6
-"""Operations of a random history, count: brute force tries every order of every subset."""
+"""Number of operations of a random history: brute force tries every order of every subset."""
 
 
 def explained(history: Sequence[Operation], model: Model) -> bool:
-    """Say by brute force whether some order of the known and some of the unknown operations explains all answers."""
+    """Return by brute force whether some order of all known and some unknown operations explains the answers."""
     known = [operation for operation in history if operation.answer is not None]
     unknown = [operation for operation in history if operation.answer is None]
     for count in range(len(unknown) + 1):
@@ -41,7 +41,7 @@ def explained(history: Sequence[Operation], model: Model) -> bool:
 
 
 def works(order: Sequence[Operation], model: Model) -> bool:
-    """Say whether an order respects real time and the model."""
+    """Return whether an order respects real time and the model."""
     state: Hashable = model.initial
     latest_call_s = -inf
     for operation in order:
@@ -61,7 +61,7 @@ def register_operations(draw: st.DrawFn) -> Operation:
         action, value, answer = "write", draw(st.integers(1, 3)), draw(st.sampled_from(["done", None]))
     else:
         action, value, answer = "read", None, draw(st.integers(0, 3))
-    # Halves: no call at the very moment of an answer, where either order would do.
+    # Half steps avoid a call at the exact time of an answer, where both orders are possible.
     return Operation("x", action, value, answer, called_s, inf if answer is None else called_s + length_s - 0.5)
 
 
@@ -89,26 +89,26 @@ def unknown_or_shown(draw: st.DrawFn) -> Operation:
 
 
 @given(st.lists(register_operations(), max_size=OPERATIONS_MAX))
-def test_the_checker_agrees_with_brute_force_about_registers(history: list[Operation]) -> None:
+def test_the_checker_matches_brute_force_for_registers(history: list[Operation]) -> None:
     found = check(history, Register(0))
     assert (found.verdict is Verdict.LINEARIZABLE) == explained(history, Register(0))
 
 
 @given(st.lists(job_operations(), max_size=OPERATIONS_MAX))
-def test_the_checker_agrees_with_brute_force_about_jobs(history: list[Operation]) -> None:
+def test_the_checker_matches_brute_force_for_jobs(history: list[Operation]) -> None:
     found = check(history, HeldJob())
     assert (found.verdict is Verdict.LINEARIZABLE) == explained(history, HeldJob())
 
 
 @given(st.lists(unknown_or_shown(), min_size=4, max_size=OPERATIONS_MAX))
-def test_the_checker_agrees_with_brute_force_where_most_outcomes_are_unknown(history: list[Operation]) -> None:
+def test_the_checker_matches_brute_force_with_many_unknown_outcomes(history: list[Operation]) -> None:
     history = [Operation("a", "submit", None, "done", 0.0, 0.5), *history]
     assert (check(history, HeldJob()).verdict is Verdict.LINEARIZABLE) == explained(history, HeldJob())
 
 
 @pytest.mark.parametrize("last", ["held", "free", "absent"])
-def test_a_check_ends_however_many_outcomes_are_unknown(last: str) -> None:
-    """On a slow machine hurried clients learn few outcomes: 174 of one run were unknown."""
+def test_a_check_ends_with_many_unknown_outcomes(last: str) -> None:
+    """On a slow machine, clients learn few outcomes: in one run, 174 were unknown."""
     history = [Operation("a", "submit", None, "done", 0.0, 0.5)]
     for place in range(100):
         history.append(Operation("b", "hold" if place % 2 else "release", None, None, 1.0 + place))
@@ -122,14 +122,14 @@ def test_a_check_ends_however_many_outcomes_are_unknown(last: str) -> None:
 
 
 @pytest.mark.parametrize(("last", "verdict"), [(60, Verdict.LINEARIZABLE), (1, Verdict.NOT_LINEARIZABLE)])
-def test_a_check_ends_however_many_writes_may_have_been_made(last: int, verdict: Verdict) -> None:
+def test_a_check_ends_with_many_possible_writes(last: int, verdict: Verdict) -> None:
     history = [Operation("a", "write", place, None, float(place)) for place in range(1, 61)]
     values = (1, *range(2, 61, 7), last)
     history += [Operation("b", "read", None, value, 200.0 + at, 200.5 + at) for at, value in enumerate(values)]
     assert check(history, Register()).verdict is verdict
 
 
-def test_a_read_that_misses_a_write_that_was_answered_is_not_linearizable() -> None:
+def test_a_read_that_misses_an_answered_write_is_not_linearizable() -> None:
     history = [
         Operation("a", "write", 1, "done", 0.0, 1.0),
         Operation("b", "write", 2, "done", 2.0, 3.0),
@@ -140,7 +140,7 @@ def test_a_read_that_misses_a_write_that_was_answered_is_not_linearizable() -> N
     assert check([*history[:2], history[2]._replace(called_s=2.5)], Register()).verdict is Verdict.LINEARIZABLE
 
 
-def test_a_write_of_unknown_outcome_may_appear_late_or_never_but_not_vanish_again() -> None:
+def test_a_write_of_unknown_outcome_may_appear_late_but_not_vanish() -> None:
     written = Operation("a", "write", 1, None, 0.0)
     reads = [
         Operation("b", "read", None, value, 2.0 * place + 1, 2.0 * place + 2) for place, value in enumerate([0, 1, 0])
@@ -150,14 +150,14 @@ def test_a_write_of_unknown_outcome_may_appear_late_or_never_but_not_vanish_agai
     assert check([written, *reads], Register(0)).verdict is Verdict.NOT_LINEARIZABLE
 
 
-def test_a_check_that_runs_out_of_configurations_says_that_it_is_unfinished() -> None:
+def test_a_check_that_exceeds_its_limit_is_reported_as_unfinished() -> None:
     history = [Operation(str(place), "write", place, "done", 0.0, 1.0) for place in range(12)]
     history.append(Operation("r", "read", None, 99, 2.0, 3.0))
     assert check(history, Register(), configurations_max=100).verdict is Verdict.UNFINISHED
     assert check(history[:-1], Register(), configurations_max=100).verdict is Verdict.LINEARIZABLE
 
 
-def test_a_later_answer_with_an_older_revision_is_found() -> None:
+def test_a_later_answer_with_an_older_revision_is_detected() -> None:
     assert goes_back([(0.0, 1.0, 5), (2.0, 3.0, 4)]) == (5, 4)
     assert goes_back([(0.0, 1.0, 5), (0.5, 3.0, 4), (4.0, 5.0, 5)]) is None
 
@@ -167,7 +167,7 @@ RELEASED = Operation("b", "release", None, "done", 2.0, 3.0)
 
 
 def clients(*history: Operation) -> Clients:
-    """Return clients that saw this of one job, and nothing else."""
+    """Return clients with this history of one job."""
     made = Clients(seed=7)
     made.histories["job-0"], made.models["job-0"] = list(history), HeldJob()
     made.submitted.add("job-0")
@@ -175,7 +175,7 @@ def clients(*history: Operation) -> Clients:
     return made
 
 
-def test_what_clients_saw_is_checked_object_by_object_and_counted() -> None:
+def test_histories_are_checked_per_object_and_counted() -> None:
     made = clients(SUBMITTED, RELEASED, Operation("a", "show", None, "free", 4.0, 5.0))
     made.check()
     assert made.figures["operations"] == 3
@@ -192,26 +192,26 @@ def test_what_clients_saw_is_checked_object_by_object_and_counted() -> None:
         Operation("a", "hold", None, "absent", 4.0, 5.0),
     ],
 )
-def test_a_stale_read_and_a_lost_write_end_a_run(last: Operation) -> None:
+def test_a_stale_read_or_a_lost_write_fails_a_run(last: Operation) -> None:
     made = clients(SUBMITTED, RELEASED, last)
     with pytest.raises(RunFailed, match="history of job-0 is not linearizable"):
         made.check()
     assert made.figures["objects_checked"] == 0
 
 
-def test_a_check_that_does_not_finish_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_check_fails_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(histories, "check", lambda history, model: Found(Verdict.UNFINISHED, 9))
     with pytest.raises(RunFailed, match="history of job-0 is unfinished"):
         clients(SUBMITTED).check()
 
 
-def test_reads_that_were_never_answered_do_not_keep_a_check_from_its_end() -> None:
+def test_unanswered_reads_do_not_delay_a_check() -> None:
     silent = [Operation("b", "show", None, None, 0.5 + place / 100) for place in range(30)]
     with pytest.raises(RunFailed, match="is not linearizable"):
         clients(SUBMITTED, *silent, Operation("a", "show", None, "free", 4.0, 5.0)).check()
 
 
-def test_a_job_that_clients_were_promised_and_that_is_gone_at_the_end_ends_a_run() -> None:
+def test_a_missing_promised_job_fails_a_run() -> None:
     with pytest.raises(RunFailed, match=r"history of job-0 is not linearizable"):
         asyncio.run(clients(SUBMITTED).look_at_everything(cast(Client, Told(job("else", 2))), beside={"else"}))
     with pytest.raises(RunFailed, match=r"lost: \['job-0'\]"):
@@ -221,7 +221,7 @@ def test_a_job_that_clients_were_promised_and_that_is_gone_at_the_end_ends_a_run
 
 
 class Broken:
-    """A cluster whose clients end with a complaint as soon as they ask."""
+    """Cluster whose clients fail at their first request."""
 
     def client(self, identity: str, *, deadline_s: float) -> "Broken":
         return self
@@ -238,7 +238,7 @@ class Broken:
         raise RunFailed("the answer is wrong")
 
 
-def test_what_ends_a_client_ends_the_run_whether_it_waits_for_clients_or_not() -> None:
+def test_an_error_in_a_client_fails_the_run() -> None:
     async def work(made: Clients, *, wait: bool) -> None:
         async with made.at_work(cast(BareCluster, Broken())):
             await asyncio.sleep(0)
@@ -289,7 +289,7 @@ KEPT = Expected(REQUEST, job_id=1)
         ((job("a", 1, cancelled=True),), "(held, cancelled) = (True, True)"),
     ],
 )
-def test_a_broken_promise_is_told(told: tuple[JobView, ...], complaint: str) -> None:
+def test_a_broken_promise_is_reported(told: tuple[JobView, ...], complaint: str) -> None:
     with pytest.raises(RunFailed) as failed:
         asyncio.run(promises(a=KEPT).compare(cast(Client, Told(*told))))
     assert complaint in str(failed.value)
@@ -311,7 +311,7 @@ class Refusing:
 
 
 @pytest.mark.parametrize(("status", "ends"), [(503, False), (429, False), (400, True), (409, True)])
-def test_a_command_of_many_that_nobody_led_to_carry_out_is_promised_nothing(status: int, ends: bool) -> None:
+def test_an_unexecuted_bulk_command_promises_nothing(status: int, ends: bool) -> None:
     made = Promises()
     sent = made._submit_many(cast(Client, Refusing(status)), ["a", "b"])
     if ends:
@@ -323,13 +323,13 @@ def test_a_command_of_many_that_nobody_led_to_carry_out_is_promised_nothing(stat
     asyncio.run(made.compare(cast(Client, Told())))
 
 
-def test_jobs_that_others_submit_are_neither_promised_nor_made_up() -> None:
+def test_jobs_of_other_clients_are_ignored() -> None:
     made = Promises(beside={"b"})
     made.jobs["a"] = KEPT
     asyncio.run(made.compare(cast(Client, Told(job("a", 1), job("b", 2)))))
 
 
-def test_what_is_unknown_may_have_happened_or_not_and_nothing_else() -> None:
+def test_an_unknown_outcome_allows_exactly_two_states() -> None:
     hold = HoldCommand(command_id="0" * 32, job_id=1)
     made = promises(a=Expected(REQUEST, job_id=1, shape=(False, False), pending=hold), b=Expected(REQUEST))
     for held in (False, True):

@@ -1,7 +1,7 @@
-"""Job scripts in the styles of sites and workflow managers, submitted as they are but for their paths.
+"""Job scripts in the styles of sites and workflow managers, submitted with only their paths changed.
 
-The scripts are data: `job_scripts/NN-style.sh`. Each prints `finished` last. What they find on their clusters, such as
-`srun` and `module`, is a function of the shell here.
+The scripts are in `job_scripts/NN-style.sh`. Each prints `finished` last. Commands of their clusters, such as `srun`
+and `module`, are shell functions here.
 """
 
 import json
@@ -29,14 +29,14 @@ TIMEOUT_S = 120
 """Seconds that a step may take: a bound against hanging."""
 
 PATHS: Final = ("/global/cfs/cdirs/m1234", "/scratch/k1234", "/lus/grand/projects/mat", "/scratch1/01234/ada")
-"""Directories of the scripts' own sites."""
+"""Directories of the scripts' sites."""
 
 REJECTED: Final = {
     "08-nersc-four-nodes": "line 2, column 17: the job requests 4 nodes",
     "14-kaust-ranks-of-four-nodes": "line 3, column 12: the job requests 4 nodes",
     "22-tacc-hybrid-ten-nodes": "line 5, column 12: the job requests 10 nodes",
 }
-"""Scripts that need several nodes, and what is said of each."""
+"""Scripts that need several nodes -> error message."""
 
 WARNED: Final = {
     "01-nersc-cpu-node": "--constraint, --account=m1234, --qos=regular",
@@ -68,7 +68,7 @@ WARNED: Final = {
     "30-buildtest-stream": "--ntasks-per-core, --sockets-per-node, --mem-bind, --cpu-freq, --acctg-freq, "
     "--account=nstaff, --licenses=SCRATCH, --reservation=acceptance",
 }
-"""What the one warning about each script lists."""
+"""Script -> options listed in its warning."""
 
 FUNCTIONS: Final = """
 module() { :; }
@@ -87,11 +87,11 @@ aprun() { launch "$@"; }
 ibrun() { "$@"; }
 shifter() { "$@"; }
 """
-"""What sites have and this machine may not: a launcher runs the program once."""
+"""Commands that this machine may lack; a launcher runs the program once."""
 
 
 class Submitted(NamedTuple):
-    """What came of a script: of its submit, and of its job or the tasks of its array."""
+    """Result of a script: its submit, and its job or array tasks."""
 
     code: int
     stdout: str
@@ -100,7 +100,7 @@ class Submitted(NamedTuple):
 
 
 class Site:
-    """A cluster of one node with a directory for each site of the scripts."""
+    """Cluster of one node with a directory for each site."""
 
     def __init__(self, place: Path) -> None:
         self.place, self.data, self.submits = place, place / "data", place / "data" / "submits"
@@ -121,14 +121,14 @@ class Site:
         return re.sub("|".join(PATHS), lambda found: str(self.data / found[0].strip("/").replace("/", "-")), text)
 
     def typed(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Type a command where scripts are submitted."""
+        """Run a command in the directory of the scripts."""
         line = [str(FOREBAY), "--identity", "ada", *words]
         return subprocess.run(
             line, cwd=self.submits, env=self.environment, capture_output=True, text=True, timeout=TIMEOUT_S
         )
 
     def submit(self, name: str, script: str) -> Submitted:
-        """Submit a script, and return what its submit said."""
+        """Submit a script, and return the output."""
         (self.submits / name).write_text(self.adapted(script))
         done = self.typed("submit", "--export", f"BASH_ENV={self.data / 'functions.sh'}", name)
         return Submitted(done.returncode, done.stdout, done.stderr, ())
@@ -183,7 +183,7 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def submitted(site: Site) -> dict[str, Submitted]:
-    """Submit every script, and return what came of each once all jobs have finished."""
+    """Submit every script, and return all results once the jobs have finished."""
     found = {path.stem: site.submit(path.name, path.read_text()) for path in SCRIPTS}
     jobs = site.ended()
     numbers = {name: re.search(r"[0-9]+", one.stdout) for name, one in found.items()}
@@ -193,13 +193,13 @@ def submitted(site: Site) -> dict[str, Submitted]:
     }
 
 
-def test_there_are_thirty_scripts_and_at_most_three_are_rejected() -> None:
+def test_at_most_three_of_thirty_scripts_are_rejected() -> None:
     names = {path.stem for path in SCRIPTS}
     assert len(names) == 30 and REJECTED.keys() | WARNED.keys() == names and len(REJECTED) <= 3
 
 
 @pytest.mark.parametrize("name", sorted(WARNED))
-def test_a_script_runs_with_only_its_paths_adapted(submitted: dict[str, Submitted], name: str) -> None:
+def test_a_script_runs_with_only_its_paths_changed(submitted: dict[str, Submitted], name: str) -> None:
     found = submitted[name]
     assert (found.code, found.stderr) == (0, f"forebay: warning: options without effect here: {WARNED[name]}\n")
     assert len(found.jobs) == (3 if "array" in name else 1)
@@ -210,13 +210,13 @@ def test_a_script_runs_with_only_its_paths_adapted(submitted: dict[str, Submitte
 
 
 @pytest.mark.parametrize("name", sorted(REJECTED))
-def test_a_script_for_several_nodes_is_rejected_with_the_reason(submitted: dict[str, Submitted], name: str) -> None:
+def test_a_multi_node_script_is_rejected_with_the_reason(submitted: dict[str, Submitted], name: str) -> None:
     found = submitted[name]
     assert (found.code, found.stdout, found.jobs) == (2, "", ())
     assert f"{name}.sh {REJECTED[name]}" in found.stderr
 
 
-def test_the_files_of_scripts_are_where_they_say(site: Site, submitted: dict[str, Submitted]) -> None:
+def test_output_files_are_at_the_requested_paths(site: Site, submitted: dict[str, Submitted]) -> None:
     def only(name: str) -> dict[str, Any]:
         [job] = submitted[name].jobs
         return job
@@ -233,7 +233,7 @@ def test_the_files_of_scripts_are_where_they_say(site: Site, submitted: dict[str
     assert (site.data / "scratch-k1234" / "project" / "count.txt").read_text().strip() == "2"
 
 
-def test_a_script_of_four_megabytes_runs(site: Site, submitted: dict[str, Submitted]) -> None:
+def test_a_four_megabyte_script_runs(site: Site, submitted: dict[str, Submitted]) -> None:
     head = "#!/bin/bash\n#SBATCH --output=long.out --mem=1G\n"
     line = "true run %07d --of a script that some program has written\n"
     lines = "".join(line % number for number in range((4 * 1024 * 1024 - 200) // len(line % 0)))
@@ -245,9 +245,7 @@ def test_a_script_of_four_megabytes_runs(site: Site, submitted: dict[str, Submit
     assert size > 4_000_000 and (site.submits / "long.out").read_text() == f"{size}\nfinished\n"
 
 
-def test_a_site_that_accepts_no_such_options_names_each_with_its_place(
-    site: Site, submitted: dict[str, Submitted]
-) -> None:
+def test_a_strict_site_names_each_ignored_option_with_its_place(site: Site, submitted: dict[str, Submitted]) -> None:
     line = [str(FOREBAY), "config", "set"]
     try:
         subprocess.run([*line, "UnknownSbatchOptions=reject"], env=site.environment, check=True, timeout=TIMEOUT_S)

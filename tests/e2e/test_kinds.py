@@ -1,4 +1,4 @@
-"""Every kind of transfer in a real cluster: lists, commands, persistent buffers, and a program of the site's."""
+"""Every kind of transfer in a real cluster: lists, commands, persistent buffers, and a program of the site."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ async def run(cluster: LocalCluster, client: Client, name: str, *lines: str, bb:
 
 
 @pytest.mark.campaign(3)
-def test_lists_commands_persistent_buffers_and_programs_carry_a_job_from_its_data_to_its_results(
+def test_a_job_uses_lists_persistent_buffers_and_programs_end_to_end(
     cluster: LocalCluster,
 ) -> None:
     asyncio.run(story(cluster))
@@ -66,7 +66,7 @@ async def story(cluster: LocalCluster) -> None:
     (inputs / "back").write_text("$DW_JOB_STRIPED/result\n")
     async with cluster.client() as client:
         async with asyncio.timeout(DEADLINE_S):
-            # A new cluster is raised by its leader, a moment after it was founded.
+            # The leader raises the feature level of a new cluster a moment after its founding.
             while (await client.call(ops.SHOW_FEATURE_LEVEL)).feature_level < FEATURE_LEVEL_KNOWN:
                 await asyncio.sleep(0.05)
         await asyncio.to_thread(cluster.forebay, "config", "set", "Flags=EnablePersistent")

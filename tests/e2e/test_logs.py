@@ -1,4 +1,4 @@
-"""`forebay cluster up` with its logs as JSON: every line that it writes is one record, and says what it is about."""
+"""`forebay cluster up` with JSON logs: every line is one record with its subject."""
 
 import json
 import signal
@@ -23,7 +23,7 @@ def typed(*words: str) -> None:
     assert done.returncode == 0, (words, done.stdout, done.stderr)
 
 
-def test_every_line_of_a_cluster_is_a_record_with_its_job_and_revision(tmp_path: Path) -> None:
+def test_every_log_line_is_a_record_with_job_and_revision(tmp_path: Path) -> None:
     file, script = tmp_path / "site" / "forebay.toml", tmp_path / "job.sh"
     base = free_ports(PORTS)[0]
     typed("cluster", "init", str(file.parent), "--replicas=1", "--agents=1", f"--user={USER}", f"--accounts={OWN}",

@@ -1,4 +1,4 @@
-"""The status page in Chromium, of a real cluster: what `--json` says, by keyboard, on small and large screens."""
+"""Status page of a real cluster in Chromium: same values as `--json`, keyboard use, small and large screens."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: scripts/i
 
 DW = "#DW jobdw capacity={} access_mode=striped type=scratch"
 RATE = "64KiB"
-"""Bytes a second of a transfer."""
+"""Rate of a transfer, bytes per second."""
 
 MOVED_BYTES = 128 * 2**20
-"""Size of the file that is staged in: it takes 34 minutes, so that every look at the page finds it under way."""
+"""Size of the staged file: the transfer takes 34 minutes, so that the page always shows it in progress."""
 
 STARTS_S = 180.0
-"""Seconds until a cluster has something of everything: a bound against hanging, on a machine that does other things."""
+"""Time limit for preparing the cluster, seconds: it detects a hang."""
 
 PAGES = ("", "/jobs", "/jobs/1", "/transfers", "/nodes")
 WALL = {"wall": {"width": 3840, "height": 2160}}
@@ -59,7 +59,7 @@ def said(cluster: LocalCluster, *words: str) -> Any:
     return json.loads(cluster.forebay("--identity", "operator", *words, "--json"))
 
 
-def test_the_page_says_what_the_command_line_says_and_can_be_used_by_everybody(tmp_path: Path) -> None:
+def test_the_page_matches_the_command_line_and_is_accessible(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path / "c")
     cluster.found({"fast": "256MiB/1MiB,default", "wide": "1GiB/16MiB"}, RATE)
     cluster.start_all()
@@ -133,7 +133,7 @@ async def leader_of(cluster: LocalCluster) -> str:
 
 
 async def as_led(cluster: LocalCluster, page: Browser, url: str, directory: Path, failed: int, moved: int) -> None:
-    """Look at the page of the replica that leads."""
+    """Open the page of the leader."""
     page.said.clear()
     page.asked.clear()
     await page.look(width=1300, height=900)
@@ -151,7 +151,7 @@ async def as_led(cluster: LocalCluster, page: Browser, url: str, directory: Path
 
 
 async def busy(cluster: LocalCluster) -> tuple[int, int]:
-    """Have something of everything; return the job whose results are not exported, and the one that is staged in."""
+    """Prepare objects of every kind; return the job with unexported results, and the job in stage-in."""
     async with cluster.client() as client:
         async with asyncio.timeout(STARTS_S):
             while sum(node.state == "UP" for node in (await _nodes(client))) < 2:
@@ -199,12 +199,12 @@ async def says_what_the_commands_say(cluster: LocalCluster, page: Browser, faile
     assert [row[0] for row in replicas] == [member["name"] for member in members]
     for row, member in zip(replicas, members, strict=True):
         assert row[1].endswith(member["role"]) and row[2].replace(",", "").isdigit()
-        # What changes from one moment to the next is there, and of its kind.
+        # Changing values are only checked for their form.
         assert row[4].endswith(" s") and row[5].endswith(" GiB") and row[6].endswith("% full")
         assert row[7].endswith((" ms", "–")) and row[8].endswith(" days")
     for pool in said(cluster, "pool", "list")["pools"]:
         assert f"{format_size(pool['held_bytes'])} of {format_size(pool['quantity_bytes'])} used" in text
-    # They are asked for by themselves, after the overview.
+    # The page requests them separately, after the overview.
     await page.until("document.querySelectorAll('#pools svg.strip').length > 0")
     strips = await page.run(
         "[...document.querySelectorAll('#pools svg.strip')].map(one => one.getAttribute('aria-label'))"
@@ -228,7 +228,7 @@ async def says_what_the_commands_say(cluster: LocalCluster, page: Browser, faile
     assert all(f"{reason}: {count}" in waiting for reason, count in overview["waiting"].items())
     transfers = {row[0]: row for row in await page.run(f"({CELLS})('transfers')")}
     for transfer in said(cluster, "transfer", "list")["transfers"]:
-        # What has failed is an item that needs attention, and shown once.
+        # Each failure is shown once, as an item that needs attention.
         assert (transfer["state"] == "failed") == (str(transfer["job_id"]) not in transfers)
         if transfer["state"] != "failed":
             row = transfers[str(transfer["job_id"])]

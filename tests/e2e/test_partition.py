@@ -1,4 +1,4 @@
-"""Cuts, freezes and kills of real processes in network namespaces, with a check of the clients' histories."""
+"""Network cuts, freezes and kills of real processes, with a check of the clients' histories."""
 
 import pytest
 
@@ -16,7 +16,7 @@ KILLS = 2
 
 
 @pytest.mark.campaign(3)
-def test_cuts_freezes_and_kills_leave_every_history_linearizable() -> None:
+def test_histories_stay_linearizable_under_cuts_freezes_and_kills() -> None:
     options = [word for fault in FAULTS for word in ("--fault", fault)]
     done = run_script("partition", "--rounds", str(ROUNDS), *options)
     assert done.code == 0, done.said
@@ -26,14 +26,14 @@ def test_cuts_freezes_and_kills_leave_every_history_linearizable() -> None:
 
 
 @pytest.mark.campaign(3)
-def test_killing_the_leader_while_clients_write_loses_doubles_and_ages_nothing() -> None:
+def test_killing_leaders_under_writes_loses_and_repeats_nothing() -> None:
     done = run_script("partition", "--rounds", str(KILLS), "--leader-kills")
     assert done.code == 0, done.said
     assert (done.summary["rounds"], done.summary["failed"]) == (KILLS, 0)
 
 
 @pytest.mark.campaign(3)
-def test_the_checks_find_stale_reads() -> None:
+def test_the_partition_checks_find_stale_reads() -> None:
     done = run_script("partition", "--rounds", "3", "--fault", "isolate the leader from its peers", "--stale-reads")
     assert done.code == 1, done.said
     assert "stale: revision" in done.said or "not linearizable" in done.said

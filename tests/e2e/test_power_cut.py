@@ -1,4 +1,4 @@
-"""Power cuts of real file systems under real processes, through the script that people run."""
+"""Power cuts of real filesystems under real processes, by scripts/powercut."""
 
 import os
 import signal
@@ -13,21 +13,21 @@ from tests.e2e.scripts import ROOT, TIMEOUT_S, UNABLE, remove_kept, run_script
 from tests.faults.powercut import may_end_so
 
 CUTS = {"ext4": 3, "xfs": 2}
-"""Power cuts in CI, count: issue 3's hundreds are run by hand with --count."""
+"""Number of power cuts in CI; longer runs use --count."""
 
 ATTEMPTS = 10
-"""A replica may notice a lying disk before any client does: then it is tried again, as often as this."""
+"""Number of attempts: a replica may notice the lying disk before any client does."""
 
 LOST = ("are lost", "; acknowledged: ", "exited 66", "is not linearizable")
-"""What the checks say of a disk that lied: what was acknowledged is gone, or a replica finds out by itself."""
+"""Findings for a lying disk: an acknowledged write is lost, or a replica detects the damage."""
 
 WHOLE = 6
-"""Three loop devices and three replicas, count: the run is at work."""
+"""Number of loop devices and replicas that show that the run is in progress."""
 
 
 @pytest.mark.campaign(4)
 @pytest.mark.parametrize("kind", CUTS)
-def test_a_power_cut_of_all_replicas_loses_nothing_acknowledged(kind: str) -> None:
+def test_a_power_cut_of_all_replicas_loses_no_acknowledged_write(kind: str) -> None:
     done = run_script("powercut", "--count", str(CUTS[kind]), "--fs", kind)
     assert done.code == 0, done.said
     assert (done.summary["cuts"], done.summary["failed"], done.summary["fs"]) == (CUTS[kind], 0, kind)
@@ -46,14 +46,14 @@ def test_a_power_cut_of_all_replicas_loses_nothing_acknowledged(kind: str) -> No
         (None, "", False),
     ],
 )
-def test_a_replica_whose_disk_goes_ends_for_that_and_for_nothing_else(code: int | None, words: str, may: bool) -> None:
-    """One that was only starting refuses to."""
+def test_a_replica_without_its_disk_ends_with_a_storage_error(code: int | None, words: str, may: bool) -> None:
+    """A replica that was only starting rejects its storage."""
     assert may_end_so(code, words) == may
 
 
 @pytest.mark.campaign(4)
-def test_the_power_cuts_find_out_a_disk_that_only_says_that_it_has_synced() -> None:
-    # Sooner or later: a cut may come before anything was acknowledged.
+def test_the_power_cuts_expose_a_disk_that_does_not_sync() -> None:
+    # This may take several cuts, because a cut may precede the first acknowledgement.
     done = run_script("powercut", "--count", "12", "--lying-disk", "all")
     assert done.code == 1, done.said
     assert done.summary["failed"] == 1
@@ -63,7 +63,7 @@ def test_the_power_cuts_find_out_a_disk_that_only_says_that_it_has_synced() -> N
 
 
 @pytest.mark.campaign(4)
-def test_the_histories_alone_find_out_a_disk_that_only_says_that_it_has_synced() -> None:
+def test_the_histories_expose_a_disk_that_does_not_sync() -> None:
     said = ""
     for _ in range(ATTEMPTS):
         done = run_script("powercut", "--count", "12", "--lying-disk", "all", "--histories-only")
@@ -77,11 +77,11 @@ def test_the_histories_alone_find_out_a_disk_that_only_says_that_it_has_synced()
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.usefixtures("interruptible")
-def test_a_run_that_is_ended_leaves_no_loop_device_and_no_process(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_ended_run_leaves_no_loop_device_or_process(tmp_path: Path, number: signal.Signals) -> None:
     line = [str(ROOT / "scripts" / "powercut"), "--count", "50", "--images", str(tmp_path)]
     running = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
-        # Its mounts are in a namespace of its own; its loop devices everybody sees.
+        # Its mounts are in a private namespace, but its loop devices are visible everywhere.
         wait_until(lambda: running.poll() is not None or len(left_behind(tmp_path)) >= WHOLE)
     finally:
         running.send_signal(number)
@@ -96,7 +96,7 @@ def test_a_run_that_is_ended_leaves_no_loop_device_and_no_process(tmp_path: Path
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds that has no event to wait for; fails after a bound."""
+    """Wait until a condition holds; fail after a time limit."""
     until = time.monotonic() + TIMEOUT_S
     while not holds():
         assert time.monotonic() < until

@@ -1,4 +1,4 @@
-"""The quick start of the README, as whoever runs the tests: a job runs, and what it could read is said."""
+"""Quick start of the README as the account that runs the tests, and the files that its job could read."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ IS_ROOT = os.geteuid() == 0
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    # Not below pytest's own directory, which is closed to other users.
+    # Do not use pytest's directory, which other users cannot traverse.
     directory = Path(tempfile.mkdtemp(prefix="forebay-test-"))
     directory.chmod(0o755)
     yield directory
@@ -75,14 +75,14 @@ def up(site: Path) -> Iterator[None]:
         cluster.wait(TIMEOUT_S)
 
 
-def test_the_quick_start_of_the_readme_gives_the_sum_it_shows(place: Path) -> None:
+def test_the_readme_quick_start_gives_the_documented_sum(place: Path) -> None:
     create, submit, *_, more = quick_start()
     account = KNOWN if IS_ROOT else pwd.getpwuid(os.geteuid()).pw_name
     create, _, start = create.rpartition("\n")
     assert start.partition("#")[0].strip() == "cd site && forebay cluster up"
     options = ["--base-port", str(free_ports(PORTS)[0]), *(["--user", account] if IS_ROOT else [])]
     create = create.replace("cluster init site", f"cluster init site {shlex.join(options)}")
-    # Root submits for an account, whose job then runs as that account.
+    # Root submits on behalf of an account, so the job runs as that account.
     submit = submit.replace("forebay submit", f"forebay --identity {account} submit") if IS_ROOT else submit
     submit, _, show = submit.rpartition("\n")
     expected = show.partition("#")[2].split(",")[0].strip()
@@ -116,7 +116,7 @@ def test_the_quick_start_of_the_readme_gives_the_sum_it_shows(place: Path) -> No
     assert (place / "results/sum.txt").read_text() == "500500\n"
 
 
-def test_the_quick_start_runs_a_job_which_as_root_reads_nothing_but_what_is_public(place: Path) -> None:
+def test_the_quick_start_as_root_reads_only_public_files(place: Path) -> None:
     user = pwd.getpwnam(KNOWN) if IS_ROOT else pwd.getpwuid(os.geteuid())
     data, site = place / "data", place / "site"
     data.mkdir()
@@ -150,7 +150,7 @@ def test_the_quick_start_runs_a_job_which_as_root_reads_nothing_but_what_is_publ
         tried = (data / "tried").read_text().splitlines()
         assert (tried[0], tried[-1]) == (str(user.pw_uid), "over")
         if IS_ROOT:
-            # What it has to pass on the way to its own buffer may be read by name, and not listed or changed.
+            # The job can traverse the directories above its buffer, but not list or change them.
             assert tried[1:-1] == []
             keys = [path for path in found if path.suffix == ".key"]
             assert {stat.S_IMODE(path.stat().st_mode) for path in keys} == {0o600}

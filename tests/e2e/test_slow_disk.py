@@ -1,4 +1,4 @@
-"""A replica whose disk really takes its time: three processes, of which one's syncs are held up by a library."""
+"""Replica with a slow disk: a library delays the syncs of one of three processes."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.faults.kernel import Unable
 
 DELAY_MS = 60
 HANDED_OVER_S = 60.0
-"""Seconds that it may take: a bound against hanging."""
+"""Time limit, seconds: it detects a hang."""
 
 
 async def write_until_another_leads(site: BareCluster, slow: str) -> str:
@@ -23,7 +23,7 @@ async def write_until_another_leads(site: BareCluster, slow: str) -> str:
         return leader
 
 
-def test_a_leader_whose_disk_becomes_slow_hands_over_and_says_why(fast_path: Path) -> None:
+def test_a_leader_with_a_slow_disk_transfers_leadership_with_a_reason(fast_path: Path) -> None:
     async def run() -> None:
         async with site.client("operator") as operator:
             slow = await site.leader(operator)

@@ -1,4 +1,4 @@
-"""An unmodified Slurm with Forebay as its burst buffer, through the script that people run; longer by hand."""
+"""Unmodified Slurm with Forebay as its burst buffer, by scripts/slurm, which also has longer exercises."""
 
 import json
 import subprocess
@@ -12,12 +12,12 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "Slurm is t
 
 
 QUICK_ROWS = "requests,users,two-clusters"
-"""Those that take seconds; the others wait for files to be old, and are run by hand."""
+"""Exercises that take seconds; the others wait for files to expire, and run in campaigns."""
 
 
 @pytest.mark.campaign(2)
 @pytest.mark.parametrize("plugin", ["lua", "datawarp"])
-def test_an_unmodified_slurm_has_forebay_as_its_buffer_and_reports_errors_as_documented(plugin: str) -> None:
+def test_an_unmodified_slurm_uses_forebay_with_documented_errors(plugin: str) -> None:
     line = [str(ROOT / "scripts" / "slurm"), "exercise", "lifecycle", "refusals", "--plugin", plugin, "--rounds", "0"]
     done = subprocess.run(
         [*line, "--rows", QUICK_ROWS], capture_output=True, text=True, timeout=1_500, cwd=ROOT, check=False

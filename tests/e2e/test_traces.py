@@ -1,4 +1,4 @@
-"""Traces of real jobs, as somebody else's library reads them: every span, whoever leads, and nothing that is secret."""
+"""Traces of real jobs, read by a third-party library: every span, under every leader, without secrets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SECRET = "5up3r-s3cr3t"
 
 
 class Site:
-    """Three replicas and an agent that run, with a collector."""
+    """Three running replicas and an agent, with a collector."""
 
     def __init__(self, directory: Path, collector: Collector) -> None:
         self.directory = directory
@@ -59,7 +59,7 @@ class Site:
                 break
 
     def type(self, *words: str) -> str:
-        """Type a command and return what it prints."""
+        """Run a command and return its output."""
         done = subprocess.run([str(FOREBAY), *words], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         assert done.returncode == 0, (words, done.stdout, done.stderr)
         return done.stdout
@@ -69,7 +69,7 @@ class Site:
         return msgspec.json.decode(self.type("--config", str(self.file), "--json", *words))
 
     def run(self, text: str) -> int:
-        """Have a job run until its trace is there, and return its number."""
+        """Run a job until its trace has arrived, and return the job ID."""
         script = self.directory / "job.sh"
         script.write_text(text)
         words = ("submit", "--identity", USER, "--chdir", str(self.directory), str(script))
@@ -111,7 +111,7 @@ def job_of(site: Site) -> str:
     )
 
 
-def test_one_trace_has_a_job_from_submit_to_teardown(site: Site) -> None:
+def test_a_trace_covers_a_job_from_submit_to_teardown(site: Site) -> None:
     job = site.run(job_of(site))
     spans = site.collector.named(job)
     whole = spans[f"job {job}"]
@@ -121,7 +121,7 @@ def test_one_trace_has_a_job_from_submit_to_teardown(site: Site) -> None:
     assert {span.trace_id for span in spans.values()} == {trace_id(cluster, job)}
     assert {span.parent_span_id for span in spans.values() if span is not whole} == {whole.span_id}
     assert whole.parent_span_id == b"" and len({span.span_id for span in spans.values()}) == len(spans)
-    # All times are the ledger's: what ends begins what follows.
+    # All times are the ledger's, so a span begins at the end of the previous one.
     others = [span for span in spans.values() if span is not whole]
     in_order = sorted(others, key=lambda span: (span.start_time_unix_nano, span.end_time_unix_nano))
     for before, after in zip(in_order[1:], in_order[2:], strict=False):
@@ -140,21 +140,21 @@ def test_one_trace_has_a_job_from_submit_to_teardown(site: Site) -> None:
     assert site.collector.resources[0]["service.name"] == "forebay"
 
 
-def test_no_script_path_or_secret_is_in_a_trace(site: Site) -> None:
+def test_traces_contain_no_script_path_or_secret(site: Site) -> None:
     site.run(job_of(site))
     everything = "".join(map(str, site.collector.spans)) + str(site.collector.resources)
     for secret in (SECRET, "TOKEN", str(site.directory), "#DW", "data"):
         assert secret not in everything, secret
 
 
-def test_a_job_that_fails_has_a_trace_that_says_so(site: Site) -> None:
+def test_the_trace_of_a_failed_job_shows_the_failure(site: Site) -> None:
     job = site.run("#!/bin/sh\nexit 3\n")
     spans = site.collector.named(job)
     assert values(spans["run"].attributes)["forebay.outcome"] == "failed"
     assert spans[f"job {job}"].status.code == spans["run"].status.code != spans["submit"].status.code
 
 
-def test_another_leader_sends_the_traces_of_what_goes_on(site: Site) -> None:
+def test_a_new_leader_sends_the_remaining_traces(site: Site) -> None:
     leader = site.ask("cluster", "transfer", "--identity", "operator")["leader"]
     assert leader
     job = site.run("#!/bin/sh\ntrue\n")
@@ -162,7 +162,7 @@ def test_another_leader_sends_the_traces_of_what_goes_on(site: Site) -> None:
     assert {span.trace_id for span in spans} == {spans[0].trace_id}
 
 
-def test_sighup_has_traces_sent_to_another_collector(site: Site) -> None:
+def test_sighup_switches_the_trace_collector(site: Site) -> None:
     with collecting() as other:
         site.file.write_text(site.file.read_text().replace(site.collector.endpoint, other.endpoint))
         for process in Path("/proc").glob("[0-9]*"):
@@ -175,7 +175,7 @@ def test_sighup_has_traces_sent_to_another_collector(site: Site) -> None:
         until(lambda: f"job {submitted['job_id']}" in other.named(submitted["job_id"]))
 
 
-def test_without_a_collector_nothing_of_opentelemetry_is_imported(tmp_path: Path) -> None:
+def test_without_a_collector_opentelemetry_is_not_imported(tmp_path: Path) -> None:
     file = tmp_path / "site" / "forebay.toml"
     words = ("cluster", "init", str(file.parent), "--replicas=1", "--agents=1", f"--accounts={OWN}")
     subprocess.run([str(FOREBAY), *words, f"--base-port={free_ports(PORTS)[0]}"], check=True, timeout=TIMEOUT_S)
@@ -184,14 +184,14 @@ def test_without_a_collector_nothing_of_opentelemetry_is_imported(tmp_path: Path
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        # Every process that it starts says what it imports.
+        # Every started process prints its imports.
         env={**os.environ, "PYTHONPROFILEIMPORTTIME": "1"},
     )
     assert up.stdout is not None
     said = []
     for line in up.stdout:
         said.append(line)
-        # The historian is started last, five seconds later than the others.
+        # The history service starts last, five seconds after the others.
         if line.rstrip().endswith("forebay.cluster.api.history_service.queries"):
             break
     up.send_signal(signal.SIGINT)

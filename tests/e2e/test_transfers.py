@@ -1,7 +1,7 @@
-"""The data mover under attack: killed, cut off from power, lied to by the kernel, by its disks and by its own user.
+"""Data mover under attack: kills, power cuts, and faults of kernel, disks and users.
 
-Each attack is a small share of what scripts/transfers does, and is first done to a reference mover, its negative
-control, which it has to catch.
+Each test is a small part of scripts/transfers. An attack must first succeed against a reference mover, its negative
+control.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ ATTACKS = (
     "agents", "sources",
 )  # fmt: skip
 SEED = "7"
-"""The same calls each time: what is drawn is the business of longer runs."""
+"""Fixed seed: longer runs draw other calls."""
 
 
 Found = Callable[[str], dict[str, Any]]
@@ -26,13 +26,13 @@ Found = Callable[[str], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def attacked() -> ScriptEnded:
-    """All attacks, done once: if they do not end, no test tries them again."""
+    """Run all attacks once; if they hang, no test repeats them."""
     return run_script("transfers", *ATTACKS, "--size", "tiny", "--seed", SEED)
 
 
 @pytest.fixture
 def found(attacked: ScriptEnded) -> Found:
-    """What became of an attack; skips the test where the machine cannot do it."""
+    """Return the result of an attack; skip the test if the machine cannot run it."""
 
     def of(name: str) -> dict[str, Any]:
         if name in attacked.summary["left_out"]:
@@ -45,66 +45,66 @@ def found(attacked: ScriptEnded) -> Found:
     return of
 
 
-def test_killed_at_any_call_a_destination_is_never_partial_and_the_next_attempt_ends_right(found: Found) -> None:
+def test_a_killed_transfer_leaves_no_partial_destination_and_resumes(found: Found) -> None:
     assert found("kills")["deaths"] > 0
 
 
-def test_when_the_power_goes_nothing_that_was_said_to_be_done_is_lost(found: Found) -> None:
+def test_a_power_cut_loses_no_completed_transfer(found: Found) -> None:
     assert found("cuts")["power_cuts"] > 0
 
 
-def test_no_swapped_link_leads_out_of_the_roots(found: Found) -> None:
+def test_swapped_links_never_lead_outside_the_roots(found: Found) -> None:
     result = found("links")
     assert result["swaps"] > 0
     assert result["escapes"] == 0
 
 
-def test_flipped_bits_are_seen_in_flight_on_the_way_back_and_at_rest(found: Found) -> None:
+def test_flipped_bits_are_detected_in_flight_and_at_rest(found: Found) -> None:
     assert found("bits")["flips"] > 0
 
 
-def test_a_call_that_is_refused_is_a_sentence_and_the_next_attempt_ends_right(found: Found) -> None:
+def test_a_failing_system_call_is_reported_and_the_next_attempt_succeeds(found: Found) -> None:
     result = found("refusals")
     assert result["once"] + result["always"] > 0
 
 
-def test_what_a_newer_attempt_wrote_stays_whatever_a_late_agent_does(found: Found) -> None:
+def test_a_late_agent_never_overwrites_a_newer_attempt(found: Found) -> None:
     assert found("late")["held"] > 0
 
 
-def test_disks_that_are_full_or_dead_or_read_only_lose_nothing_and_hang_nothing(found: Found) -> None:
+def test_full_dead_and_read_only_disks_lose_and_block_nothing(found: Found) -> None:
     assert found("disks")["dead_mount"] == 1
 
 
-def test_what_is_moved_is_never_gone_from_both_places(found: Found) -> None:
+def test_a_moved_file_always_exists_in_one_place(found: Found) -> None:
     assert found("moves")["deaths"] > 0
 
 
-def test_trees_of_all_kinds_are_moved_whole(found: Found) -> None:
+def test_unusual_trees_are_moved_completely(found: Found) -> None:
     result = found("trees")
     assert result["names"]["names"] > 255
     assert result["depth"]["levels"] == 200
 
 
-def test_a_killed_transfer_copies_at_most_a_chunk_for_each_stream_again(found: Found) -> None:
+def test_a_killed_transfer_repeats_at_most_a_chunk_per_stream(found: Found) -> None:
     assert found("resume")["kills"] > 0
 
 
-def test_a_cancelled_transfer_is_over_at_once_and_leaves_nothing(found: Found) -> None:
+def test_a_cancelled_transfer_ends_at_once_without_leftovers(found: Found) -> None:
     result = found("endings")
     assert result["helpers"] > 0
     assert "cancelled" in result["over_after_s_max"]
 
 
-def test_an_agent_that_is_killed_anywhere_ends_its_transfer_right_when_it_starts_again(found: Found) -> None:
+def test_a_killed_agent_completes_its_transfer_after_a_restart(found: Found) -> None:
     assert found("agents")["killed with all"] > 0
 
 
-def test_a_file_server_that_stops_answering_hangs_nothing_but_the_process_that_asked(found: Found) -> None:
+def test_a_hanging_file_server_blocks_only_the_requesting_process(found: Found) -> None:
     result = found("sources")
     assert result["vanished"] > 0
     assert "left_out" in result or result["read"] > 0
 
 
-def test_all_attacks_are_looked_at(attacked: ScriptEnded) -> None:
+def test_all_transfer_attacks_are_tested(attacked: ScriptEnded) -> None:
     assert {*attacked.summary["attacks"], *attacked.summary["left_out"]} == set(ATTACKS)

@@ -1,4 +1,4 @@
-"""The tutorial, typed: each command in its order, and the lines that the page shows of its output."""
+"""Commands of the tutorial in their order, compared with the output that the page shows."""
 
 import contextlib
 import os
@@ -25,14 +25,14 @@ __all__ = ["place"]
 FENCE: Final = re.compile(r"^( *)```(sh|text)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 VALUE: Final = re.compile(r"\b[0-9a-f]{8,}\b|[0-9][0-9.,:]*")
 AGAIN_S: Final = 10.0
-"""Seconds until a drill is planned again; states are compared once a minute, if something changed."""
+"""Seconds until a drill is planned again; states are compared once a minute after changes."""
 
 SLOW: Final = "the goal is 500 ms"
-"""Part of the result of a drill on a machine that is too busy."""
+"""Part of a drill's result on a machine that is too busy."""
 
 
 class Block(NamedTuple):
-    """Commands of the tutorial, and the lines that it shows of their output."""
+    """Command of the tutorial, with the output lines that the page shows."""
 
     commands: str
     shown: tuple[str, ...]
@@ -51,7 +51,7 @@ def blocks() -> list[Block]:
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text, with one mark for all numbers, digests and times."""
+    """Return the words of a text, with numbers, digests and times replaced by a mark."""
     return VALUE.sub("#", text).split()
 
 
@@ -81,7 +81,7 @@ def service(command: str, directory: Path, environment: dict[str, str]) -> Itera
 
 
 @pytest.mark.campaign(4)
-def test_the_tutorial_shows_what_its_commands_print(place: Path) -> None:
+def test_the_tutorial_shows_the_real_output(place: Path) -> None:
     account = KNOWN if IS_ROOT else pwd.getpwuid(os.geteuid()).pw_name
     environment = {
         **os.environ,
@@ -110,7 +110,7 @@ def test_the_tutorial_shows_what_its_commands_print(place: Path) -> None:
     leader = planned = ""
     with contextlib.ExitStack() as running:
         running.enter_context(up(directory / "site"))
-        # A newcomer opens a second terminal meanwhile; the agents register.
+        # Wait as long as a reader needs to open a second terminal, while the agents register.
         end_s = time.monotonic() + TIMEOUT_S
         while "2 UP" not in run("FOREBAY_CONFIG=site/forebay.toml forebay status").stdout:
             assert time.monotonic() < end_s

@@ -1,4 +1,4 @@
-"""Compare a drill's verdict, sentence and figures with the cluster's history.
+"""Compares a drill's verdict, sentence and figures with the cluster's history.
 
 The history is the ledger as `forebay audit leaders` and `forebay audit history` show it. A drill may know less than the
 history, and has to say so; it may not say anything else.

@@ -1,4 +1,4 @@
-"""Three replicas and no agents, whose processes, addresses, directories and environment a test decides.
+"""Three replicas without agents; the test determines processes, addresses, directories and environment.
 
 Every process is ours and dies with us; only ours are ever stopped or killed, each by its process id.
 """

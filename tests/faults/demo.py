@@ -1,4 +1,4 @@
-"""The main job, from founding a cluster to replaying its ledger. Run by scripts/demo.
+"""Demonstration of the main job, from creating a cluster to replaying its ledger. Run by scripts/demo.
 
 Three replicas, two agents, two pools; ten jobs that together ask for more space than there is; the leader is killed
 while data is being staged. Exits 0 only if every job ran once and brought back what it must, nothing acknowledged was

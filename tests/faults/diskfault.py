@@ -1,5 +1,6 @@
-"""Lets writes and syncs of a running replica fail, and checks that it stops itself and its peers go on. Run by
-scripts/diskfault.
+"""Injects errors into writes and syncs of a replica, and checks that it stops and its peers continue.
+
+Run by scripts/diskfault.
 
 A small library that is loaded before the C library lets fdatasync, pwrite and their kin fail with EIO or ENOSPC on the
 sync log or the data file of one replica, at a moment drawn at random, while clients write. The replica must stop itself

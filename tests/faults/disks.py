@@ -1,4 +1,4 @@
-"""File systems of our own on loop devices, which can lose their power."""
+"""Private filesystems on loop devices, whose power can be cut."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Kills one process of the cluster at a random moment of the main job, again and again. Run by scripts/drill.
+"""Kills one process of the cluster at a random moment of the main job in each round. Run by scripts/drill.
 
 Each round submits jobs, waits a random time, sends SIGKILL to one process drawn at random (a replica, an agent, an
 operation of an agent, its fork server, the supervisor of a running script, or the script), starts replicas and agents

@@ -1,9 +1,9 @@
-"""Drills of `forebay drill` on three hosts, as an operator types them. Run by scripts/drills.
+"""Runs every `forebay drill` on three hosts, with an operator's commands. Run by scripts/drills.
 
 Hosts are network namespaces: each has a replica on a file system of its own, a helper, and two of them an agent. Jobs
-are under way all the time, and a stopwatch that knows nothing of drills sends writes to every replica. After
-each drill: it passed, no script ran twice, results are what they must be, nothing is stopped, cut off, full, slow or
-left of a copy, and for how long writes stopped is what the stopwatch saw.
+are under way all the time, and a stopwatch that knows nothing of drills sends writes to every replica. After each
+drill: it passed, no script ran twice, results are what they must be, nothing is stopped, cut off, full, slow or left of
+a copy, and for how long writes stopped is what the stopwatch saw.
 """
 
 import argparse

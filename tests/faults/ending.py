@@ -1,4 +1,4 @@
-"""How a run ends: what went wrong is said with how to do it again, what failed is kept, the last line is JSON."""
+"""End of a run: error with a command to repeat it, kept files after a failure, and JSON as the last line."""
 
 import asyncio
 import json

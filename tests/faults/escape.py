@@ -1,10 +1,12 @@
-"""A job that does not want to end: processes that fork and exit faster than they are listed, double fork, lead sessions
-of their own, ignore signals and forget their environment.
+"""Job that resists its end.
+
+Its processes fork and exit fast, double fork, start sessions, ignore signals and clear their environment.
 
 Run as `python escape.py DIRECTORY FIFO [stay]`, as or by a job's script. Each of WAYS holds the lock of the file
 DIRECTORY/WAY for as long as anything of it lives: a lock that is free afterwards says that nothing does. Once all of
 them live, a line goes to FIFO; with `stay` the first process then stays, too. Nothing of it lives for longer than
-LIFE_S, whatever becomes of the test."""
+LIFE_S, whatever becomes of the test.
+"""
 
 from __future__ import annotations
 

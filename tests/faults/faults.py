@@ -1,4 +1,4 @@
-"""Faults of a replica's disk, switched on while it runs: a small library that is loaded before the C library.
+"""Disk faults of a running replica, injected by a preloaded library.
 
 faults.c says what it does. The plan is a file that both sides map, so that no process has to be told.
 """

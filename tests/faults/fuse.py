@@ -1,7 +1,8 @@
-"""A file server that can die: a small tree behind FUSE whose answers stop when they are told to.
+"""File server that can stop answering: a small FUSE filesystem.
 
 Whoever waits for an answer then waits in the kernel, where not even SIGKILL ends it, as on a dead NFS or Lustre mount.
-The protocol is that of linux/fuse.h, version 7.31."""
+The protocol is that of linux/fuse.h, version 7.31.
+"""
 
 import ctypes
 import errno

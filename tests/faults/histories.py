@@ -1,4 +1,4 @@
-"""Clients that write and read through the API, what they saw, and whether that can be true."""
+"""Clients that write and read through the API, their histories, and the check of these histories."""
 
 import asyncio
 import contextlib

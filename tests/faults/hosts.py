@@ -1,4 +1,4 @@
-"""A cluster on hosts of its own: each is a network namespace, and each replica has a file system of its own there."""
+"""Cluster on simulated hosts: each has a network namespace, and each replica has its own filesystem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fault injection asks of the kernel and of Debian: root, tools, private mounts, networks, dying with the parent.
+"""System requirements of fault injection: root, tools, private mounts, networks, and death with the parent.
 
 Everything is done in a mount namespace of our own, so that whatever happens to us, SIGKILL included, mounts, loop
 devices and network namespaces go when our last process goes.

@@ -1,9 +1,9 @@
-"""Whether what clients saw of one object can be explained by one order of operations that respects real time.
+"""Linearizability check of the history of one object.
 
 The search is Wing and Gong's with Lowe's memory of configurations (G. Lowe, Testing for linearizability, 2017): take
-any operation that began before every unfinished one has ended as the next, see whether the model allows its answer,
-and remember each pair of (operations taken, state) so that none is searched twice. It is bounded: an unfinished check
-says so, and counts as a failure.
+any operation that began before every unfinished one has ended as the next, see whether the model allows its answer, and
+remember each pair of (operations taken, state) so that none is searched twice. It is bounded: an unfinished check says
+so, and counts as a failure.
 """
 
 from collections.abc import Hashable, Sequence

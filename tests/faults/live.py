@@ -1,4 +1,4 @@
-"""The live picture: jobs, transfers, pools and replicas, several times a second."""
+"""Live view of jobs, transfers, pools and replicas, drawn several times a second."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""A whole cluster on loopback as separate processes, founded and started with the commands that a user would type."""
+"""Cluster of separate processes on loopback, created and started with a user's commands."""
 
 import contextlib
 import os

@@ -1,5 +1,6 @@
-"""A lost majority, round after round: three replicas under writing clients die at random moments, one of them is
-recovered, and what the recovery said of it is held against what this test knows.
+"""Repeated loss of a majority under writes.
+
+Three replicas die at random moments, one is recovered, and its announced losses are compared with the clients' records.
 
 Each round: replicas may die before the others, all end with SIGKILL, and a random one is left. What it has is read from
 a copy of its directory, by the journal alone. Then `forebay cluster recover` (which is killed as well, at a random

@@ -1,4 +1,4 @@
-"""A network of our own: each replica and the clients in a network namespace, joined by a bridge in another one.
+"""Private network: each replica and the clients have a network namespace, joined by a bridge in another one.
 
 Nothing of it is visible outside, and all of it goes with the last process in it. A cut is a rule in the namespace of
 the receiver that drops what a sender's address sends, so that a cut may go one way only.

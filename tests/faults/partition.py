@@ -1,10 +1,11 @@
-"""Cuts networks, freezes and kills replicas while clients write and read, and checks what the clients saw. Run by
-scripts/partition.
+"""Cuts networks, freezes and kills replicas while clients write and read, and checks the clients' histories.
+
+Run by scripts/partition.
 
 Every replica and the clients live in network namespaces of their own. Each round does one thing of FAULTS for a moment
-and undoes it. At the end: nothing acknowledged is lost, doubled or made up, no answer shows an older revision
-than an answer before it, the history of every job and of every pool written is linearizable (a check that does not
-finish is a failure), state digests are equal and every ledger verifies.
+and undoes it. At the end: nothing acknowledged is lost, doubled or made up, no answer shows an older revision than an
+answer before it, the history of every job and of every pool written is linearizable (a check that does not finish is a
+failure), state digests are equal and every ledger verifies.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Cuts the power of all three replicas at a random moment, again and again. Run by scripts/powercut.
+"""Cuts the power of all three replicas at a random moment in each round. Run by scripts/powercut.
 
 Each replica keeps its files on a file system of its own on a loop device. Clients write through the API; then all three
 file systems are shut down without flushing anything, not even their journals (EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN

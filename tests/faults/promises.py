@@ -1,4 +1,4 @@
-"""What a cluster has promised to its clients, and whether it kept it.
+"""Promises of a cluster to its clients, and their verification.
 
 Each command goes through the real API. Acknowledged: it must be there, once, for ever. Unknown (the answer did not
 come): at most once, and exactly once after it was sent again with the same id. Refused: not at all.

@@ -1,4 +1,4 @@
-"""What an insider does to a replica that does not run: its history is rewritten, and everything is hashed again.
+"""Rewrites the history of a stopped replica and all its hashes, as an insider could.
 
 Afterwards each checksum and each digest holds, the marks are in order and no snapshot contradicts: storage that a
 replica accepts at its start, since nothing on its own disk says that it was another one. Only its peers can tell.

@@ -1,7 +1,7 @@
-"""For how long writes stopped, as drills report it and as an independent stopwatch saw it, on `forebay cluster up`.
+"""Compares the write stops that drills report with an independent stopwatch, on `forebay cluster up`.
 
-Switchovers and leader-kills by turns, each beside the stopwatch, which runs in the same seconds. No root is needed.
-Run by scripts/drills --loopback.
+Switchovers and leader-kills by turns, each beside the stopwatch, which runs in the same seconds. No root is needed. Run
+by scripts/drills --loopback.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""An independent stopwatch: when writes to a cluster are acknowledged, seen from outside.
+"""Independent stopwatch that records the acknowledgements of writes from outside.
 
 It is of another make than the probes of a drill, and shares no code with them or with Forebay: a process for each
 replica, threads in it, each with a blocking connection of its own; writes that hold and release a job. It needs nothing

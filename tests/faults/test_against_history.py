@@ -1,4 +1,4 @@
-"""The comparison of drills with their history finds what contradicts it, and nothing else."""
+"""The comparison of drills with the history finds contradictions, and nothing else."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def said(verdict: str, sentence: str, **more: Any) -> DrillView:
     return replace(DRILL, verdict=verdict, sentence=sentence, **more)
 
 
-UNCHECKED = said("failed", "the checks that were made found no fault; not checked: replica states (r3 did not say)")
+UNCHECKED = said("failed", "the completed checks found no fault; not checked: replica states (r3 did not say)")
 SWITCHOVER = {"scenario": "switchover", "target": "r2"}
 ALONE = replace(HISTORY, terms=(BEFORE,))
 
@@ -105,11 +105,11 @@ DISAGREE = {
 
 
 @pytest.mark.parametrize("name", AGREE)
-def test_what_the_history_bears_out_is_no_disagreement(name: str) -> None:
+def test_figures_confirmed_by_the_history_are_no_disagreement(name: str) -> None:
     assert disagreements(*AGREE[name]) == []
 
 
 @pytest.mark.parametrize("name", DISAGREE)
-def test_what_the_history_contradicts_is_found(name: str) -> None:
+def test_figures_contradicted_by_the_history_are_found(name: str) -> None:
     drill, history, found = DISAGREE[name]
     assert any(found in one for one in disagreements(drill, history)), disagreements(drill, history)

@@ -1,4 +1,4 @@
-"""An adversary between a process and the kernel: at a chosen call it kills, refuses, flips a bit, swaps or holds.
+"""Adversary between a process and the kernel: at a chosen system call it kills, rejects, flips a bit, swaps or delays.
 
 tracer.c does it; this is its plan, a file that both sides map, so that it may be changed while the command runs.
 """

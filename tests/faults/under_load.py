@@ -1,4 +1,4 @@
-"""Drills on `forebay cluster up` while the machine is busy, each held against the history of the cluster.
+"""Drills on `forebay cluster up` on a busy machine, each compared with the cluster's history.
 
 Busy loops of the lowest priority are the load. A drill may fail or be aborted under it: what it says of that, and its
 figures, have to be what the history has. Run by scripts/drills --loopback --load LOOPS.
@@ -57,7 +57,7 @@ until = time.monotonic() + {seconds}
 while time.monotonic() < until:
     pass
 """
-"""A busy loop of the lowest priority: whatever else the machine does comes first."""
+"""Busy loop of the lowest priority, which yields to all other processes."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The checks on a cluster after its jobs are over. Each returns a sentence of what held, or raises RunFailed."""
+"""Checks of a cluster after its jobs have finished. Each returns a sentence about the result, or raises RunFailed."""
 
 import asyncio
 import json

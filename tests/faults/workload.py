@@ -1,4 +1,4 @@
-"""Real input, the examples of docs/examples, and what each of them must come to, computed here in another way."""
+"""Real input for the examples of docs/examples, and their expected results, computed independently."""
 
 import hashlib
 import random

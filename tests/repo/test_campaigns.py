@@ -29,7 +29,7 @@ def test_every_test_runs_exactly_once_in_a_cycle(days: int, position: int) -> No
         (DUE, (MODULE,), True),
         (DUE + 1, (MODULE,), False),
         (DUE + 1, ("--every", MODULE), True),
-        (DUE + 1, (f"{MODULE}::test_all_attacks_are_looked_at",), True),
+        (DUE + 1, (f"{MODULE}::test_all_transfer_attacks_are_tested",), True),
     ],
 )
 def test_today_s_share_is_collected(day: int, arguments: tuple[str, ...], runs: bool) -> None:
@@ -37,4 +37,4 @@ def test_today_s_share_is_collected(day: int, arguments: tuple[str, ...], runs: 
     environment = {**os.environ, "FOREBAY_TEST_DAY": str(day)}
     environment.pop("PYTEST_XDIST_WORKER", None)
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert (f"{MODULE}::test_all_attacks_are_looked_at" in done.stdout) == runs
+    assert (f"{MODULE}::test_all_transfer_attacks_are_tested" in done.stdout) == runs

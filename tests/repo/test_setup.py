@@ -43,7 +43,7 @@ def tree(tmp_path: Path) -> Path:
 def test_without_a_network_setup_says_so_and_is_not_taken_for_done(tree: Path) -> None:
     result = set_up(tree)
     assert result.returncode == 1
-    assert "no way to the Python package index" in result.stderr
+    assert "the Python package index is not reachable" in result.stderr
     assert not (tree / ".venv" / ".forebay-setup").exists()
 
 

@@ -1,4 +1,4 @@
-"""Who uses the cluster: clients that retry with the same command id, and agents that report honestly, if often late."""
+"""Users of the cluster: clients that retry with the same command ID, and agents that often report late."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 OPERATOR = c.Actor(c.ActorRole.OPERATOR, "operator")
 GRAIN_BYTES = 1 << 20
 TRIES_MAX = 60
-"""Tries of one command, count; a client that never got an answer gives it up, and does not know what became of it."""
+"""Maximum number of attempts of one command; a client without an answer then gives up with an unknown outcome."""
 
 
 _WITHOUT_ENTRY = frozenset({RejectionCode.COMMAND_TOO_OLD, RejectionCode.UNKNOWN_SESSION})
-"""Refusals that look at nothing but the id: no entry says so."""
+"""Rejections that depend only on the command ID, and so are not in the ledger."""
 
 
 class Hurried:
-    """Whom the channel tells: at the commit, and not when the scheduler has looked at what was decided."""
+    """Clients of the channel, which are notified at the commit, before the scheduling cycle."""
 
     def __init__(self, told: asyncio.Future[Settlement]) -> None:
         self.done = told.done
@@ -51,7 +51,7 @@ class Hurried:
 
 
 class Caller:
-    """Somebody outside who sends one request at a time to whom it believes to lead, until it is answered."""
+    """External client that sends one request at a time to the supposed leader, until it is answered."""
 
     def __init__(self, world: World, name: str, *, hurried: bool = False) -> None:
         """`hurried`: it sends commands over the channel."""
@@ -65,7 +65,7 @@ class Caller:
         self._number = 0
         self._try = 0
         self._uncertain = False
-        """Whether a try of the command may have been carried out, or still be."""
+        """True if an attempt of the command may have been executed, or may still be."""
 
     def new_id(self) -> bytes:
         """Return a command id as clients make them: the time, then what is unique."""
@@ -73,7 +73,7 @@ class Caller:
         return command_id(self.name, self._number, self.clock.now_ms())
 
     def begin(self, what: c.Request | None) -> None:
-        """Ask for a command to be settled, or with None for the state; `done` or `gave_up` follows."""
+        """Send a command, or with None a read; `done` or `gave_up` follows."""
         self.what = what
         self.tries = 0
         self._uncertain = False
@@ -187,7 +187,7 @@ class Caller:
             self.world.timeline.after(self.rng.uniform(0.005, 0.06) * self.world.pace, self._again, self._try)
 
     def _turned_away(self, attempt: int, leader: str, problem: Problem) -> None:
-        """The door refused it: do as the rejection says."""
+        """The API worker rejected it: follow the rejection's remedy."""
         what, world = self.what, self.world
         if problem.status != 400:
             self._refused(attempt, leader)
@@ -239,7 +239,7 @@ class Caller:
 
 
 class SimClient(Caller):
-    """A user or an operator, one command after the other."""
+    """User or operator who sends one command at a time."""
 
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world, f"c{number}", hurried=number % 2 == 1)
@@ -255,7 +255,7 @@ class SimClient(Caller):
         self.answers = 0
 
     def next(self) -> None:
-        """Think of something to do."""
+        """Choose the next action."""
         if not self.stopped:
             opens = self.has_session and not self._session
             self.begin(c.Request(self.new_id(), self.actor, c.OpenSession()) if opens else self._idea())
@@ -338,7 +338,7 @@ class SimClient(Caller):
 
 
 class SimAgent(Caller):
-    """The agent of one node: polls, works, reports; its reports wait until they are answered."""
+    """Agent of one node, which polls, works and reports; reports are kept until they are answered."""
 
     def __init__(self, world: World, node: str) -> None:
         super().__init__(world, node)
@@ -350,7 +350,7 @@ class SimAgent(Caller):
         self._known: set[tuple[int, int, str]] = set()
         self._ran: dict[int, int] = {}
         self._standing: set[tuple[int, int]] = set()
-        """Scripts that are to stand still, by job and attempt."""
+        """Scripts that must not end, by job and attempt."""
         self._epoch = 0
         self._busy = False
         self.polls_anywhere = world.profile == "all"

@@ -1,9 +1,9 @@
-"""Deep worlds: a whole cluster for half an hour and more of virtual time, with everything full that has a bound.
+"""Deep worlds: a whole cluster for half an hour and more of virtual time, with all limits reached.
 
-Other profiles are short and dense: no journal of theirs is long, no replica far behind, nothing expires. Here minutes
-in which nobody does much come between storms; somebody is away for hundreds of entries and caught up by entries or a
-snapshot; windows, requests, slices and chunks are small, so that they are full. Everything that waits is PACE times as
-slow as elsewhere, or half an hour would be as many heartbeats as a hundred other seeds have.
+Other profiles are short and dense: their journals are short, no replica lags far, and nothing expires. Here, quiet
+minutes alternate with storms; a replica is absent for hundreds of entries and catches up by entries or a snapshot;
+windows, requests, slices and chunks are small, so that they are full. Everything that waits is PACE times as slow as
+elsewhere, or half an hour would be as many heartbeats as a hundred other seeds have.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PROFILE: Final = "deep"
 PACE: Final = 20.0
-"""How much slower timers, agents and faults are than in the other profiles."""
+"""Factor by which timers, agents and faults are slower than in the other profiles."""
 
 DURATION_S: Final = 1800.0
 CALM_S: Final = (200.0, 400.0)
@@ -66,7 +66,7 @@ class Deep:
         world.recent_bytes = self.rng.choice(RECENT_BYTES)
 
     def run(self) -> None:
-        """Calm, storm, and somebody who is away, until half an hour is over."""
+        """Alternate calm, storm, and an absent replica, for half an hour."""
         world, rng = self.world, self.rng
         world.timeline.after(LOOK_EVERY_S, self._look)
         while world.timeline.now_s < DURATION_S and not world.violations:
@@ -77,7 +77,7 @@ class Deep:
         world.lull = 1.0
 
     def _calm(self, duration_s: float) -> None:
-        """Nothing new goes wrong, and little is asked for."""
+        """Inject no new faults, and send few requests."""
         world = self.world
         world.faults.on = False
         world.lull = LULL
@@ -92,7 +92,7 @@ class Deep:
         world.faults.on = False
 
     def _leave_one_behind(self, duration_s: float) -> None:
-        """One replica hears nothing for long, or does not run, while much is agreed on; then it is back."""
+        """Isolate or stop one replica for long while many entries are committed; then let it return."""
         world, rng = self.world, self.rng
         away = world.replicas[rng.choice(world.names)]
         world.note("away", away.name)
@@ -118,7 +118,7 @@ class Deep:
                 world.faults.snapshot()
 
     def _burst(self, count: int) -> None:
-        """Ask for much at one moment: most of it is refused, which is an entry of the history like any other."""
+        """Send many requests at once; most are rejected, and rejections are in the history as well."""
         for _ in range(count):
             self._number += 1
             user = SimClient(self.world, 10_000 + self._number)

@@ -85,9 +85,9 @@ class SimDisk:
         self.sync = True
         self.files = SimFiles(self, directory)
         self.dead = False
-        """No process uses the disk now."""
+        """Mark that no process uses the disk."""
         self.die: Callable[[str], None] = lambda where: None
-        """Ends the process that uses the disk, by raising."""
+        """Function that ends the process that uses the disk, by raising an exception."""
         self.work: Callable[[float], None] = lambda duration_s: None
         self.operations_left: int | None = None
         """The process dies at the operation that makes this 0."""
@@ -102,7 +102,7 @@ class SimDisk:
         self.raised = False
         """Whether it has failed the process that runs: that explains why its replica stops."""
         self.damaged = ""
-        """What was done to its journal while no process ran."""
+        """Damage to the journal while no process ran."""
         self.log = SimLog(self)
 
     # What is on it: LMDB's tables, and what the sync log adds to them
@@ -142,7 +142,7 @@ class SimDisk:
 
     @property
     def is_synced(self) -> bool:
-        """Whether nothing that was written would be lost in a crash."""
+        """Return whether a crash would lose nothing."""
         return not self.unsynced and self.log.is_synced
 
     @property

@@ -1,7 +1,7 @@
-"""How commands come in: past the door of the API, with ids from clocks that are wrong, and set while they run.
+"""Admission of commands by the API, with command IDs from wrong clocks.
 
-The door is `cluster.api.service.Service` itself, of each simulated replica. What stands here is who comes to it: people
-who do what its refusals tell them to do, and agents, whom it must never turn away.
+Each simulated replica uses the real `cluster.api.service.Service`. This module simulates its clients: users who follow
+the remedies of rejections, and agents, which must never be rejected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLOCKED: Final = ("all", "deep")
 """The profiles in which clocks of people and agents are wrong."""
 
 OFF_S: Final = (0.0, 0.0, 0.5, 3.0, 60.0, 600.0, 7200.0)
-"""By how much one is off at most when it is set, seconds."""
+"""Largest error of a clock when it is set, seconds."""
 
 DRIFTS: Final = (0.0, 0.0, 0.001, 0.05)
 """How much faster or slower than the truth one goes at most, seconds a second."""
@@ -38,7 +38,7 @@ RIGHT_S: Final = 1.0
 
 
 class OwnClock:
-    """The wall clock of a machine that is no replica. Its draws are its own, so they move nobody else's."""
+    """Wall clock of a client machine, with its own random source."""
 
     def __init__(self, world: World, name: str) -> None:
         self._timeline = world.timeline
@@ -82,7 +82,7 @@ def off_s(timeline: Timeline, made: bytes) -> float:
 
 
 def pass_the_door(replica: SimReplica, what: c.Request) -> bytes:
-    """Return the id under which the request goes on; Problem where the door of this replica refuses it."""
+    """Return the command ID of an admitted request; raise Problem if this replica rejects it."""
     service, actor = replica.service, what.actor
     assert service is not None
     if actor.role is c.ActorRole.AGENT:

@@ -1,4 +1,4 @@
-"""How a simulation ends: nothing goes wrong any more, and within a bound of virtual time everything must be well."""
+"""End of a simulation: faults stop, and within a limit of virtual time the cluster must be healthy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Ending:
         self._rounds = 0
 
     def heal(self) -> None:
-        """Let nothing go wrong any more, and start who is down."""
+        """Stop all faults, and start stopped replicas."""
         world = self.world
         world.note("heal")
         world.faults.on = False
@@ -55,7 +55,10 @@ class Ending:
             agent.silent_s = 0.0
 
     def come_right(self) -> None:
-        """Heal; all agree again; new work commits; every job goes and no space is missing; the ledgers are whole."""
+        """Heal the cluster, and check its recovery.
+
+        Replicas agree, new work commits, all jobs end, no space is missing, and ledgers are complete.
+        """
         world = self.world
         self.heal()
         for client in world.clients:

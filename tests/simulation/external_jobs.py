@@ -33,7 +33,7 @@ MOVERS: Final = ("m1", "m2")
 FILESYSTEM: Final = "bb"
 POOL: Final = "shared"
 POOL_GRAINS: Final = 5
-"""Room for two external jobs at once: the others wait, or take what lingers."""
+"""Space for two external jobs at once; the others wait, or take the space of lingering buffers."""
 WANTED: Final = asked(2 * GRAIN_BYTES, DATA, RESULTS, pool=POOL)
 FOUNDING: Final[tuple[c.Command, ...]] = (
     c.AddFilesystem(FILESYSTEM, "/bb"),
@@ -161,7 +161,7 @@ class ExternalJobs:
         world.counts["external_job_copies"] = self.copies.total()
 
     def describe(self) -> str:
-        """Say where each stands, and what is left of any."""
+        """Describe the progress of each external job, and all leftovers."""
         buffers = self.world.oracle.state.buffers
         left = [
             f"job {job.id} of {job.external_job} {job.state.name}/{buffers[job.id].state.word}, {job.node or 'nowhere'}"

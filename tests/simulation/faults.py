@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation: drawn from the seed, by profile, at random moments until the world is healed."""
+"""Faults of a simulation, drawn from the seed by profile, at random times until the world is healed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ PROFILE_NAMES: Final = (*PROFILES, "all", deep.PROFILE)
 
 
 class Faults:
-    """The faults of one seed: a part of its profile's kinds, at its own pace."""
+    """Faults of one seed: a subset of its profile's kinds, at a random rate."""
 
     def __init__(self, world: World, profile: str) -> None:
         self.world = world
@@ -76,7 +76,7 @@ class Faults:
                 replica.disk.sync_s = rng.choice((0.000_2, 0.001, 0.005))
 
     def begin(self) -> None:
-        """Let things go wrong from now on."""
+        """Start to inject faults."""
         self.on = True
         self._begun += 1
         self._plan(self._begun)
@@ -240,7 +240,7 @@ class Faults:
             replica.guarded(replica.engine.propose, data)
 
     def transfer(self) -> None:
-        """An operator has the leader hand over, to whoever is best or to somebody who may be behind."""
+        """An operator transfers the leadership to the best follower, or to one that may lag."""
         leader = self.world.leader()
         if leader is not None:
             others = [replica.called for replica in self.world.replicas.values() if replica is not leader]
@@ -304,7 +304,7 @@ class Faults:
             self.world.restart_later(replica)
 
     def _victim(self) -> SimReplica | None:
-        """Return somebody whose disk may be damaged for good: there is always a good copy elsewhere."""
+        """Return a replica whose disk may be damaged permanently, because good copies exist elsewhere."""
         replica = self._some()
         if replica.lost or replica.removed or not self.world.may_lose(replica.identity):
             return None

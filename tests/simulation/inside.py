@@ -1,4 +1,4 @@
-"""What must be true inside: the marks of every replica, looked at after each of its steps, and what its disk kept.
+"""Internal invariants: the marks of every replica after each step, and the data on its disk.
 
 A mark that is wrong does no harm before several other things have gone wrong too. `tests.cluster.consensus.marks` says
 what must hold of one; here it is asked of replicas with real journals, on disks that forget.
@@ -39,7 +39,7 @@ class Inside:
         self._looked: dict[str, tuple[object, ...]] = {}
         """The marks that were last found to be true, by id."""
         self._promised: dict[str, HardState] = {}
-        """Term and vote that somebody was told of, by id."""
+        """Announced term and vote, by replica ID."""
 
     def look(self, replica: SimReplica) -> None:
         """Check the marks of a replica that has just made a step, if any of them moved."""
@@ -55,19 +55,19 @@ class Inside:
             self._world.violate(f"{replica.name}: {sentence}")
 
     def elected(self, replica: SimReplica) -> None:
-        """Check that whoever has just begun to lead was voted for by a majority's disks."""
+        """Check that the disks of a majority contain votes for a new leader."""
         missing = votes_missing(_raft(replica), self.copy_of)
         if missing:
             self._world.violate(f"{replica.name}: {missing}")
 
     def promised(self, identity: str) -> None:
-        """A promise leaves: whatever happens, this term and this vote are kept."""
+        """Record a promise: this term and this vote must never be lost."""
         copy = self.copy_of(identity)
         if copy is not None:
             self._promised[identity] = copy.hard
 
     def crashed(self, replica: SimReplica) -> None:
-        """Check what a crash has left: every promise, and enough copies of all that anybody was told."""
+        """Check after a crash that every promise is kept, and that enough copies of each acknowledged entry exist."""
         copy = self.copy_of(replica.identity)
         if copy is not None:
             self._compare(replica, copy.hard, "after a crash its disk says")

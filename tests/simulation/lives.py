@@ -1,4 +1,4 @@
-"""What must be true of jobs, buffers and space, event by event: the part of the oracle that knows what the ledger says.
+"""Invariants of jobs, buffers and space, checked event by event: the part of the oracle that interprets the ledger.
 
 It folds the history as every replica does, and judges each event by what it changes, with books of its own: which names
 were submitted, which scripts were ordered and started, how much is held.

@@ -54,7 +54,7 @@ class Timeline:
         self.at(self.now_s + delay_s, action, *arguments)
 
     def run(self, duration_s: float, until: Callable[[], bool] | None = None, every_s: float = 0.0) -> bool:
-        """Let `duration_s` go by, or less if `until()` comes true, or `stopped` is set; return whether `until()` did.
+        """Run for `duration_s`, or until `until()` is true or `stopped` is set; return whether `until()` became true.
 
         It is asked before each event, or with `every_s` not more often than that.
         """
@@ -101,7 +101,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # What the world does
 
     def kill(self) -> None:
-        """Run nothing of this loop any more."""
+        """Stop this loop for ever."""
         self._closed = True
         self._ready.clear()
         for task in list(self._tasks):

@@ -1,4 +1,4 @@
-"""A lost majority in simulated clusters: power fails everywhere at a random moment, and what one disk has left goes on.
+"""Lost majority in simulated clusters: the power fails everywhere at a random time, and one disk is recovered.
 
 The disk forgets what was not synced, tears what was being written, and dies once more while the new incarnation is
 written. What was agreed is the oracle's; what the recovery says of it is held against that.
@@ -35,7 +35,7 @@ class Died(BaseException):
 
 
 class Loss(NamedTuple):
-    """What came of one seed."""
+    """Result of one seed."""
 
     agreed: int
     """Entries that the cluster had agreed on."""

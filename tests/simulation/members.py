@@ -1,8 +1,8 @@
-"""What operators do about the members: add, remove, replace, each followed by `serve --join` where somebody joins.
+"""Membership changes by operators: add, remove, replace, each followed by a join if needed.
 
-They do it one step after the other, as people do: look who is a member, ask the leader for a change until it is done or
-refused, start whoever was added. They know which disks are gone, and ask for nothing that would leave too few. How a
-replica joins is `cluster.server.joining`, with an answer of the leader for what HTTP would have brought.
+An operator works step by step: lists the members, requests a change until it is done or rejected, and starts an added
+replica. Operators know which disks are lost, and request no change that would leave too few. How a replica joins is
+`cluster.server.joining`, with an answer of the leader for what HTTP would have brought.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Members(NamedTuple):
 
 
 class Operator:
-    """Whoever looks after the members."""
+    """Operator of the members."""
 
     def __init__(self, world: World, *, active: bool) -> None:
         self.world = world
@@ -346,7 +346,7 @@ class Operator:
         yield 0.0
 
     def describe(self) -> str:
-        """Say who is a member."""
+        """Describe the members."""
         agreed = self.world.oracle.members.newest
         if agreed is None:
             return "nobody founded the cluster"

@@ -1,4 +1,4 @@
-"""Links between replicas: a connection for each direction, in order while it lasts, what is in flight lost with it.
+"""Links between replicas: one ordered connection for each direction, which loses the frames in flight when it breaks.
 
 Every frame is encoded and decoded by the real `frames`. What TCP does not do between two connections, a careless
 transport might: a few frames of an old connection may come once more on the next one.
@@ -129,7 +129,7 @@ class Network:
         """Chance, per frame, that the connection breaks under it."""
         self.frames = 0
         self.tamper: Callable[[str, str, AnyMessage], AnyMessage | None] | None = None
-        """What a scenario makes of each message on its way: another one, or None for nothing."""
+        """Function by which a scenario changes or drops (None) each message."""
 
     def add_place(self, name: str) -> None:
         """Lay links between a new place and all others."""
@@ -281,7 +281,7 @@ class Network:
             self._world.hear(pair[1], "on_frame", decoded.sender, decoded.message)
 
     def heal(self) -> None:
-        """Make every link good again."""
+        """Repair every link."""
         self.losses = self.repeats = self.breaks = 0.0
         for pair, link in self.links.items():
             link.cut = link.black = False

@@ -1,4 +1,4 @@
-"""What must be true, whatever fails: asked after every step, from what all replicas together have shown.
+"""Invariants of the cluster under any fault, checked after every step from the replicas' observed behaviour.
 
 The oracle keeps the one history there may be: each entry from the moment when the first replica has applied it, and the
 state that follows, folded here from the first entry on. Every replica is compared with it, at every entry.
@@ -29,7 +29,7 @@ FIELDS = State.__struct_fields__
 
 
 class Effect(NamedTuple):
-    """What became of a command."""
+    """Outcome of a command."""
 
     revision: int
     job: int

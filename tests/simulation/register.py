@@ -1,4 +1,4 @@
-"""Who was a member when: the configurations of the one history, and what must be true of them (thesis 4)."""
+"""Membership register: the configurations of the history, and their invariants (thesis 4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One replica: the real controller, proposer, consensus, journal and snapshots on a virtual loop of its own."""
+"""Replica: the real controller, proposer, consensus, journal and snapshots on a virtual event loop."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ SILENCE_HEARTBEATS = 2 * GRACE_HEARTBEATS
 
 
 class SimReplica:
-    """What of a replica outlives its processes, and the process that lives now, if one does."""
+    """Persistent parts of a replica, and its present process, if there is one."""
 
     def __init__(self, world: World, name: str, called: str, address: Address) -> None:
         """`name` is the place where it runs, `called` the replica's name, which a successor elsewhere shares."""
@@ -94,7 +94,7 @@ class SimReplica:
         self.identity = ""
         """The id under which it takes part; empty before it ever did."""
         self.lost = "it has not joined"
-        """Why it cannot start (any more): its storage was refused."""
+        """Reason why the replica cannot start: its storage was rejected."""
         self.removed = False
         """It was told that it is no member any more."""
         self.serves = False
@@ -374,7 +374,7 @@ class SimReplica:
         self._fail(error)
 
     def _fault(self, error: BaseException) -> None:
-        """An exception that nobody caught, in a callback or a task."""
+        """Handle an uncaught exception of a callback or task."""
         if not isinstance(error, Died) and not self.disk.dead:
             self.world.violate(f"{self.name}: {type(error).__name__} in a callback: {error}")
 

@@ -1,4 +1,6 @@
-"""Stories written by hand, for what random faults meet too seldom. None has a violation unless a guard is gone.
+"""Scenarios written by hand for situations that random faults reach too seldom.
+
+None has a violation unless a guard is gone.
 
 Names: in a story the leader that comes first is A, its follower in the know B; the others are in the dark.
 """
@@ -53,7 +55,7 @@ class Story:
         return self.world.run(duration_s, until)
 
     def must(self, until: Callable[[], bool], within_s: float = 20.0) -> None:
-        """Go on until something is true; a story in which it does not come true is badly written."""
+        """Run until a condition holds; a scenario in which it never holds is wrong."""
         came = self.wait(within_s, until)
         if self.world.violations:
             raise Ended
@@ -106,7 +108,7 @@ class Story:
         return [replica for replica in self.world.replicas.values() if replica not in replicas]
 
     def isolate(self, *replicas: SimReplica) -> None:
-        """Let this group and the rest hear nothing of each other."""
+        """Isolate this group from the other replicas."""
         names = {replica.name for replica in replicas}
         for (sender, receiver), link in self.network.links.items():
             link.cut = (sender in names) != (receiver in names)
@@ -114,7 +116,7 @@ class Story:
                 self.network.drop(sender, receiver)
 
     def join(self) -> None:
-        """Let everybody hear everybody."""
+        """Connect all replicas."""
         self.network.heal()
 
     def last(self, replica: SimReplica) -> int:

@@ -1,4 +1,4 @@
-"""Stories about changes of the members: see `scenarios`. Each is told to the end without looking inside anybody."""
+"""Scenarios of membership changes: see `scenarios`. They use only external observations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _remove(leader: SimReplica, *gone: SimReplica) -> None:
 
 
 def _apart(story: Story, *groups: list[SimReplica]) -> None:
-    """Let members of a group hear each other, and nobody else."""
+    """Isolate a group from the other replicas."""
     for (sender, receiver), link in story.network.links.items():
         together = any({sender, receiver} <= {one.name for one in group} for group in groups)
         link.cut = not together

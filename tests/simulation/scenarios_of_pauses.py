@@ -1,4 +1,4 @@
-"""A story about a leader whose process was late: see `scenarios`."""
+"""Scenario of a leader whose process was paused: see `scenarios`."""
 
 from __future__ import annotations
 

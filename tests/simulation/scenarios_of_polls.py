@@ -1,4 +1,4 @@
-"""Stories about agents that poll followers: see `scenarios`."""
+"""Scenarios of agents that poll followers: see `scenarios`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A story about a leader's own copy, which it may write later than it sends it: see `scenarios`."""
+"""Scenario of a leader that sends an entry before syncing its own copy: see `scenarios`."""
 
 from __future__ import annotations
 

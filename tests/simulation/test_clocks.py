@@ -1,4 +1,4 @@
-"""One wrong clock: what it did to everybody's time, story by story, and does no more."""
+"""One wrong clock: regression tests for its former effects on the cluster's time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ def truth(world: World) -> int:
 
 
 def ahead_s(story: Story) -> float:
-    """How far the time in the ledger would be ahead of the truth if somebody asked for something now, seconds."""
+    """Return how far the ledger's time would be ahead of the true time at a request now, seconds."""
     told = settle(story, story.user.request(story.user.submission()))
     assert told["settled"].rejection is None
     return (story.world.oracle.state.at - truth(story.world)) / MICROSECONDS_PER_SECOND
@@ -72,7 +72,7 @@ def lead_an_hour_ahead(story: Story, replica: SimReplica) -> None:
     set_clock(replica, 0.0)
 
 
-def test_the_agreed_time_does_not_follow_one_leader_who_is_an_hour_ahead_and_goes_on_behind_him() -> None:
+def test_the_agreed_time_ignores_one_leader_an_hour_ahead() -> None:
     with telling() as story:
         first = story.elect()
         lead_an_hour_ahead(story, first)
@@ -89,7 +89,7 @@ def test_the_agreed_time_does_not_follow_one_leader_who_is_an_hour_ahead_and_goe
         assert story.world.oracle.state.at - before > 4 * MICROSECONDS_PER_SECOND
 
 
-def test_what_waits_for_a_time_waits_for_that_time_and_not_for_a_leaders_clock() -> None:
+def test_timers_follow_the_agreed_time_not_a_leaders_clock() -> None:
     with telling() as story:
         world, leader = story.world, story.elect()
         half_an_hour = Instant(truth(world) + HOUR_S // 2 * MICROSECONDS_PER_SECOND)
@@ -105,7 +105,7 @@ def test_what_waits_for_a_time_waits_for_that_time_and_not_for_a_leaders_clock()
         assert "maintenance" in world.oracle.state.reservations
 
 
-def test_a_retry_comes_when_it_is_due_after_a_leader_was_an_hour_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retry_is_on_time_after_a_leader_was_an_hour_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(whole.OPERATIONS, "stage_in", ("",))
     with telling() as story:
         world, leader = story.world, story.elect()
@@ -125,7 +125,7 @@ def test_a_retry_comes_when_it_is_due_after_a_leader_was_an_hour_ahead(monkeypat
         story.must(lambda: world.oracle.state.jobs[job].state is JobState.COMPLETED, within_s=10.0)
 
 
-def test_what_ran_for_seconds_is_not_charged_an_hour() -> None:
+def test_a_short_run_is_not_charged_an_hour_after_a_clock_error() -> None:
     with telling() as story:
         world, leader = story.world, story.elect()
         world.failing_stages = 0.0
@@ -141,7 +141,7 @@ def test_what_ran_for_seconds_is_not_charged_an_hour() -> None:
 
 
 @pytest.mark.parametrize("off_s", [HOUR_S, -HOUR_S, 31.0, -31.0, OFF_S + 1.0])
-def test_a_leader_whose_wall_clock_is_off_hands_over_and_does_not_come_back(off_s: float) -> None:
+def test_a_leader_with_a_wrong_clock_transfers_leadership_for_good(off_s: float) -> None:
     with telling() as story:
         world, wrong = story.world, story.elect()
         set_clock(wrong, off_s)
@@ -157,7 +157,7 @@ def test_a_leader_whose_wall_clock_is_off_hands_over_and_does_not_come_back(off_
         assert abs(ahead_s(story)) < CLOSE_S
 
 
-def test_replicas_whose_clocks_all_differ_have_a_leader_all_the_same() -> None:
+def test_replicas_with_different_clocks_still_have_a_leader() -> None:
     with telling() as story:
         world = story.world
         first = story.elect()
@@ -169,7 +169,7 @@ def test_replicas_whose_clocks_all_differ_have_a_leader_all_the_same() -> None:
         settle(story, story.user.request(story.user.submission()))
 
 
-def test_a_cluster_that_was_down_finds_the_time_that_a_majority_has() -> None:
+def test_a_restarted_cluster_adopts_the_time_of_a_majority() -> None:
     with telling() as story:
         world = story.world
         story.elect()
@@ -185,7 +185,7 @@ def test_a_cluster_that_was_down_finds_the_time_that_a_majority_has() -> None:
         assert abs(ahead_s(story)) < CLOSE_S
 
 
-def test_an_operator_sets_the_time_back_and_every_replica_goes_on_from_there() -> None:
+def test_an_operator_sets_the_time_back_on_every_replica() -> None:
     with telling() as story:
         world = story.world
         story.elect()
@@ -210,7 +210,7 @@ def test_an_operator_sets_the_time_back_and_every_replica_goes_on_from_there() -
         story.must(world.converged)
 
 
-def test_time_that_is_ahead_of_the_truth_goes_on_slowly_until_the_truth_has_caught_up() -> None:
+def test_an_advanced_time_slows_down_until_the_clocks_catch_up() -> None:
     with telling() as story:
         world = story.world
         story.elect()

@@ -1,4 +1,4 @@
-"""A whole cluster for half an hour of virtual time, with everything full that has a bound."""
+"""A whole cluster for half an hour of virtual time, with all limits reached."""
 
 import pytest
 
@@ -9,7 +9,7 @@ SEED = 8
 
 
 @pytest.mark.campaign(4)
-def test_for_half_an_hour_with_thousands_of_entries_and_everything_full_every_promise_is_kept() -> None:
+def test_guarantees_hold_for_half_an_hour_with_full_limits() -> None:
     outcome = simulate(SEED, profile="deep")
     seen = outcome.counts
     assert outcome.violations == ()

@@ -1,4 +1,4 @@
-"""Whoever has a wrong clock is told so, and what to do; agents are heard all the same; nobody else is turned away."""
+"""Clients with wrong clocks are rejected with a remedy; agents and other clients are accepted."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,12 +27,12 @@ def led() -> Iterator[Story]:
 
 
 def off(clock: OwnClock, by_s: float) -> None:
-    """Set a clock that far ahead of the truth."""
+    """Set a clock ahead of the true time."""
     clock.set_back(clock.off_s - by_s)
 
 
 @pytest.mark.parametrize("off_s", [12.0, 3600.0, -310.0, -86_400.0])
-def test_a_command_from_a_wrong_clock_is_carried_out_once_when_its_sender_did_what_it_was_told(off_s: float) -> None:
+def test_a_command_with_a_wrong_clock_runs_once_after_the_remedy(off_s: float) -> None:
     with led() as story:
         world, user = story.world, story.user
         off(user.clock, off_s)
@@ -45,7 +45,7 @@ def test_a_command_from_a_wrong_clock_is_carried_out_once_when_its_sender_did_wh
 
 
 @pytest.mark.parametrize("off_s", [8.0, -280.0])
-def test_a_clock_that_is_a_little_off_is_no_reason_to_turn_anybody_away(off_s: float) -> None:
+def test_a_slightly_wrong_clock_is_accepted(off_s: float) -> None:
     with led() as story:
         off(story.user.clock, off_s)
         story.user.begin(story.user.request(story.user.submission()))
@@ -54,7 +54,7 @@ def test_a_clock_that_is_a_little_off_is_no_reason_to_turn_anybody_away(off_s: f
 
 
 @pytest.mark.parametrize("off_s", [3600.0, -3600.0])
-def test_an_agent_is_heard_whatever_its_clock_says_and_nobody_else_is_kept_out_by_it(off_s: float) -> None:
+def test_agents_with_wrong_clocks_are_accepted_and_others_unaffected(off_s: float) -> None:
     with led() as story:
         world, agent = story.world, story.world.agents[0]
         off(agent.clock, off_s)
@@ -68,14 +68,14 @@ def test_an_agent_is_heard_whatever_its_clock_says_and_nobody_else_is_kept_out_b
         assert world.counts["heard_without_receipt"] > 2
 
 
-def test_clocks_are_right_where_a_profile_says_so_and_wrong_elsewhere() -> None:
+def test_client_clocks_are_wrong_only_in_the_intended_profiles() -> None:
     with World(1, profile="net") as world:
         assert {one.clock.off_s for one in _everybody(world)} == {0.0}
     with World(1, profile="all") as world:
         assert len({one.clock.off_s for one in _everybody(world)}) > 1
 
 
-def test_seeds_meet_people_who_are_turned_away_and_agents_whose_clock_is_wrong() -> None:
+def test_seeds_cover_rejected_users_and_agents_with_wrong_clocks() -> None:
     seen = {"turned_away", "heard_without_receipt"}
     for seed in range(1, 1 + WITHIN):
         outcome = simulate(seed)

@@ -1,4 +1,4 @@
-"""The world with external jobs would find a fault: one is planted that removes results, one that leaves directories."""
+"""Negative controls of external jobs: planted faults that remove results or leave directories are found."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def found(monkeypatch: pytest.MonkeyPatch, table: dict[Any, Any], key: object, f
     return next((said[0] for seed in SEEDS if (said := simulate(seed, profile="external_jobs").violations)), "")
 
 
-def test_results_that_are_removed_and_not_exported_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_and_unexported_results_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     said = found(monkeypatch, decided._EVENTS, decided.ExternalJobOutcome.RETAIN, decided._discard)
     assert "are removed, and nobody has exported them" in said
 
 
-def test_what_is_left_of_an_epoch_that_never_ran_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_an_epoch_that_never_ran_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     said = found(monkeypatch, decided._EVENTS, decided.ExternalJobOutcome.LINGER, lambda *_: ())
     assert "slurm:" in said

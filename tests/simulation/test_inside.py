@@ -1,4 +1,4 @@
-"""The marks of every replica of a simulated cluster are looked at after each step: one that is wrong is found there."""
+"""The marks of every simulated replica are checked after each step, so that a wrong mark is found at once."""
 
 from collections.abc import Callable
 
@@ -48,9 +48,7 @@ def commit(leader: SimReplica) -> None:
         (commit, "base, applied, commit and last are"),
     ],
 )
-def test_a_mark_that_is_wrong_is_found_after_the_step_that_made_it_so(
-    wrong: Callable[[SimReplica], None], said: str
-) -> None:
+def test_a_wrong_applied_mark_is_detected_after_its_step(wrong: Callable[[SimReplica], None], said: str) -> None:
     with World(4, profile="net") as world:
         leader = leader_of(world)
         wrong(leader)
@@ -58,7 +56,7 @@ def test_a_mark_that_is_wrong_is_found_after_the_step_that_made_it_so(
         assert any(said in sentence for sentence in world.violations), world.violations
 
 
-def test_a_vote_that_a_disk_has_forgotten_is_found_at_the_crash() -> None:
+def test_a_forgotten_vote_is_detected_at_the_crash() -> None:
     with World(4, profile="net") as world:
         leader = leader_of(world)
         inside, disk = world.inside, leader.disk
@@ -69,7 +67,7 @@ def test_a_vote_that_a_disk_has_forgotten_is_found_at_the_crash() -> None:
         assert disk.hard.term <= promised.term + 1
 
 
-def test_what_somebody_was_told_of_and_too_few_disks_have_is_found_at_the_next_crash() -> None:
+def test_an_acknowledgement_on_too_few_disks_is_detected_at_the_next_crash() -> None:
     with World(4, profile="net") as world:
         leader = leader_of(world)
         index = world.oracle.told_index

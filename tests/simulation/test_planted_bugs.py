@@ -1,4 +1,4 @@
-"""The simulator finds each planted bug: by chance within a stated number of seeds, or by the story written for it."""
+"""The simulator finds each planted bug within a stated number of seeds, or by a scenario written for it."""
 
 from collections.abc import Callable
 
@@ -85,7 +85,7 @@ STORIES: dict[str, tuple[Callable[[World], None], int, str]] = {
 
 
 def told(story: str, seed: int = 1) -> list[str]:
-    """Run a story; return the broken promises."""
+    """Run a scenario; return the violations."""
     scenario, replicas, _ = STORIES[story]
     # These show what the bug does, not how it looks inside: two votes that are said, two entries that are committed.
     by_effect = "vote" in story or scenario.__module__ in (scenarios_of_members.__name__, scenarios_of_sync.__name__)
@@ -94,14 +94,14 @@ def told(story: str, seed: int = 1) -> list[str]:
         return world.violations
 
 
-def test_every_planted_bug_has_what_finds_it() -> None:
+def test_every_planted_bug_has_a_detector() -> None:
     assert set(PLANTS) == set(BY_CHANCE) | {bug for _, _, bug in STORIES.values()}
     assert len(PLANTS) >= 14
 
 
 @pytest.mark.campaign(3)
 @pytest.mark.parametrize("bug", BY_CHANCE)
-def test_a_planted_bug_is_found_by_chance(bug: str) -> None:
+def test_a_planted_bug_is_found_by_random_seeds(bug: str) -> None:
     with planted(bug):
         for seed in sorted(range(1, SEEDS_MAX + 1), key=lambda seed: seed != FOUND_BY.get(bug)):
             if simulate(seed, replicas=3 + 2 * (seed % 4 == 0), profile=BY_CHANCE[bug]).violations:
@@ -110,17 +110,17 @@ def test_a_planted_bug_is_found_by_chance(bug: str) -> None:
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_a_story_ends_well(story: str) -> None:
+def test_a_scripted_scenario_passes_without_a_bug(story: str) -> None:
     assert told(story) == []
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_a_story_finds_the_bug_that_it_is_written_for(story: str) -> None:
+def test_a_scripted_scenario_finds_its_bug(story: str) -> None:
     with planted(STORIES[story][2]):
         assert told(story) != []
 
 
-def test_a_disk_that_does_not_sync_loses_what_was_promised_even_if_nobody_looks_inside() -> None:
+def test_a_disk_without_syncs_breaks_guarantees_visible_from_outside() -> None:
     with planted("no_sync"):
         found = [simulate(seed, profile="crash", look_inside=False).violations for seed in range(1, 9)]
     assert any(found)

@@ -1,4 +1,4 @@
-"""Seeds of every profile keep every promise; the simulator itself is repeatable, and says how to repeat it."""
+"""Seeds of every profile keep all guarantees; the simulator is deterministic and prints how to repeat a seed."""
 
 import json
 import os
@@ -29,7 +29,7 @@ SEEDS = 3
 @pytest.mark.campaign(3)
 @pytest.mark.parametrize("replicas", [3, 5])
 @pytest.mark.parametrize("profile", [*PROFILES, "all"])
-def test_whatever_goes_wrong_every_promise_is_kept(profile: str, replicas: int) -> None:
+def test_guarantees_hold_under_random_faults(profile: str, replicas: int) -> None:
     seeds = range(1, 1 + (SEEDS if replicas == 3 else 1))
     outcomes = [simulate(seed, replicas=replicas, profile=profile) for seed in seeds]
     assert [(outcome.seed, outcome.violations) for outcome in outcomes if outcome.violations] == []
@@ -44,7 +44,7 @@ RAISED_BY = frozenset({3, 5, 20})
 
 
 @pytest.mark.campaign(4)
-def test_seeds_are_raised_to_the_level_that_all_members_know_and_meet_what_came_with_it() -> None:
+def test_seeds_raise_the_feature_level_and_use_its_features() -> None:
     missing = {
         *("FeatureLevelRaised", "options", "SiteConfigured", "array", "OperationQueued"),
         *("PersistentReserved", "PersistentCreated", "PersistentDeletionStarted", "PersistentDeleted"),
@@ -81,14 +81,14 @@ def traces(hash_seed: str, *arguments: str) -> list[str]:
 
 @pytest.mark.campaign(6)
 @pytest.mark.parametrize("profile", [*PROFILES, "all"])
-def test_a_seed_is_the_same_in_fresh_processes_and_under_any_hash_seed(profile: str) -> None:
+def test_a_seed_is_deterministic_across_processes_and_hash_seeds(profile: str) -> None:
     first = traces("0", "--start", "7", "--count", "2", "--profile", profile)
     assert len(set(first)) == 2
     # Another process, and another hash seed: what either changes differs here.
     assert traces("77", "--start", "7", "--count", "2", "--profile", profile) == first
 
 
-def test_a_failing_seed_names_the_command_that_replays_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_seed_prints_its_replay_command(capsys: pytest.CaptureFixture[str]) -> None:
     with planted("answered_before_commit"):
         assert runner.main(["--start", "1", "--count", "1", "--replicas", "3", "--profile", "net", "--jobs", "1"]) == 1
         told = capsys.readouterr().out
@@ -109,7 +109,7 @@ def test_the_last_line_is_json_with_the_figures(capsys: pytest.CaptureFixture[st
     assert {"acknowledged", "crashes", "elections", "seconds"} <= set(figures)
 
 
-def test_the_world_is_set_right_again_afterwards() -> None:
+def test_the_world_is_restored_after_a_simulation() -> None:
     before = lmdb.open
     with World(1) as world:
         assert lmdb.open != before
@@ -140,7 +140,7 @@ def put(environment: SimLmdb, key: bytes, value: bytes) -> None:
     transaction.commit()
 
 
-def test_the_disk_keeps_what_was_synced_and_forgets_what_was_not(tmp_path: Path) -> None:
+def test_the_disk_keeps_synced_data_and_forgets_the_rest(tmp_path: Path) -> None:
     for sync in (True, False):
         disk, environment = disk_at(tmp_path, sync=sync)
         put(environment, b"a", b"1")
@@ -151,9 +151,7 @@ def test_the_disk_keeps_what_was_synced_and_forgets_what_was_not(tmp_path: Path)
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.99])
-def test_a_file_that_takes_the_place_of_a_durable_one_leaves_one_of_the_two_after_a_crash(
-    tmp_path: Path, chance: float
-) -> None:
+def test_a_rename_over_a_durable_file_keeps_one_of_both_after_a_crash(tmp_path: Path, chance: float) -> None:
     disk, _ = disk_at(tmp_path)
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
@@ -172,7 +170,7 @@ def test_a_file_that_takes_the_place_of_a_durable_one_leaves_one_of_the_two_afte
     assert (tmp_path / "sealed").read_bytes() == (b"older" if chance == 0.0 else b"newer")
 
 
-def test_a_transaction_that_dies_on_its_way_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_transaction_leaves_nothing(tmp_path: Path) -> None:
     disk, environment = disk_at(tmp_path)
     put(environment, b"a", b"1")
     disk.operations_left = 2
@@ -181,7 +179,7 @@ def test_a_transaction_that_dies_on_its_way_leaves_nothing(tmp_path: Path) -> No
     assert disk.tables[b"t"].values == {b"a": b"1"}
 
 
-def test_a_failed_sync_and_a_full_disk_are_errors_of_lmdb(tmp_path: Path) -> None:
+def test_failed_syncs_and_full_disks_are_lmdb_errors(tmp_path: Path) -> None:
     disk, environment = disk_at(tmp_path)
     disk.next_sync_fails = True
     with pytest.raises(lmdb.DiskError):
@@ -194,7 +192,7 @@ def test_a_failed_sync_and_a_full_disk_are_errors_of_lmdb(tmp_path: Path) -> Non
     assert disk.tables[b"t"].values[b"c"] == b"1"
 
 
-def test_a_damaged_value_is_refused_when_the_replica_starts_again() -> None:
+def test_a_damaged_value_is_rejected_at_the_next_start() -> None:
     with World(4, profile="crash") as world:
         world.begin()
         world.run(1.5)
@@ -212,13 +210,13 @@ def test_a_damaged_value_is_refused_when_the_replica_starts_again() -> None:
         assert world.violations == []
 
 
-def test_snapshots_that_were_received_but_not_adopted_do_not_push_out_the_one_that_is_needed() -> None:
+def test_received_snapshots_do_not_displace_the_adopted_one() -> None:
     with World(1, profile="disk") as world:
         scenarios.tell(scenarios.installs_that_do_not_last, world)
         assert world.violations == []
 
 
-def test_whoever_leads_an_earlier_term_late_need_not_have_what_a_later_term_committed() -> None:
+def test_a_late_leader_of_an_earlier_term_may_lack_later_commits() -> None:
     # Its votes were under way while the cluster went on (found by seed 8001259); a later leader must have everything.
     said: list[str] = []
     oracle = Oracle(said.append, lambda name, index, term: (2, 2), lambda: 2**62)
@@ -272,9 +270,7 @@ GAP = StorageRefused("entries 1 to 2 were installed from a snapshot that is miss
         ("full long ago", StorageFailed("no space"), False),
     ],
 )
-def test_a_replica_that_refuses_its_storage_is_a_violation_unless_the_damage_explains_it(
-    damage: str, error: Exception, explained: bool
-) -> None:
+def test_an_unexplained_storage_rejection_is_a_violation(damage: str, error: Exception, explained: bool) -> None:
     with World(4, profile="crash") as world:
         replica = _crashed_with_a_snapshot(world)
         disk = replica.disk

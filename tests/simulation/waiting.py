@@ -1,6 +1,4 @@
-"""What people ask for about jobs that wait: partitions, changes, one of several dependencies,
-and limits of what was used.
-"""
+"""Random requests about pending jobs: partitions, updates, alternative dependencies, and usage limits."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ NAMES = ("batch", "debug")
 
 
 def idea(client: SimClient) -> c.Request:
-    """Return something to ask for."""
+    """Return a random request."""
     rng, state = client.rng, client.world.oracle.state
     draw = rng.random()
     if draw < 0.10 and state.partitions:

@@ -1,4 +1,4 @@
-"""The real journal and controller of a replica, with the oracle looking over their shoulder."""
+"""The real journal and controller of a replica, observed by the oracle."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What people ask for beside plain jobs: persistent buffers, arrays, runs that are stopped or begin again, pools
-and the site's configuration.
-"""
+"""Random requests beside plain jobs: persistent buffers, arrays, interrupted runs, pools, and configuration."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ OPERATIONS = {
 
 
 def idea(client: SimClient) -> c.Request:
-    """Return something to ask for."""
+    """Return a random request."""
     rng, state = client.rng, client.world.oracle.state
     if isinstance(check_persistent_allowed(state.site, is_operator=False, place=""), Rejection):
         if rng.random() < 0.5:

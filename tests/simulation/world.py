@@ -59,7 +59,7 @@ DECIDE_S: Final = 0.000_02
 
 answers_module: Final = importlib.import_module("forebay.replica.fold.dedup_cache")
 expiry_module: Final = importlib.import_module("forebay.replica.decide.sessions")
-"""The face of the room has the function of the same name."""
+"""Import the modules by name, because their package exports functions of the same names."""
 
 CLUSTER_ID: Final = "5a" * 16
 CONFIGURATION: Final = """
@@ -99,7 +99,7 @@ node_down_s = {node_down_s}
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of one seed."""
+    """Result of one seed."""
 
     seed: int
     replicas: int
@@ -137,7 +137,7 @@ class World:
         self.names = [f"r{number}" for number in range(1, replicas + 1)]
         """Places where replicas run, or ran; the founders' are called as they are."""
         self.places: dict[str, str] = {}
-        """Who is found at which address."""
+        """Replica at each address."""
         self.disks: dict[str, SimDisk] = {}
         """The disk of everybody who ever took part, by id."""
         self.destroyed: set[str] = set()
@@ -292,7 +292,7 @@ class World:
         self._trace.update(data)
 
     def violate(self, sentence: str) -> None:
-        """Note a broken promise: the simulation ends with the present step."""
+        """Record a violation: the simulation ends with the present step."""
         self.timeline.stopped = True
         if len(self.violations) < 10:
             self.violations.append(sentence)
@@ -453,7 +453,7 @@ class World:
     # The course of a simulation
 
     def run_seed(self) -> Outcome:
-        """Begin, let things go wrong, heal, and check that everything comes right."""
+        """Start, inject faults, heal, and check the recovery."""
         self.begin()
         if self.is_deep:
             deep.Deep(self).run()
@@ -466,7 +466,7 @@ class World:
         return self.outcome()
 
     def begin(self) -> None:
-        """Start everybody."""
+        """Start all replicas."""
         for replica in self.replicas.values():
             self.timeline.after(self.rng.uniform(0, 0.05), self._restart, replica)
         for agent in self.agents:
@@ -488,11 +488,11 @@ class World:
         return not self.violations and until is not None and until()
 
     def end(self) -> None:
-        """Heal, and check that everything comes right."""
+        """Heal, and check the recovery."""
         Ending(self).come_right()
 
     def describe(self) -> str:
-        """Say where everybody stands."""
+        """Describe the state of all replicas."""
         told = []
         for replica in self.replicas.values():
             if replica.controller is None:
@@ -506,7 +506,7 @@ class World:
         return "; ".join(told)
 
     def outcome(self) -> Outcome:
-        """Return what became of it."""
+        """Return the result."""
         oracle = self.oracle
         counts = dict(self.counts)
         counts["reads"] = oracle.reads

@@ -25,16 +25,16 @@ from tests.slurm.site import RunFailed, Site, missing
 
 PREFIX = "forebay-slurm."
 PID, USE, STAYED_LOG = "pid", "use", "stay.log"
-"""Files of a site that was started: whose process has it, how to use it, and what that process printed."""
+"""Files of a started site: its process, how to use it, and the output of the process."""
 
 CI = "ci"
 CI_SIZES = {"lifecycle": 0, "arrays": 1, "refusals": 1}
 CI_ROWS = ("requests", "users", "transfers", "quota")
-"""What the exercise `ci` is short for: these exercises of these sizes at one site, with these rows of `refusals`."""
+"""Exercises, sizes and rows of `refusals` that the exercise `ci` stands for."""
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit code: 0 if all held, 1 if something did not, 77 if this machine cannot."""
+    """Return the exit code: 0 if all checks passed, 1 if one failed, 77 if this machine cannot run them."""
     parser = argparse.ArgumentParser(prog="scripts/slurm", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     start = verbs.add_parser("start", help="start a site in the background, and say how to use it")
@@ -170,7 +170,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _start(arguments: list[str]) -> int:
-    """Start a process that has a site, and print what that says once the site can be used."""
+    """Start the process of a site, and print its output once the site is ready."""
     directory = Path(tempfile.mkdtemp(prefix=PREFIX))
     command = [sys.executable, "-m", "tests.slurm", *arguments, "--stay", str(directory)]
     with (directory / STAYED_LOG).open("wb") as log:
@@ -191,7 +191,7 @@ def _start(arguments: list[str]) -> int:
 
 
 def _stop(directory: Path) -> int:
-    """End the process that has a site, and wait until both are gone."""
+    """End the process of a site, and wait until the site is removed."""
     try:
         pid = int((directory / PID).read_text())
         descriptor = os.pidfd_open(pid)

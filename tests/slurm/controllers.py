@@ -1,4 +1,4 @@
-"""A Slurm with a backup slurmctld: two hosts on one machine, each with a name, an address and a /run of its own."""
+"""Slurm with a backup slurmctld: two simulated hosts on one machine, each with its own name, address and /run."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TwoControllers(SlurmSite):
         self._launch("slurmctld", "-D", "-f", conf, name=BACKUP, within=backup)
 
     def backup_stands_by(self) -> bool:
-        """Whether the backup answers, in service or not."""
+        """Return whether the backup answers, active or in standby."""
         shown = self.ask("scontrol", "ping").stdout
         return any(BACKUP in line and line.endswith(" UP") for line in shown.splitlines())
 

@@ -1,4 +1,4 @@
-"""Calls of Slurm that are stopped on their way: a call can be made to wait in front of the program that it starts."""
+"""Gates that make a call of Slurm wait before the program that it starts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Gates:
         return _AROUND.format(names=names, gate=self.directory.with_name("gate"))
 
     def make(self) -> None:
-        """Make their directory, and the program that burst_buffer.lua runs."""
+        """Create the gates' directory, and the program that burst_buffer.lua runs."""
         self.directory.mkdir(exist_ok=True)
         gate = self.directory.with_name("gate")
         gate.write_text(self.text("true"))
@@ -70,18 +70,18 @@ class Gates:
             file.chmod(0o755)
 
     def close(self, function: str) -> None:
-        """Have the next call of a function wait until the gates are opened."""
+        """Make the next call of a function wait until its gate is opened."""
         (self.directory / function).touch()
 
     def waits_at(self, function: str) -> bool:
-        """Return whether a call waits there."""
+        """Return whether a call waits at this gate."""
         return (self.directory / f"{function}.reached").exists()
 
     def let_pass(self, function: str) -> None:
-        """Let the call that waits there go on."""
+        """Let the waiting call continue."""
         (self.directory / f"{function}.reached").unlink()
 
     def open(self) -> None:
-        """Let all calls go on."""
+        """Let all calls continue."""
         for file in self.directory.iterdir() if self.directory.exists() else ():
             file.unlink(missing_ok=True)

@@ -1,6 +1,4 @@
-"""What a site would use instead: a Slurm whose burst_buffer.lua or dw_wlm_cli makes directories and copies, without
-Forebay.
-"""
+"""Slurm without Forebay, for comparison: its burst_buffer.lua or dw_wlm_cli creates directories and copies."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A whole site on loopback: three replicas, two movers of one shared filesystem, a bridge, and a real Slurm of two
-nodes.
+"""Complete site on loopback: replicas, movers of a shared filesystem, a bridge, and a real Slurm of two nodes.
 
-Nothing is doubled: real processes, real TLS, Debian's Slurm. Needs root, since data moves as the jobs' user.
+All processes, TLS and Slurm are real. Needs root, because data is moved as the jobs' user.
 """
 
 from __future__ import annotations
@@ -298,7 +297,7 @@ class Site(Submitted):
             process.wait()
 
     def check(self) -> None:
-        """Raise RunFailed for a process that ended though nobody ended it."""
+        """Raise RunFailed if a process has ended by itself."""
         for name, process in self._more.items():
             if process.poll() is not None and name not in self._ended:
                 log = (self.directory / f"{name}.log").read_text(errors="replace").splitlines()
@@ -329,7 +328,7 @@ class Site(Submitted):
         return self.cluster.client(deadline_s=deadline_s)
 
     async def leader(self, client: Client) -> str:
-        """Return who leads."""
+        """Return the name of the leader."""
         members = await client.call(ops.LIST_MEMBERS, deadline_s=30)
         return next(member.name for member in members.members if member.role == "leader")
 
@@ -362,7 +361,7 @@ class Site(Submitted):
         return written
 
     async def discard_retained(self, client: Client) -> int:
-        """Have what is retained removed, as a person would who has seen to it; return how many buffers that were."""
+        """Remove retained buffers, as an operator would; return their number."""
         listed = (await client.call(ops.LIST_JOBS, external_jobs="yes", deadline_s=30)).jobs
         retained = [one.job_id for one in listed if one.phase == "retained"]
         for number in retained:

@@ -1,4 +1,4 @@
-"""A site's side of Slurm: submit jobs as a user, see them as `scontrol` shows them, end slurmctld."""
+"""Slurm of a site: submits jobs as a user, reads `scontrol`, and ends slurmctld."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Seen(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether neither job nor buffer has anything left to do."""
+        """Return whether job and buffer have ended."""
         return self.buffer in ("complete", "") and self.state in _ENDED
 
 
@@ -64,7 +64,7 @@ class Submitted:
         os.chown(self.results, self.account.pw_uid, self.account.pw_gid)
 
     def check(self) -> None:
-        """Raise RunFailed for a process that ended though nobody ended it."""
+        """Raise RunFailed if a process has ended by itself."""
 
     def script(self, name: str, *body: str) -> str:
         """Return a job that stages `name` in and what it makes of it out."""
@@ -111,7 +111,7 @@ class Submitted:
     async def until(
         self, what: str, holds: Callable[[], Awaitable[Any]], patience_s: float = PATIENCE_S, *, every_s: float = 0.1
     ) -> Any:
-        """Return what `holds` says as soon as that is true, asked so often; RunFailed if it never is."""
+        """Poll `holds` and return its first true result; raise RunFailed after the time limit."""
         deadline_s = time.monotonic() + patience_s
         while True:
             try:

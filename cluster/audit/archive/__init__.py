@@ -1,4 +1,4 @@
-"""Ledger archives: written from a replica's directory, verified alone or with it, and pruning of archived entries."""
+"""Ledger archives: writing and verifying them, pruning archived entries, and restoring a pruned tree."""
 
 from forebay.cluster.audit.archive.pruning import PruneRefused, prune, prune_plan
 from forebay.cluster.audit.archive.restoring import restore

@@ -42,7 +42,7 @@ from forebay.wal import (
 AGE_FORMS: Final = "an age counted back from the end of the ledger, such as 90m, 12h or 90d"
 
 TAKEN_S: Final = 30.0
-"""Seconds within which a running replica must notice a request file: it checks every two."""
+"""Seconds within which a running replica must notice a request file: it checks every two seconds."""
 
 STEP_S: Final = 60.0
 """Seconds without a removal after which a running replica counts as stopped."""
@@ -54,7 +54,7 @@ LOOK_S: Final = 0.2
 
 
 def archive(options: dict[str, Any]) -> None:
-    """Write the entries that an archive lacks, or list it."""
+    """Write the missing entries of an archive, or list its segments."""
     directory: Path = options["directory"]
     if options["listed"]:
         with sentences():
@@ -62,11 +62,11 @@ def archive(options: dict[str, Any]) -> None:
         return
     home = directory_of(options).parent
     with environment_of(options) as environment, progress_of("archiving") as progress:
-        written, held = _written(Ledger(environment), home, directory, progress)
+        written, held = _write_archive(Ledger(environment), home, directory, progress)
     _show_written(directory, written, held, as_json=options["as_json"])
 
 
-def _written(ledger: Ledger, home: Path, directory: Path, progress: Any) -> tuple[list[SegmentManifest], Archive]:
+def _write_archive(ledger: Ledger, home: Path, directory: Path, progress: Any) -> tuple[list[SegmentManifest], Archive]:
     try:
         return archive_ledger(ledger, home, directory, progress=progress)
     except BlockingIOError as error:
@@ -77,7 +77,7 @@ def _written(ledger: Ledger, home: Path, directory: Path, progress: Any) -> tupl
         if isinstance(error, PermissionError):
             raise
         sentence = f"{directory} cannot be written: {error.strerror or error}"
-        remedy = "free space or create its parent directory, and run the command again: it continues from there"
+        remedy = "free space or create its parent directory, and run the command again to continue"
         raise Failure(ExitCode.REFUSED, sentence, remedy) from error
 
 
@@ -156,7 +156,7 @@ def verified_archive(
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
             f"no checkpoint of {options['archive']} is signed by a majority of the keys of its origin in {keys.place}",
-            "use the keys of the time at which it was written; each incarnation of the cluster has its own",
+            "use keys from the time at which the archive was written; each incarnation of the cluster has its own keys",
             place="--keys",
         )
     return verified, ledger
@@ -180,7 +180,7 @@ def archive_fields(verified: VerifiedArchive) -> dict[str, Any]:
 
 
 def archive_rows(verified: VerifiedArchive) -> list[tuple[str, str | int | None]]:
-    """Return an archive's rows in the output of `audit verify`."""
+    """Return an archive's table rows for `audit verify`."""
     later = f", {verified.later} cover more entries than it has" if verified.later else ""
     return [
         ("Archive", f"{verified.segments} segments, entries 1 to {verified.last_index}, {size(verified.size_bytes)}"),
@@ -222,7 +222,7 @@ def prune_ledger(options: dict[str, Any]) -> None:
         ledger = Ledger(environment).as_of_now()
         below = options["below"] if options["older_than"] is None else _below_of_age(ledger, options["older_than"])
         plan = prune_plan(environment, directory.parent, below, options["archives"], keys, progress=progress)
-        opened = _Opened(directory, environment)
+        opened = _PrunableStorage(directory, environment)
     done = "would go" if options["dry_run"] else "here"
     if plan.entries and not options["dry_run"]:
         done = opened.prune(plan)
@@ -236,8 +236,8 @@ def _below_of_age(ledger: Ledger, text: str) -> int:
     return below_of_age(ledger, Instant(end_of(ledger) - seconds(age_s)))
 
 
-class _Opened:
-    """Storage that was read, and is reopened for writing: by this process, or by the replica that uses it."""
+class _PrunableStorage:
+    """Storage opened for reading, in which this process or the running replica then prunes."""
 
     def __init__(self, directory: Path, environment: Environment) -> None:
         self._directory = directory
@@ -265,10 +265,10 @@ class _Opened:
                 with environment:
                     prune(environment, plan, progress)
                 return "here"
-            self._have_pruned(plan, progress)
+            self._request_pruning(plan, progress)
         return "by the running replica"
 
-    def _have_pruned(self, plan: PrunePlan, progress: Any) -> None:
+    def _request_pruning(self, plan: PrunePlan, progress: Any) -> None:
         home, last, clock = self._directory.parent, plan.pruned.below - 1, SystemClock()
         pruned, digest = plan.pruned, plan.digest.hex()
         leave_note(home, PruneNote(self._identity.cluster_id, pruned.below, digest, pruned.segments))
@@ -289,8 +289,8 @@ class _Opened:
                 elif clock.monotonic_s() > until_s:
                     raise Failure(
                         ExitCode.UNREACHABLE,
-                        f"the replica has not removed anything for a while; it stopped at entry {reached} of {last}",
-                        f"nothing is lost: it completes the request {home / 'prune'} once it runs; see its log",
+                        f"the running replica stopped removing entries, at entry {reached} of {last}",
+                        f"nothing is lost: the replica continues with {home / 'prune'} when it runs; see its log",
                     )
                 Event().wait(LOOK_S)
 
@@ -339,7 +339,7 @@ def retain(options: dict[str, Any]) -> None:
         held: list[Archive] = []
         for place in table_.archives:
             with progress_of(f"archiving to {place}") as progress:
-                written, archive_ = _written(ledger, home, place, progress)
+                written, archive_ = _write_archive(ledger, home, place, progress)
             held.append(archive_)
             archived[str(place)] = [str(one.name) for one in written]
         wanted, (most, last) = _below_of(table_, ledger), within(environment, home, held)
@@ -347,19 +347,19 @@ def retain(options: dict[str, Any]) -> None:
         keys = _keys(table_.keys, environment.identity.cluster_id)
         assert keys is not None
         plan = None
-        if _is_worth(ledger, below):
+        if _removes_a_tile(ledger, below):
             with progress_of("checking") as progress:
                 plan = prune_plan(environment, home, below, table_.archives, keys, progress=progress)
-        elif _is_worth(ledger, wanted):
+        elif _removes_a_tile(ledger, wanted):
             sentence = f"{last} ends at entry {most - 1}, so entries below {wanted} cannot be pruned yet"
-            raise Failure(ExitCode.REFUSED, sentence, "they are archived: run the command again in some minutes")
-        opened = _Opened(directory, environment)
+            raise Failure(ExitCode.REFUSED, sentence, "the entries are archived: try again in some minutes")
+        opened = _PrunableStorage(directory, environment)
     done = opened.prune(plan) if plan is not None and plan.entries else ""
     _show_retained(archived, plan, done, as_json=options["as_json"])
 
 
 def _below_of(table_: RetentionConfig, ledger: Ledger) -> int:
-    """Return the entry below which the configuration keeps nothing; 1 if it keeps everything."""
+    """Return the first entry that the configuration keeps."""
     below = 1
     if table_.keep_days:
         below = max(below, below_of_age(ledger, Instant(end_of(ledger) - seconds(DAY_S * table_.keep_days))))
@@ -368,8 +368,8 @@ def _below_of(table_: RetentionConfig, ledger: Ledger) -> int:
     return below
 
 
-def _is_worth(ledger: Ledger, below: int) -> bool:
-    """Return whether a whole held tile would be removed."""
+def _removes_a_tile(ledger: Ledger, below: int) -> bool:
+    """Return whether pruning would remove at least one whole tile."""
     front = next((gap.last_index for gap in ledger.gaps() if gap.first_index <= KEPT_ENTRIES + 1), 0)
     return (below - 1) // TILE_WIDTH * TILE_WIDTH > max(front, KEPT_ENTRIES)
 
@@ -391,7 +391,7 @@ def restore_ledger(options: dict[str, Any]) -> None:
     """Restore the data that proofs need and that all replicas have pruned."""
     directory = directory_of(options)
     with environment_of(options) as environment:
-        opened = _Opened(directory, environment)
+        opened = _PrunableStorage(directory, environment)
     with sentences(), progress_of("deriving") as progress:
         try:
             with opened.open() as environment:

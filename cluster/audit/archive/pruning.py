@@ -1,8 +1,8 @@
-"""Pruning of a replica's ledger: checks before anything is removed, and the removal, here or by the running replica.
+"""Pruning of a replica's ledger: preconditions, and the removal by this process.
 
-Everything that can be computed is checked. Both archives are read completely and must lead to the ledger's digest at
-the cut. The last checkpoint must have a majority's signatures and match the tree. A snapshot beyond the cut must match
-a digest recorded in the ledger. Leaves and index, which outlive the entries, must cover the removed part.
+All archives are read completely and must lead to the ledger's digest at the last removed entry. The last checkpoint
+must be signed by a majority and match the tree. A snapshot at or after the last removed entry must match a digest
+recorded in the ledger. The leaves and the index by job, which remain after the removal, must cover the removed entries.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from forebay.wal import (
 )
 
 COPIES_MIN = 2
-"""Archives that must contain the removed entries, count: a single copy could be lost with one disk."""
+"""Minimum number of archives with the removed entries: a single copy could be lost with one disk."""
 
 
 class PruneRefused(Exception):
@@ -73,7 +73,7 @@ def prune_plan(
     *,
     progress: Progress,
 ) -> PrunePlan:
-    """Return the removable entries before `below`, in whole tiles.
+    """Return a plan to remove the entries before `below`, in whole tiles.
 
     `home` is the replica's directory, which is only read.
 
@@ -89,7 +89,7 @@ def prune_plan(
     first = KEPT_ENTRIES + 1 if front is None else front.last_index + 1
     if last < TILE_WIDTH:
         raise PruneRefused(
-            f"only whole tiles of {TILE_WIDTH} entries are pruned, and there is none before entry {asked}",
+            f"only whole tiles of {TILE_WIDTH} entries are pruned, and no whole tile ends before entry {asked}",
             f"use --below {TILE_WIDTH + 1} or more",
         )
     if asked > ledger.applied_index + 1:
@@ -99,7 +99,7 @@ def prune_plan(
         )
     _check_consensus(env, below)
     size, signers = _check_checkpoint(ledger, home, last, keys)
-    opened = _opened(archives, ledger, below)
+    opened = _open_archives(archives, ledger, below)
     digest = ledger.row_at(last).digest
     _check_index(ledger, home, last)
     snapshot = _check_snapshot(ledger, home, last, progress)
@@ -150,14 +150,14 @@ def _check_checkpoint(ledger: Ledger, home: Path, last: int, keys: Keys) -> tupl
         raise PruneRefused(
             f"{keys.place} has {len(keys.of(found.origin))} keys of {found.origin}; {signers} of them signed the last "
             f"checkpoint, and {keys.majority(found.origin)} are a majority",
-            "wait for a checkpoint that more have signed; after a replacement, write the keys again (`forebay audit "
-            "keys`)",
+            "wait for a checkpoint with more signatures; after a replacement, write the keys again "
+            "(`forebay audit keys`)",
         )
     return found.size, signers
 
 
-def _opened(archives: Sequence[Path], ledger: Ledger, below: int) -> list[Archive]:
-    """Return the archives; each belongs to this ledger, is a separate copy, and contains the entries to remove."""
+def _open_archives(archives: Sequence[Path], ledger: Ledger, below: int) -> list[Archive]:
+    """Open the archives, after checking that they are separate copies of this ledger with the entries to remove."""
     places = {os.path.realpath(directory) for directory in archives}
     if len(places) < COPIES_MIN:
         raise PruneRefused(
@@ -212,7 +212,7 @@ def _check_index(ledger: Ledger, home: Path, last: int) -> None:
 
 
 def _check_snapshot(ledger: Ledger, home: Path, last: int, progress: Progress) -> int:
-    """Return the entry of a snapshot at or beyond `last` from which the ledger folds to a recorded digest."""
+    """Return the entry of a snapshot at or after `last` that a state digest in the ledger confirms."""
     directory = home / "snapshots"
     names = directory.iterdir() if directory.is_dir() else ()
     found = sorted(
@@ -244,12 +244,12 @@ def _check_snapshot(ledger: Ledger, home: Path, last: int, progress: Progress) -
         if why is not None
         else f"the ledger does not confirm the snapshot of entry {beyond[-1][0]} yet: it records no state digest after "
         "that entry",
-        "wait: the leader records one about once a minute while jobs change",
+        "wait: the leader records a state digest about once a minute while jobs change",
     )
 
 
 def _check_tree(ledger: Ledger, home: Path, size: int, first: int, last: int, archive: Archive) -> None:
-    """Compare the leaves, which stay, with the entries to remove, and the tree with the checkpoint; sync the leaves."""
+    """Compare the leaves with the entries to remove, and the tree with the checkpoint; sync the leaves."""
     directory = home / LOG_DIRECTORY
     try:
         _, found = checkpoint_in(home, ledger)
@@ -269,7 +269,7 @@ def _check_tree(ledger: Ledger, home: Path, size: int, first: int, last: int, ar
             entries = archive.read_some(begin, entries_max=(number + 1) * TILE_WIDTH - begin + 1, bytes_max=2**40)
             derived = [leaf_of_entry(tree.disclosure_key, entry).encode() for entry in entries]
             if leaves[-len(derived) :] != derived:
-                raise LedgerBroken(begin, "its leaf in the tree does not match the entry in the archive")
+                raise LedgerBroken(begin, "the leaf in the tree does not match the entry in the archive")
         sync_leaves(directory, first, last)
     except (NoDisclosureKey, NotInTree, OSError) as error:
         raise PruneRefused(
@@ -284,9 +284,9 @@ def _check_tree(ledger: Ledger, home: Path, size: int, first: int, last: int, ar
 
 
 def sync_leaves(directory: Path, first: int, last: int) -> None:
-    """Make the leaves of the entries `first` to `last`, the end of a tile, durable with their names.
+    """Sync the leaves of the entries `first` to `last`, and their directories; `last` is the end of a tile.
 
-    A bundle is not synced when written: it can be derived again until its entries are pruned.
+    Leaves are not synced when written, because they can be derived again until their entries are pruned.
 
     Raises:
         OSError: A file cannot be synced.

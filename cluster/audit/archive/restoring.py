@@ -1,8 +1,8 @@
 """Restoring the tree and proof data from an archive to a replica whose peers have all pruned them.
 
-A joining replica gets the recent history from its peers, but not pruned entries. Without their leaves there is no tree,
-and the replica could sign no checkpoint. The leaves are derived from the archive after checking that it leads to the
-digest that the replica has behind its gap. The entries themselves stay in the archive.
+A joining replica gets recent entries from its peers, but no pruned entries. Without the leaves of pruned entries it has
+no tree and cannot sign checkpoints. The leaves are derived from the archive, after checking that the archive leads to
+the digest of the last missing entry, which the replica has. The entries themselves stay in the archive.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from forebay.wal import (
 
 
 class RestoreResult(NamedTuple):
-    """Result of a restore: the tree up to `tree_size` entries; the entries before `below` stay in the archive."""
+    """Result of a restore: the size of the tree, and the first entry that is not only in the archive."""
 
     tree_size: int
     below: int
@@ -80,11 +80,11 @@ def _gap(ledger: Ledger, archive: Archive) -> Gap:
     if len(gaps) > 1 or gap.last_index % TILE_WIDTH:
         raise NotArchived(
             f"the replica still lacks entries that its peers have: {gap.first_index} to {gap.last_index}",
-            "let it run until its log reports that all peers pruned the missing ones, then stop it",
+            "run the replica until its log reports that all peers have pruned the missing entries, then stop it",
         )
     if archive.last_index < gap.last_index:
         raise NotArchived(
             f"the archive ends with entry {archive.last_index}, but entries up to {gap.last_index} are missing",
-            "name an archive that has them",
+            "name an archive with these entries",
         )
     return gap

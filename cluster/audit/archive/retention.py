@@ -1,4 +1,4 @@
-"""Limit for pruning a ledger: by age or size, and no further than the data that must outlive the entries covers."""
+"""Limits for pruning a ledger: configured age or size, and coverage by archives, checkpoint, snapshot and index."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from forebay.wal import (
 
 
 def below_of_age(ledger: Ledger, before: Instant) -> int:
-    """Return the entry below which all held entries were settled before an instant.
+    """Return the first entry to keep, so that all earlier entries were settled before an instant.
 
-    Found by bisection, because the replicated clock never goes back. After an operator set it back, more is kept.
+    This is a bisection, because the replicated clock never goes back. If an operator has set it back, more entries are
+    kept.
 
     Raises:
         LedgerBroken: An entry is damaged.
@@ -47,7 +48,7 @@ def below_of_age(ledger: Ledger, before: Instant) -> int:
 
 
 def below_of_size(ledger: Ledger, keep_bytes: int) -> int:
-    """Return the entry from which on the ledger has `keep_bytes` bytes of entries, or slightly more.
+    """Return the first entry to keep, so that the kept entries have at least `keep_bytes` bytes, in whole tiles.
 
     Raises:
         LedgerBroken: An entry is damaged.
@@ -66,7 +67,7 @@ def below_of_size(ledger: Ledger, keep_bytes: int) -> int:
 
 
 def within(env: Environment, home: Path, archives: Sequence[Archive]) -> tuple[int, str]:
-    """Return the entry below which a ledger may be pruned, and the data that limits it."""
+    """Return the first entry that must be kept, and a description of the data that requires it."""
     ledger = Ledger(env).as_of_now()
     bounds = {
         "the compaction of the journal": prunable_below(env),
@@ -80,7 +81,8 @@ def within(env: Environment, home: Path, archives: Sequence[Archive]) -> tuple[i
     names = [name.index for one in directory.iterdir() if (name := SnapshotName.parse(one.name))]
     held = [index for index in names if index <= ledger.applied_index]
     digested = _last_digested(ledger)
-    # Prefer a snapshot that a digest covers: if snapshots are more frequent than digests, the newest never is.
+    # Prefer a snapshot with a later recorded digest. If snapshots are more frequent than digests, the newest never has
+    # one.
     bound = max((index for index in held if index <= digested), default=max(held, default=0))
     bounds["the newest snapshot with a recorded digest"] = bound + 1
     try:
@@ -104,7 +106,7 @@ def _last_digested(ledger: Ledger) -> int:
         first = max(ledger.whole_from, last - TILE_WIDTH + 1)
         for entry in reversed([*ledger.read(first, limit=last - first + 1)]):
             if entry.revision == entry.base:
-                continue  # it settled nothing
+                continue  # a no-op or a void batch
             for command in reversed(decode_batch(entry.data).entries):
                 for event in command.events:
                     if isinstance(event, StateDigested):

@@ -1,8 +1,8 @@
 """Verification of an archive against itself and the replicas' signatures, without a live ledger.
 
-Every byte is read: each file is compared with its SHA-256, each entry with the chain, and the revisions with the
-entries' contents. Leaves are derived as in the ledger's tree, so that the root of each checkpoint in the segments is
-compared with the entries; with the replicas' keys, its signatures are counted.
+Every byte is read: each file is compared with its SHA-256, each entry with the digest chain, and each revision with the
+contents of its entry. The tree is rebuilt from the entries and compared with the root of each checkpoint in the
+segments. If the replicas' keys are given, the valid signatures of each checkpoint are counted.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from forebay.wal import (
 Progress = Callable[[int, int], None]
 
 PROGRESS_ENTRIES = 4096
-"""Entries between two progress reports, count."""
+"""Number of entries between two progress reports."""
 
 
 class Keys(NamedTuple):
     """Keys with which replicas sign checkpoints, as printed by `forebay audit keys`; `place` is their file.
 
-    Each incarnation of a cluster has keys under its own name: a majority counts keys of a checkpoint's origin.
+    Each incarnation of a cluster has its own keys, so a majority counts only the keys with a checkpoint's origin.
     """
 
     place: Path
@@ -63,15 +63,16 @@ class Keys(NamedTuple):
         return tuple(key for key in self.known if key.name == origin)
 
     def majority(self, origin: str) -> int:
-        """Return the majority of the keys of an origin, count; 1 if none is known, which no note reaches."""
+        """Return the number of keys that form a majority of an origin's keys; 1 if no key is known."""
         return len(self.of(origin)) // 2 + 1
 
 
 class VerifiedArchive(NamedTuple):
-    """Result of verifying an archive. `roots`: checkpoints whose root its entries confirm; `later`: the others.
+    """Result of verifying an archive.
 
-    `signed`: those of `roots` signed by a majority of the given keys; `signed_size`: entries covered by the largest of
-    them, count. Later entries rest on the digest chain alone.
+    `roots` counts the checkpoints whose root matches the entries, `later` those that cover more entries than the
+    archive has. `signed` counts the checkpoints in `roots` with a majority of signatures, and `signed_size` the entries
+    that the largest of these covers. Only the digest chain protects entries after `signed_size`.
     """
 
     segments: int
@@ -88,10 +89,10 @@ class VerifiedArchive(NamedTuple):
 
 
 def read_keys(path: Path, cluster_id: str) -> Keys:
-    """Return the replicas' keys in a file, one a line, of any incarnation of the cluster.
+    """Return the replicas' keys in a file, one on each line, of any incarnation of the cluster.
 
     Raises:
-        NoteError: a key belongs to another cluster, or none to a replica.
+        NoteError: a key belongs to another cluster, or no key belongs to a replica.
         OSError: the file cannot be read.
     """
     lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
@@ -186,7 +187,7 @@ def verify_stretch(archive: Archive, first: int, last: int, progress: Progress |
 
 
 class _Tree:
-    """Tree of a ledger, as far as a root needs it; absent without the key that salts its leaves."""
+    """Merkle tree that computes roots only; without the key that salts the leaves it has no root."""
 
     def __init__(self, directory: Path, key: bytes | None) -> None:
         self._directory = directory
@@ -216,7 +217,10 @@ class _Lineage:
         self._begins = False
 
     def follow(self, entry: LedgerEntry) -> None:
-        """Record an incarnation if an entry starts one: the entry after the configuration with one survivor."""
+        """Record a new incarnation if the entry starts one.
+
+        Such an entry follows the configuration with one survivor.
+        """
         try:
             if is_configuration(entry.data):
                 self._begins = decode_configuration(entry.data).change.action is ChangeKind.RECOVER
@@ -242,7 +246,7 @@ class _Note(NamedTuple):
 
 
 class _Notes:
-    """Checkpoints in an archive's segments, by size, and which of them its entries confirm."""
+    """Checkpoints in an archive's segments, by size, and the subset that matches the entries."""
 
     def __init__(self, archive: Archive, keys: Keys | None) -> None:
         self.left: dict[int, dict[str, _Note]] = {}
@@ -290,9 +294,9 @@ class _Notes:
             raise SegmentBroken(note.path, f"the signatures of its checkpoint cannot be verified: {error}") from error
 
     def check_origins(self, lineage: _Lineage) -> None:
-        """Reject a checkpoint of an incarnation that the entries do not record, or that had ended by its last entry.
+        """Reject a checkpoint of an incarnation that is not recorded, or that ended before the checkpoint's last entry.
 
-        An incarnation that starts after all entries may have signed them.
+        A checkpoint of an incarnation that starts after the last archived entry is accepted.
         """
         last = lineage.reached[-1].number
         unreached = [(note, last) for notes in self.left.values() for note in notes.values()]
@@ -307,7 +311,10 @@ class _Notes:
 
 
 def _checked(archive: Archive, segment: Segment, term: int, progress: Progress | None) -> Iterable[LedgerEntry]:
-    """Yield the entries of a segment, after one of `term`, checked against its digests and revisions."""
+    """Yield the entries of a segment, checked against its digests and revisions.
+
+    The preceding entry has term `term`.
+    """
     manifest, data_bytes = segment.manifest, 0
     first_term = first_at = last_at = None
     for number in range(len(manifest.blocks)):

@@ -11,7 +11,7 @@ from forebay.wal import Archive, Ledger, LedgerEntry, SegmentBroken, SegmentMani
 from forebay.wal import directory as directories
 
 ARCHIVE_MODE = 0o700
-"""Mode of an archive: readable by its owner only, since it contains the whole ledger."""
+"""File mode of an archive: readable by the owner only, because it contains the whole ledger."""
 
 
 class NotArchived(Exception):
@@ -25,8 +25,8 @@ class NotArchived(Exception):
 def checkpoint_in(home: Path, ledger: Ledger) -> tuple[str, Checkpoint]:
     """Return the last checkpoint in a replica's directory, as a note and parsed.
 
-    After a recovery it belongs to the previous incarnation until the new one has signed. A replica keeps only
-    checkpoints whose root is its own, so it covers entries that were kept.
+    After a recovery this may be a checkpoint of the previous incarnation. It still covers only recovered entries,
+    because a replica keeps only checkpoints whose root matches its own ledger.
 
     Raises:
         NotArchived: there is none, or it belongs to another ledger.
@@ -36,7 +36,7 @@ def checkpoint_in(home: Path, ledger: Ledger) -> tuple[str, Checkpoint]:
         note = path.read_text(encoding="utf-8")
         found = parse_checkpoint(parse_note(note.encode())[0])
     except (OSError, NoteError, UnicodeDecodeError) as error:
-        remedy = "let the cluster publish one: it does so some seconds after a change, once a majority signs"
+        remedy = "wait: the cluster publishes a checkpoint some seconds after a change, once a majority has signed it"
         raise NotArchived(f"{path} has no checkpoint ({error})", remedy) from error
     mine, origin = ledger.incarnation, parse_origin(found.origin)
     is_earlier = origin is not None and origin[0] == ledger.cluster_id and origin[1].number < mine.number
@@ -51,7 +51,7 @@ def checkpoint_in(home: Path, ledger: Ledger) -> tuple[str, Checkpoint]:
 def archive_ledger(
     ledger: Ledger, home: Path, directory: Path, *, progress: Callable[[int, int], None]
 ) -> tuple[list[SegmentManifest], Archive]:
-    """Write the entries that an archive lacks, up to the last checkpoint; return the written ones, and the archive.
+    """Write the missing entries of an archive, up to the last checkpoint; return the new segments and the archive.
 
     A missing directory is created, but not its parent.
 
@@ -66,7 +66,7 @@ def archive_ledger(
     if found.size > seen.applied_index:
         raise NotArchived(
             f"the checkpoint covers {found.size} entries, but only {seen.applied_index} are stored here",
-            "try again in a moment; a replica that is behind catches up",
+            "wait until this replica has caught up, then try again",
         )
     if not directory.exists():
         directory.mkdir(mode=ARCHIVE_MODE)
@@ -81,5 +81,5 @@ def archive_ledger(
     archive = Archive(directory)
     known = seen.row_at(archive.last_index) if archive.last_index <= seen.applied_index else None
     if known is not None and known != archive.end:
-        raise SegmentBroken(directory, f"it ends with entry {archive.last_index} of another history than the ledger's")
+        raise SegmentBroken(directory, f"it ends with entry {archive.last_index}, which differs from the ledger's")
     return written, archive

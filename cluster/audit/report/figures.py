@@ -1,6 +1,6 @@
 """Report figures as `--json` prints them; every chart is drawn from these alone.
 
-Times are microseconds since 1970 of the cluster's clock (`at_us`), those of transfers of their agents' clocks.
+Times are microseconds since 1970 by the cluster's clock (`at_us`); times of transfers are by their agents' clocks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PoolUsage(msgspec.Struct, frozen=True):
 
 
 class PendingJobs(msgspec.Struct, frozen=True):
-    """Numbers of pending jobs by the reason that the scheduler would have given then."""
+    """Numbers of pending jobs by reason, as the scheduler would have reported them at that time."""
 
     at_us: int
     jobs: dict[str, int]
@@ -37,11 +37,14 @@ UNFINISHED: Final = "UNFINISHED"
 """Outcome of a job that had not finished at the end of the window."""
 
 NO_WAIT: Final = "None"
-"""Reason of a job for whose waiting none was sampled."""
+"""Reason of a job without a sampled reason."""
 
 
 class StateBar(msgspec.Struct, frozen=True):
-    """Time a job spent in `burst_buffer_state`, or in `state` without a buffer; `to_us` None: it is still there."""
+    """Time a job spent in `burst_buffer_state`, or in `state` if it has no buffer.
+
+    If the state continues, `to_us` is None.
+    """
 
     state: str
     burst_buffer_state: str | None
@@ -62,9 +65,9 @@ class StateBar(msgspec.Struct, frozen=True):
 
 
 class JobBars(msgspec.Struct, frozen=True):
-    """Bars of a job in the window, in order, with a gap if it had finished and was requeued.
+    """Bars of a job in the window, in order; a gap separates a finish from a requeue.
 
-    `left_out` are not listed.
+    `left_out` counts unlisted bars.
     """
 
     job: int
@@ -98,7 +101,7 @@ class JobBars(msgspec.Struct, frozen=True):
 class Term(msgspec.Struct, frozen=True):
     """Leader's term in the ledger, from its first entry to its last.
 
-    `silent_us`: from the previous entry to its first one, so at least the time without a leader.
+    `silent_us`: time from the previous entry to the term's first entry, an upper bound of the time without a leader.
     """
 
     term: int
@@ -142,26 +145,26 @@ class ReasonFigures(msgspec.Struct, frozen=True):
 
     jobs: int
     waited_us: int
-    """Total time they were pending in the window."""
+    """Total pending time of these jobs in the window."""
 
 
 class WindowTotals(msgspec.Struct, frozen=True):
     """Headline figures of a window, over all its jobs and transfers."""
 
     outcomes: dict[str, int]
-    """Final state -> jobs; UNFINISHED: at the end of the window."""
+    """Final state, or UNFINISHED for jobs unfinished at the end of the window -> number of jobs."""
     wait_p50_us: int
     """Median of the time that a job was pending in the window."""
     wait_p95_us: int
     staged_in_bytes: int
-    """Moved by transfers that ended in the window."""
+    """Bytes moved by transfers that ended in the window."""
     staged_out_bytes: int
     failovers: int
-    """Changes of the leader's term, by failure or by command."""
+    """Number of changes of the leader's term, by failure or by command."""
     interruptions: int
-    """Runs that ended because their node was lost."""
+    """Number of runs that ended because their node was lost."""
     reasons: dict[str, ReasonFigures]
-    """Reason -> the jobs of the window, each under the reason for which it waited longest."""
+    """Jobs of the window, grouped by the reason of each job's longest wait."""
 
 
 class WindowReport(msgspec.Struct, frozen=True):
@@ -176,7 +179,7 @@ class WindowReport(msgspec.Struct, frozen=True):
     terms: tuple[Term, ...]
     terms_left_out: int
     commands: tuple[int, ...]
-    """Commands settled in each column of the window, count."""
+    """Number of commands settled in each column of the window."""
     moved: dict[str, tuple[int, ...]]
     """Node -> bytes moved in each column, assuming the mean rate of each transfer."""
     transfers: tuple[TransferFigures, ...]

@@ -18,7 +18,10 @@ from forebay.wal import Ledger, LedgerEntry
 
 
 class JobRow(msgspec.Struct, frozen=True):
-    """Job at the end of the window, or at its purge. Times are ISO 8601 in UTC, None: not yet."""
+    """Job at the end of the window, or at its purge.
+
+    Times are ISO 8601 in UTC, None for events that have not happened.
+    """
 
     job: str
     name: str
@@ -34,9 +37,9 @@ class JobRow(msgspec.Struct, frozen=True):
     ended_at: str | None
     """End of its script, even if stage-out continues."""
     pending_s: int
-    """From submission to start, or to its end if it never started, or to the end of the window if it waits."""
+    """Seconds from submission to the start, to the end of a job that never started, or to the end of the window."""
     elapsed_s: int
-    """From start to end, or to the end of the window if it runs."""
+    """Seconds from start to end, or to the end of the window for a running job."""
     pool: str
     size_bytes: int
     staged_in_bytes: int
@@ -66,7 +69,7 @@ class _Jobs(WindowReplay):
         self._purged: dict[int, JobRow] = {}
 
     def begins(self, state: State) -> None:
-        """Do nothing: a job present at the start is present at the end, or was purged."""
+        """Do nothing: a job present at the start is also present at the end, or its purge is recorded."""
 
     def saw(self, entry: LedgerEntry, batch: Batch, before: State, at_us: int) -> None:
         """Record the jobs that are purged."""

@@ -1,4 +1,4 @@
-"""Report page: headline figures, charts with their figures as tables, and the command that reproduces it."""
+"""Report page: headline figures, charts with their data as tables, and the command that reproduces the page."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from forebay.replica.model import JobState
 from forebay.replica.values import MICROSECONDS_PER_SECOND
 
 NODES_SHOWN_MAX: Final = 8
-"""Nodes whose transfers are drawn separately, those with most bytes; the others are combined."""
+"""Number of nodes drawn separately, those with the most bytes; the other nodes are combined."""
 
 REASONS_SHOWN_MAX: Final = 7
-"""Reasons drawn separately; the others are combined."""
+"""Number of reasons drawn separately; the others are combined."""
 
 JOBS_DRAWN_MAX: Final = 40
-"""Jobs drawn, count: those that waited longest; the others are counted by reason."""
+"""Maximum number of jobs drawn: those that waited longest; the others are counted by reason."""
 
 _LONG_US: Final = 10_000_000
-"""Interval from which it is given in whole seconds, microseconds."""
+"""Shortest interval that is displayed in whole seconds, microseconds."""
 
 _PREFIX: Final = re.compile(r"burst_buffer/\w+: (slurm_bb_\w+: )?")
 """Names that Slurm's plugins put before a reason."""
@@ -232,7 +232,7 @@ def waiting_picture(waiting: Sequence[PendingJobs], frame: ChartFrame) -> Iterab
 
 
 def _reason_label(reason: str) -> str:
-    """Return a reason for display; a pending job without one starts in the next scheduling cycle."""
+    """Return a reason for display; a pending job without a reason starts in the next scheduling cycle."""
     return "ready to start" if reason == NO_WAIT else _PREFIX.sub("", reason)
 
 

@@ -39,22 +39,22 @@ from forebay.snapshots import inspect as inspect_snapshot
 from forebay.wal import EntryKind, Ledger, LedgerEntry, decode_batch, kind_of
 
 JOBS_SHOWN_MAX: Final = 200
-"""Jobs drawn unless some are named, count: those that waited longest."""
+"""Number of jobs drawn by default: those that waited longest."""
 
 BARS_MAX: Final = 300
-"""Bars listed of one job, count: a job retried for ever has more."""
+"""Maximum number of listed bars of one job; a job that is retried for ever has more."""
 
 TRANSFERS_MAX: Final = 500
-"""Transfers listed, count: those with most bytes."""
+"""Number of listed transfers: those with the most bytes."""
 
 TERMS_MAX: Final = 500
-"""Terms listed, count: the last ones."""
+"""Number of listed terms: the last ones."""
 
 NODES_MAX: Final = 10_000
-"""Nodes with recorded rates, count."""
+"""Maximum number of nodes with recorded rates."""
 
 _LAST_ENTRIES: Final = 1_024
-"""Entries from the end of a ledger that are searched for a batch, whose clock is the ledger's end."""
+"""Number of entries at the end of a ledger that are searched for the last batch, whose time is the ledger's end."""
 
 
 Item = TypeVar("Item")
@@ -111,7 +111,7 @@ def watch(
     to_us: int | None,
     progress: Progress | None = None,
 ) -> Seen:
-    """Return the observer made by `begin` after it has seen a window of the ledger; as `read_window`."""
+    """Fold a window of the ledger into the observer that `begin` creates, and return the observer."""
     ledger = ledger.as_of_now()
     window = Window(*_bounds(ledger, from_us, to_us))
     watched = begin(_start(ledger, snapshots, window), window)
@@ -127,7 +127,7 @@ def _bounds(ledger: Ledger, from_us: int | None, to_us: int | None) -> tuple[int
     if from_us is None:
         first = (at for entry in ledger.read(ledger.first_index, limit=last) if (at := _time(entry)))
         from_us = next(first)
-    # The greatest, not the last: an operator may have set the clock back.
+    # The last time may not be the greatest, because an operator may have set the clock back.
     to_us = max(found) if to_us is None else min(to_us, max(found))
     if from_us > to_us:
         raise ReplayRefused("the window begins after the end of the ledger")
@@ -149,7 +149,7 @@ def _start(ledger: Ledger, snapshots: Sequence[tuple[int, Path]], window: Window
     return from_nothing()
 
 
-class _Life:
+class _JobTrack:
     """Observed job."""
 
     def __init__(self, called: str, name: str, user: str, pool: str, size_bytes: int) -> None:
@@ -162,7 +162,7 @@ class _Life:
         self.reasons: dict[str, None] = {}
 
     def becomes(self, now: tuple[str, str | None, int] | None, at_us: int) -> None:
-        """Record the job's state, buffer state and attempt from now on; None: it has finished."""
+        """Record the job's new state, buffer state and attempt; None means that it has finished."""
         if now == self.is_now:
             return
         if self.is_now is not None:
@@ -179,7 +179,7 @@ class _Life:
         self.bars.append(StateBar(state, buffer, self.since_us, at_us, attempt, tuple(self.reasons)))
 
     def ended(self, job: int, result: str, end_us: int) -> JobBars:
-        """Return the job's bars; its last state at the end of the window has no end."""
+        """Return the job's bars; the bar at the end of the window stays open."""
         if self.is_now is not None:
             self._close(self.is_now, None, end_us)
             self.is_now = None
@@ -227,7 +227,7 @@ class _Most(Generic[Item]):
 
 
 class _JobTotals:
-    """Headline figures of the jobs of a window; a job that finished and was requeued counts once."""
+    """Headline figures of the jobs in a window; a job counts once even if it finished and was requeued."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[str, int, tuple[int, str]]] = {}
@@ -266,7 +266,7 @@ def _quantile(values: Sequence[int], percent: int) -> int:
 
 
 class PoolColumns:
-    """Steps of a pool: of each column the first, last, smallest and greatest."""
+    """Steps of a pool, reduced to the first, last, smallest and greatest of each column."""
 
     def __init__(self, unit: str) -> None:
         self.unit = unit
@@ -325,7 +325,7 @@ class WindowReplay(ReplayFold):
         super().take(entry)
         if batch is None or self._end is not None:
             return
-        # An operator may have set the clock back: time then stands still until it catches up.
+        # After an operator set the clock back, keep the time constant until the clock catches up.
         at_us = max(int(batch.at), self._now_us)
         if at_us < self._window.from_us:
             return
@@ -351,7 +351,7 @@ class _Walk(WindowReplay):
     def __init__(self, start: ReplayFold, window: Window, jobs: frozenset[int]) -> None:
         super().__init__(start, window)
         self._jobs = jobs
-        self._lives: dict[int, _Life] = {}
+        self._lives: dict[int, _JobTrack] = {}
         self._over: _Most[JobBars] = _Most(len(jobs) or JOBS_SHOWN_MAX)
         self._pools: dict[str, PoolColumns] = {}
         self._waiting: list[PendingJobs] = []
@@ -418,7 +418,7 @@ class _Walk(WindowReplay):
                 return
             pool, size_bytes = ("", 0) if buffer is None else (buffer.pool, buffer.granted_bytes)
             called = job_words(state, job_id) if job.external_job is None else job.display_name
-            life = self._lives[job_id] = _Life(called, job.request.name, job.request.user, pool, size_bytes)
+            life = self._lives[job_id] = _JobTrack(called, job.request.name, job.request.user, pool, size_bytes)
         if job is not None and job_id in state.unfinished:
             life.becomes((job.state.name, buffer_word(state, job_id), job.attempt), at_us)
             return
@@ -473,7 +473,10 @@ class _Walk(WindowReplay):
                 self._pools[name].add(column, at_us, (0, 0, 0))
 
     def _sample_waits(self, state: State, at_us: int) -> None:
-        """Record why jobs are pending in the last state of a column, which lasts until the next one with an entry."""
+        """Record why jobs are pending in the last state of a column.
+
+        The state lasts until the next column with an entry.
+        """
         assert self._index is not None
         pending = [job for job in state.unfinished if state.jobs[job].state is JobState.PENDING]
         reasons = Counter[str]()

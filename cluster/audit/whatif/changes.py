@@ -1,4 +1,4 @@
-"""Changes of a what-if: options converted to commands that an operator would give at the start of the window."""
+"""Changes of a what-if: options converted to operator commands at the start of the window."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PoolChange:
         self.name, self.sign, self.size = name, sign, size
 
     def quantity(self, known: int, unit: PoolUnit) -> int:
-        """Return the pool's new quantity instead of `known`, in its units.
+        """Return the pool's new quantity in its units; `known` is the present quantity.
 
         Raises:
             SizeError: The text is not a size.
@@ -171,9 +171,9 @@ class ScenarioChanges:
                 yield Actor(ActorRole.AGENT, name), c.RegisterNode(name, usual, "whatif", "whatif")
 
     def adjusted(self, command: Command) -> Command | None:
-        """Return a command of the ledger without the parts that would undo a change; None if nothing is left.
+        """Return a command of the ledger without the parts that would undo a change; None if nothing remains.
 
-        A new size of a changed pool is changed in the same way; a changed key keeps its value.
+        A recorded resize of a changed pool is adjusted by the same change; a changed key keeps its value.
         """
         match command:
             case c.ConfigureSite():

@@ -1,4 +1,4 @@
-"""Complete what-if: reads the window twice, and simulates two worlds in parallel."""
+"""Complete what-if: reads the window twice, and simulates the worlds in parallel."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from forebay.replica.values import Instant
 from forebay.wal import Ledger
 
 MOVED_MAX: Final = 20
-"""Jobs listed with the largest gains, and with the largest losses, count."""
+"""Number of listed jobs with the largest gains, and of those with the largest losses."""
 
 ASSUMPTIONS: Final = (
-    "Users, operators and other schedulers do the same at the same times as recorded, whatever else happens. Only a "
-    "scheduler's next request about an external job moves: it follows the phase it reacts to after the recorded delay.",
+    "Users, operators and other schedulers send the recorded requests at the recorded times. The exception is a "
+    "scheduler's next request about an external job, which follows the job's phase after the recorded delay.",
     "Rejected commands are not repeated: the ledger does not have them.",
-    "A stage-in, run, stage-out or teardown takes as long as recorded and ends as recorded, whatever else is under "
-    "way; so does a transfer that would share a link with others.",
-    "A run whose own end was not recorded takes its time limit and times out. A run that was never recorded takes the "
+    "A stage-in, run, stage-out or teardown has its recorded duration and result, regardless of the load; this "
+    "includes transfers that would share a link.",
+    "A run without a recorded end lasts until its time limit and times out. A run that was never recorded takes the "
     "median of its user's runs, otherwise of all runs, at most its limit. Another operation without a recorded end "
-    "takes as long as the next one of its job, otherwise the median of its kind. None ends before its recorded "
-    "duration.",
-    "A script that is asked to end takes the recorded time to do so, otherwise a second.",
-    "A scheduling cycle runs at once where the ledger has none within a quarter of a second.",
+    "takes as long as the next operation of that kind of its job, otherwise the median of the kind. No operation ends "
+    "before its recorded duration.",
+    "A script takes the recorded time to end on request, otherwise a second.",
+    "A scheduling cycle runs at once if the ledger has no cycle within a quarter of a second.",
     f"Waits by reason come from {SAMPLES} samples of the window: a job counts under its reason at the last sample.",
-    "Commands of the window change settings as recorded, except keys and pool sizes that are changed here.",
+    "Recorded commands change settings, except the keys and pool sizes that this simulation changes.",
 )
 """Assumptions printed above each result."""
 
@@ -54,8 +54,8 @@ def what_if(
 ) -> WhatIf:
     """Return the simulated figures beside the recorded ones.
 
-    `progress` receives the position of the first reading, `again` that of the second one, with its worlds. Exceptions
-    of `replay` also propagate.
+    `progress` receives the position of the first reading, and `again` that of the second reading with the simulation.
+    Exceptions of `replay` also propagate.
 
     Raises:
         WindowRefused: The window does not exist.
@@ -74,7 +74,7 @@ def what_if(
     reading = read_services(ledger, snapshots, first, last, begin, progress)
     recorded = reading.observed
     assert recorded is not None  # the window was not empty
-    # The window may end after the ledger: durations beyond that are unknown.
+    # The window may end after the ledger, and durations after the ledger's end are unknown.
     reading.services.ends(reading.state, min(to_us, reading.state.at))
     window, state = recorded.window, reading.start.state
     unchanged = Replaying(state, reading.services, window)
@@ -117,7 +117,7 @@ def what_if(
 
 
 class _Showing:
-    """Moments buffered on their way to worlds until the time of the ledger's next scheduling cycle is known."""
+    """Buffer that delays moments until the time of the ledger's next scheduling cycle is known."""
 
     def __init__(self, worlds: Sequence[Replaying]) -> None:
         self._worlds = worlds

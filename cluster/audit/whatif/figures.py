@@ -1,6 +1,6 @@
-"""Figures of a what-if as `--json` prints them; table, charts and page are made from these alone.
+"""Figures of a what-if as `--json` prints them; table, charts and page show these figures only.
 
-Times are microseconds since 1970 of the cluster's clock (`at_us`), spans microseconds (`us`).
+Times are microseconds since 1970 by the cluster's clock (`at_us`), durations microseconds (`us`).
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ class Figures(msgspec.Struct, frozen=True):
     started: int
     """Jobs that started for the first time in the window."""
     ended: dict[str, int]
-    """Result -> jobs that finished for the first time, including their teardown."""
+    """Result -> number of jobs that finished for the first time, including their teardown."""
     unfinished: int
-    """Jobs that had not finished at the end of the window."""
+    """Number of jobs that had not finished at the end of the window."""
     unstarted: int
-    """Unfinished jobs that had not started."""
+    """Number of unfinished jobs that had not started."""
     refused: int
-    """Commands that the ledger executed and that are rejected here."""
+    """Number of commands that succeeded in the ledger and are rejected in this world."""
     wait: Waits
-    """From submission to the first start, for jobs that started."""
+    """Waiting times from submission to the first start, for jobs that started."""
     waits: tuple[Waits, ...]
-    """By reason, from samples of pending jobs; the longest first, bounded."""
+    """Waiting times by reason, from samples of pending jobs; the longest first, bounded."""
     waits_left_out: int
-    """Unlisted reasons, count."""
+    """Number of unlisted reasons."""
     pools: tuple[PoolFigures, ...]
     makespan_us: int
-    """From the start of the window to the last end of a job in it; 0 if none ended."""
+    """Time from the start of the window to the last end of a job in the window; 0 if no job ended."""
     waiting: tuple[PendingJobs, ...]
 
 
@@ -69,9 +69,9 @@ class Fit(msgspec.Struct, frozen=True):
     """Agreement between the job starts of an unchanged replay and the recorded ones."""
 
     starts: int
-    """Starts in the ledger, the replay, or both."""
+    """Number of jobs that started in the ledger, in the replay, or in both."""
     identical: int
-    """Starts at exactly the same time in both."""
+    """Number of jobs that started at exactly the same time in both."""
     share: float
     median_off_us: int
     """Median deviation from the recorded start, for starts in both."""
@@ -81,19 +81,19 @@ class Calibration(msgspec.Struct, frozen=True):
     """Accuracy of a what-if of this window, measured by replays without changes."""
 
     in_place: Fit
-    """Agreement of the replay in which reports keep their positions in the ledger while nothing differs."""
+    """Agreement of the replay in which reports keep their positions in the ledger as long as nothing differs."""
     by_times: Fit
-    """Agreement of a replay in which no report keeps its position: all follow service times, as after a change."""
+    """Agreement of a replay that uses service times for every report, as after a change."""
     decisions: int
-    """Decisions of the ledger repeated in place."""
+    """Number of ledger decisions that the replay repeated at their positions."""
     same: int
-    """Decisions repeated in place with the same events."""
+    """Number of these decisions with the same events."""
     is_rough: bool
     """True if the share of identical starts is below ROUGH_SHARE in either replay."""
 
 
 class MovedJob(msgspec.Struct, frozen=True):
-    """Job whose start differs from the unchanged replay. None: not in the window."""
+    """Job whose start differs from the unchanged replay. A time of None means no start in the window."""
 
     job: int
     name: str
@@ -103,7 +103,7 @@ class MovedJob(msgspec.Struct, frozen=True):
     unchanged_us: int | None
     changed_us: int | None
     gain_us: int
-    """Time gained; a job that does not start counts as starting at the end of the window."""
+    """Gained time; a job without a start counts as started at the end of the window."""
 
 
 class WhatIfSource(msgspec.Struct, frozen=True):

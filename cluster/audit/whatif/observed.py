@@ -20,16 +20,16 @@ from forebay.replica.state import State
 from forebay.replica.values import Instant
 
 SAMPLES: Final = 200
-"""Samples of the reasons of pending jobs in a window, count: each costs a scheduling cycle."""
+"""Number of samples of pending jobs' reasons in a window: each costs a scheduling cycle."""
 
 EVERYTHING: Final = "all"
 
 REASONS_MAX: Final = 100
-"""Listed reasons for waiting, count: those of failed operations contain the failure's text."""
+"""Number of listed waiting reasons; reasons of failed operations vary with the failure's text."""
 
 
 class ObservedJob(msgspec.Struct, gc=False):
-    """Observed job; 0 for events outside the window."""
+    """Observed job; the times of events outside the window are 0."""
 
     name: str
     user: str
@@ -58,7 +58,7 @@ class WindowFigures:
     ) -> None:
         """Start the observation.
 
-        `index`: index of the world, kept up to date by it; None: one is kept here. `samples`: whether to sample the
+        `index`: index that the world keeps up to date; None to maintain an own index. `samples`: whether to sample the
         reasons of pending jobs.
         """
         self.window = window
@@ -76,7 +76,7 @@ class WindowFigures:
         self._sampled: tuple[int, Mapping[int, str]] = (window.from_us, {})
         self._waits: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self._ran = set[int]()
-        """Jobs started before the window: their starts do not count."""
+        """Jobs that had started before the window, whose next starts do not count."""
         for job_id in sorted(state.unfinished):
             job = state.jobs[job_id]
             self.jobs[job_id] = ObservedJob(job.request.name, job.request.user, job.submitted_at)
@@ -86,7 +86,7 @@ class WindowFigures:
 
     def saw(self, at_us: int, events: Sequence[Event], state: State) -> None:
         """Record events and the state after them; call `sample` before."""
-        # An operator may have set the clock back: time then stands still until it catches up.
+        # After an operator set the clock back, keep the time constant until the clock catches up.
         now_us = self._now_us = max(int(at_us), self._now_us)
         before, self._state = self._state, state
         for event in events:
@@ -119,7 +119,7 @@ class WindowFigures:
         known.ended_us = now_us
         if job is not None:
             known.result = int(job.state)
-        else:  # already purged: a job without a result was cancelled
+        else:  # the job is already purged; without a recorded result it was cancelled
             known.result = int(before.result if before.result in ENDED else JobState.CANCELLED)
 
     def _note_pools(self, state: State) -> None:
@@ -146,7 +146,7 @@ class WindowFigures:
         noted.since_us = now_us
 
     def sample(self, until_us: int) -> None:
-        """Sample the reasons of pending jobs at each sampling time up to now, before the next events."""
+        """Sample the reasons of pending jobs at each sampling time before `until_us`."""
         span_us = max(1, self.window.to_us - self.window.from_us)
         last = min(SAMPLES - 1, (until_us - self.window.from_us) * SAMPLES // span_us)
         if last < self._next_sample:

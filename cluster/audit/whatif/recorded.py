@@ -30,13 +30,13 @@ from forebay.snapshots import inspect as inspect_snapshot
 from forebay.wal import Ledger, instant_of
 
 PROVEN_MAX: Final = 256
-"""Candidates of a command compared with its digest, count: 3 ms."""
+"""Number of candidates of a command that are compared with its digest: 3 ms."""
 
 TRIED_MAX: Final = 8
-"""Candidates decided if none has the digest, count: half a millisecond."""
+"""Number of candidates that are decided if no digest matches: half a millisecond."""
 
 _LAST_ENTRIES: Final = 1_024
-"""Entries at the end of a ledger that are searched for a batch with its time, count."""
+"""Number of entries at the end of a ledger that are searched for a batch with its time."""
 
 LEFT_ALONE: Final = frozenset(
     c.kind_of(command)
@@ -48,12 +48,12 @@ LEFT_ALONE: Final = frozenset(
         *(c.ReportMissingExternalJob("", "", ""), c.RevokeCertificate("", ""), c.UnrevokeCertificate("")),
     )
 ) | {"end_drill"}
-"""Kinds of commands that do not affect scheduling: cached replies, digests, drills, certificates."""
+"""Kinds of commands that do not affect scheduling: for cached replies, digests, drills and certificates."""
 
 PASS: Final = c.kind_of(c.RunSchedulingCycle())
 
 RECOVERY: Final = "recover_cluster"
-"""Commands that no leader decides: facts."""
+"""Commands that state facts, which no leader decides."""
 
 
 class WindowRefused(Exception):
@@ -71,13 +71,13 @@ class Edge(NamedTuple):
     at_us: int | None = None
 
     def has_come(self, batch: Batch) -> bool:
-        """Return whether a window that starts here has started with this batch."""
+        """Return whether a window with this start has started when this batch is settled."""
         if self.revision is not None:
             return batch.base >= self.revision
         return self.at_us is None or batch.at >= self.at_us
 
     def is_past(self, batch: Batch) -> bool:
-        """Return whether a window that ends here had ended before this batch."""
+        """Return whether a window with this end ended before this batch."""
         if self.revision is not None:
             return batch.base + len(batch.entries) > self.revision
         return self.at_us is not None and batch.at > self.at_us
@@ -100,11 +100,11 @@ class ItemKind(IntEnum):
     COMMAND = 4
     """Request independent of the world's other events."""
     FACT = 5
-    """Entry that cannot be requested again: its events are settled as recorded."""
+    """Entry whose command cannot be repeated; its events are settled as recorded."""
 
 
 class RecordedItem(NamedTuple):
-    """Command of a moment: its entry in the ledger, and the command as far as rebuilt."""
+    """Command of a moment: its ledger entry, and the rebuilt command or None."""
 
     kind: ItemKind
     entry: Entry
@@ -189,7 +189,7 @@ class WindowReading(_Walk):
         self._observe = observe
         self.observed: WindowFigures | None = None
         self.start: ReplayFold = start
-        """Start of the window, also for the second reading and each replay."""
+        """State before the window, from which the second reading and each replay start."""
         self.from_us = 0
 
     def begins(self, index: int, batch: Batch) -> None:
@@ -212,7 +212,7 @@ class WindowReading(_Walk):
 
 
 class Repeating(_Walk):
-    """Second reading: each batch as a moment with its rebuilt commands."""
+    """Second reading: converts each batch to a moment with rebuilt commands."""
 
     def __init__(self, start: ReplayFold, first: Edge, last: Edge, show: Callable[[Moment], None]) -> None:
         super().__init__(start, first, last)
@@ -244,7 +244,7 @@ class Repeating(_Walk):
             return RecordedItem(ItemKind.PASS, entry)
         if entry.command == "report_operation":
             return RecordedItem(ItemKind.REPORT, entry)
-        command = None if entry.command == RECOVERY else self._made_again(growing, entry)
+        command = None if entry.command == RECOVERY else self._rebuild(growing, entry)
         if command is not None:
             return RecordedItem(
                 ItemKind.EXTERNAL_JOB if is_external_job_step(entry) else ItemKind.COMMAND, entry, command
@@ -254,7 +254,7 @@ class Repeating(_Walk):
         self.left_out[entry.command] += 1
         return None
 
-    def _made_again(self, growing: SpeculativeState, entry: Entry) -> Command | None:
+    def _rebuild(self, growing: SpeculativeState, entry: Entry) -> Command | None:
         kind = c.KINDS.get(entry.command)
         candidates = None if kind is None else REBUILDERS[kind].candidates
         if kind is None or candidates is None:
@@ -301,9 +301,9 @@ def read_services(
     reading = WindowReading(_start(ledger, snapshots, first), first, last, observe)
     fold(ledger, reading, ledger.applied_index, progress)
     if not reading.has_begun or reading.observed is None:
-        raise WindowRefused(f"nothing was settled from {first} on", _what_there_is(ledger))
+        raise WindowRefused(f"nothing was settled from {first} on", _available_range(ledger))
     if reading.last_index == reading.start.last_index or reading.end[0] == reading.start.last_index:
-        raise WindowRefused(f"nothing was settled between {first} and {last}", _what_there_is(ledger))
+        raise WindowRefused(f"nothing was settled between {first} and {last}", _available_range(ledger))
     return reading
 
 
@@ -315,7 +315,7 @@ def repeat(
     show: Callable[[Moment], None],
     progress: Progress | None = None,
 ) -> Repeating:
-    """Forward the moments of a read window in order, and return the reading with its omissions."""
+    """Forward the moments of a window in order, and return the second reading."""
     repeating = Repeating(reading.start, first, last, show)
     fold(ledger, repeating, reading.end[0], progress)
     return repeating
@@ -323,15 +323,15 @@ def repeat(
 
 def _check(ledger: Ledger, first: Edge, last: Edge) -> None:
     if first.revision is not None and first.revision >= ledger.applied_revision:
-        raise WindowRefused(f"nothing was settled after revision {first.revision}", _what_there_is(ledger))
+        raise WindowRefused(f"nothing was settled after revision {first.revision}", _available_range(ledger))
     if last.revision is not None and last.revision > ledger.applied_revision:
-        raise WindowRefused(f"revision {last.revision} is not settled", _what_there_is(ledger))
+        raise WindowRefused(f"revision {last.revision} is not settled", _available_range(ledger))
     pairs = ((first.revision, last.revision), (first.at_us, last.at_us))
     if any(begin is not None and end is not None and begin >= end for begin, end in pairs):
         raise WindowRefused(f"the window ends at {last}, but begins at {first}", "choose an end after the beginning")
 
 
-def _what_there_is(ledger: Ledger) -> str:
+def _available_range(ledger: Ledger) -> str:
     at = _instants(ledger)
     return f"the ledger ends with revision {ledger.applied_revision}" + (f", of {format_instant(at[-1])}" if at else "")
 
@@ -360,7 +360,7 @@ def end_of(ledger: Ledger, last: Edge) -> int:
     try:
         index = ledger.index_of_revision(Revision(max(1, last.revision)))
     except LookupError as error:
-        raise WindowRefused(f"revision {last.revision} is not held here", _what_there_is(ledger)) from error
+        raise WindowRefused(f"revision {last.revision} is not held here", _available_range(ledger)) from error
     entry = next(iter(ledger.read(index, limit=1)))
     return int(instant_of(entry.data) or 0)
 

@@ -3,15 +3,15 @@
 Theory of operation
 ===================
 
-External input keeps its time and order in the ledger. A *work* is the next task of an agent, or of an external job's
+External input keeps its recorded time and order. A *work* is the next task of an agent, or of an external job's
 scheduler (`services`). A work that starts with the same entry as in the ledger is *in place*: its reports keep their
 positions in the ledger. Any other work is *moved*: its reports come from the event queue after the recorded spans,
 between the moments of the ledger. So an unchanged world makes the same decisions at the same moments, and a changed
-world is the same until the change first matters.
+world does so until the change has its first effect.
 
-A scheduling cycle runs wherever the ledger has one. As long as no difference is known, there are no others: the ledger
-does not record cycles without effect. After that, a cycle follows every settled command, and runs when work is due by
-time alone, unless the ledger has one within `PASS_LAG_US`.
+A scheduling cycle runs wherever the ledger has a cycle. Without a known difference there are no other cycles, because
+further cycles of the leader had no effect. After the first difference, a cycle also follows every settled command and
+every due time, unless the ledger has a cycle within `PASS_LAG_US`.
 """
 
 from __future__ import annotations
@@ -60,12 +60,13 @@ from forebay.replica.values import (
 )
 
 PASS_LAG_US: Final = MICROSECONDS_PER_SECOND // 4
-"""Delay within which a cycle of the ledger replaces a simulated one, microseconds: a leader's delay is mostly a
-millisecond; under load, cycles pause for up to 0.1 s.
+"""Delay within which a cycle of the ledger replaces a simulated cycle, microseconds.
+
+A leader's delay is mostly a millisecond; under load, cycles pause for up to 0.1 s.
 """
 
 PASSES_IN_A_ROW_MAX: Final = 64
-"""Consecutive scheduling cycles at one moment, count, as in a leader; then the next one waits for an event."""
+"""Maximum number of consecutive scheduling cycles at one moment, as in a leader; the next cycle waits for an event."""
 
 FOREVER: Final = 1 << 62
 """Time later than any other."""
@@ -103,9 +104,9 @@ class _Operation:
         self.due: deque[_Due] = deque()
         """Remaining reports."""
         self.said = 0
-        """Number of the service's reports made in place."""
+        """Number of the service's reports that kept their positions in the ledger."""
         self.token = 0
-        """Entries of the event queue with another token are void."""
+        """Token of the valid entries in the event queue; entries with other tokens are void."""
         self.suspended_at = 0
         self.is_cut = False
 
@@ -129,14 +130,14 @@ class Replaying:
     ) -> None:
         """Start in `state`, at the start of the window.
 
-        `by_times`: no work that starts in the window is in place, even without a difference.
+        With `by_times`, all works that start in the window are moved, even without a difference.
 
         Raises:
             ChangeRejected: A change is impossible in that state.
         """
         self.state = state
         self.decisions = self.same = 0
-        """Number of ledger decisions repeated in place, and of those with the same outcome."""
+        """Number of ledger decisions repeated at their positions, and the number with the same outcome."""
         self._services, self._changes = services, changes
         self._index = SchedulingIndex(state)
         self.observed = WindowFigures(state, window, self._index, samples=not by_times)
@@ -148,17 +149,17 @@ class Replaying:
         """Time, corresponding ledger entry, order, token, and lane."""
         self._sequence = self._tokens = 0
         self._silent: dict[Lane, None] = {}
-        """Works whose report is due while their agent is down or their script suspended."""
+        """Works with a due report whose agent is down or whose script is suspended."""
         self._by_times = self._differs = by_times
         """True once this world is known to differ from the ledger."""
         self._is_unsettled = False
         self._in_a_row = 0
         self._passed_at = Instant(state.at)
         self._here: dict[int, int] = {}
-        """Job ID in the ledger -> ID here, if it differs; 0: the job was rejected here."""
+        """Job ID in the ledger -> different ID in this world, or 0 if the job was rejected in this world."""
         self._there: dict[int, int] = {}
         self._restarts: tuple[int, list[int]] = (0, [])
-        """Term of a leader, and the jobs whose operations it still has to restart."""
+        """Term of the leader, and the jobs whose operations the leader still has to restart."""
         self._begin(touched=sorted(state.unfinished), index=0, at=window.from_us)
         if changes is not None:
             self._differs = True
@@ -181,7 +182,7 @@ class Replaying:
         self._go_on((to_us, FOREVER), FOREVER)
 
     def _go_on(self, until: tuple[int, int], ledger_at: int) -> None:
-        """Simulate up to a moment; a cycle due shortly before one of the ledger is left to that."""
+        """Simulate up to a moment; skip a cycle that is due shortly before a cycle of the ledger."""
         while True:
             following = self._event_queue[0][:2] if self._event_queue else (FOREVER, FOREVER)
             pass_at = self._pass_at()
@@ -269,7 +270,7 @@ class Replaying:
             behind[stage] = place + 1
             doing = _Operation(work, known[place], in_place=True)
             if not known[place].is_ended and known[place].cut_us < 0:
-                # The ledger interrupted it: if this world does not, it ends some time later.
+                # The ledger interrupted this work. Without the interruption, it ends some time later.
                 self._assume(lane, doing, at)
             return doing
         service = known[taken] if taken < len(known) else next((one for one in reversed(known) if one.has_worked), None)
@@ -288,9 +289,9 @@ class Replaying:
         return [one for one in of_job if one.stage == stage]
 
     def _assume(self, lane: Lane, doing: _Operation, at: int) -> None:
-        """Schedule the end of a work without a recorded end: as in its next service, otherwise at the usual time.
+        """Schedule the end of a work without a recorded end, after the duration of its next service or the usual one.
 
-        It is never earlier than the recorded duration.
+        The end is never before the recorded duration.
         """
         if lane.is_scheduler:
             return
@@ -324,7 +325,7 @@ class Replaying:
             heapq.heappush(self._event_queue, (at, doing.due[0].entry, self._sequence, doing.token, lane))
 
     def _report(self, until: tuple[int, int]) -> None:
-        """Take the reports of one time from the event queue, as far as they share a ledger entry."""
+        """Take the next reports from the event queue that have the same time and ledger entry."""
         self.observed.sample(until[0])
         growing = SpeculativeState(self.state, Instant(max(until[0], self.state.at)))
         while self._event_queue and self._event_queue[0][:2] <= until:
@@ -396,7 +397,7 @@ class Replaying:
                 pass
 
     def _cut(self, lane: Lane, at: int) -> None:
-        """End a script on request, after its recorded delay to such a request."""
+        """End a script on request, after the recorded delay."""
         doing = self._doing.get(lane)
         if doing is None or doing.stage != Stage.RUN or doing.is_cut:
             return
@@ -447,7 +448,7 @@ class Replaying:
                     growing.add(Entry(b"", CONTROLLER, PASS, events))
                 self._compare(item, events)
             case ItemKind.FACT:
-                with suppress(LookupError, LedgerViolation):  # it may concern an object that is missing here
+                with suppress(LookupError, LedgerViolation):  # the object may not exist in this world
                     growing.add(Entry(b"", item.entry.actor, item.entry.command, item.entry.events))
             case ItemKind.REPORT:
                 self._take_report(growing, moment, item)
@@ -464,7 +465,7 @@ class Replaying:
             self._differs = True
 
     def _is_in_place(self, moment: Moment, doing: _Operation) -> bool:
-        """Return whether the recorded report of this moment is this work's next one here; if so, count it as made."""
+        """Return whether the recorded report of this moment is the next report of this work; if so, count it."""
         if not doing.in_place or doing.service is None:
             return False
         answers = doing.service.answers
@@ -487,7 +488,7 @@ class Replaying:
             self._compare(item, self._settle(growing, item.entry.actor, item.command))
 
     def _take_command(self, growing: SpeculativeState, moment: Moment, item: RecordedItem) -> None:
-        command = self._as_it_is_here(growing, moment, item)
+        command = self._adapted(growing, moment, item)
         if command is not None and self._changes is not None:
             command = self._changes.adjusted(command)
         if command is None:
@@ -498,8 +499,8 @@ class Replaying:
             self.observed.refused += 1
         self._number(item.entry.events, events)
 
-    def _as_it_is_here(self, growing: SpeculativeState, moment: Moment, item: RecordedItem) -> Command | None:
-        """Return a command with this world's job IDs; None if nothing is left to request."""
+    def _adapted(self, growing: SpeculativeState, moment: Moment, item: RecordedItem) -> Command | None:
+        """Return a command with this world's job IDs and changes; None if nothing remains of the command."""
         command = item.command
         if not self._differs:
             return command
@@ -518,7 +519,7 @@ class Replaying:
                 return command if command is None or not self._here else self._renumbered(command)
 
     def _renumbered(self, command: Command) -> Command | None:
-        """Return a command with this world's job IDs, without jobs rejected here; None if it concerns one of these."""
+        """Return a command with this world's job IDs, without rejected jobs; None if its own job was rejected."""
         changes: dict[str, object] = {}
         if isinstance(command, c.SubmitJob):
             dependencies = self._dependencies(command.request.dependencies)

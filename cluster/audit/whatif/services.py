@@ -1,4 +1,4 @@
-"""Service times: the time agents and schedulers of external jobs took for each of their tasks.
+"""Service times: how long agents, and schedulers of external jobs, took for each task.
 
 Theory of operation
 ===================
@@ -6,8 +6,8 @@ Theory of operation
 Agents are level-triggered: the next task of a job's agent is a function of the state (`agent_work`), and so is the next
 step of an external job's scheduler (`scheduler_work`). A *service* starts with the entry that changes this task. It
 ends with the report of its end, or with an entry that cancels it; then only a lower bound of its duration is known
-(`lasted_us`). If a state reaches the same service at the same entry again, its reports keep their positions in the
-ledger; at any other time they follow after the same spans.
+(`lasted_us`). If a simulation starts the same service at the same entry, the reports keep their positions in the
+ledger; otherwise they follow the new start after the recorded times.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from forebay.replica.state import State
 from forebay.replica.values import MICROSECONDS_PER_SECOND, NEVER
 
 JOBS_MAX: Final = 1_000_000
-"""Jobs of a window with recorded services, count: about 2.5 kB each, with the worlds' own data."""
+"""Maximum number of jobs with recorded services in a window: each takes about 2.5 kB, with the data of the worlds."""
 
 INTERRUPTED_US: Final = MICROSECONDS_PER_SECOND
 """Assumed remaining time of a cancelled service, microseconds."""
 
 CANCEL_US: Final = MICROSECONDS_PER_SECOND
-"""Time a script takes to end on request, microseconds, if never recorded for it."""
+"""Time a script takes to end on request if none was recorded, microseconds."""
 
 Work = tuple[int, int]
 """Stage, and a value that distinguishes services of that stage.
 
-Stages below 0 belong to schedulers of external jobs: the step they wait for.
+A stage below 0 is a step that the scheduler of an external job waits for.
 """
 
 _EXTERNAL_JOB_STEPS: Final = {
@@ -80,7 +80,7 @@ def scheduler_work(state: State, job: Job) -> Work | None:
 
 
 class Lane(NamedTuple):
-    """Job, and the party that works on it: its agent, or its scheduler if it is an external job."""
+    """Job, and the party that works on it: the job's agent, or the scheduler of an external job."""
 
     job: int
     is_scheduler: bool
@@ -101,12 +101,12 @@ def touched_by(events: Iterable[Event]) -> dict[int, None]:
 
 
 def is_external_job_step(entry: Entry) -> bool:
-    """Return whether an entry settled a step that an external job's scheduler takes on the job's progress."""
+    """Return whether an entry settled a step of an external job's scheduler that depends on the job's progress."""
     return entry.command in _EXTERNAL_JOB_STEPS and bool(entry.events)
 
 
 def answer_in(stage: int, events: Sequence[Event]) -> c.OperationResult | None:
-    """Return an agent's report of a stage, rebuilt from its events; None if they are neither an end nor a start."""
+    """Return an agent's report of a stage, rebuilt from its events; None if it reports neither an end nor a start."""
     receipt = next((event.receipt for event in events if isinstance(event, e.TransferRecorded)), None)
     for event in events:
         match event:
@@ -126,7 +126,7 @@ def answer_in(stage: int, events: Sequence[Event]) -> c.OperationResult | None:
             case _:
                 pass
     if stage == Stage.RUN:
-        return c.ScriptEnded(_before_requeue(events))  # it ended before it had started
+        return c.ScriptEnded(_before_requeue(events))  # the script never started
     if stage == Stage.POST_RUN and any(isinstance(one, e.StageOutStarted | e.TeardownStarted) for one in events):
         return c.OperationDone()
     named = next((one.name for one in events if isinstance(one, e.PersistentCreated | e.PersistentDeleted)), None)
@@ -158,15 +158,15 @@ class RecordedService(msgspec.Struct, frozen=True, gc=False):
     answers: tuple[tuple[int, int, Answer], ...]
     """(entry, microseconds after the start, report)"""
     lasted_us: int
-    """Duration up to its end or as far as recorded, without the time for which a script was suspended."""
+    """Duration up to the last recorded moment, without the time for which a script was suspended."""
     is_ended: bool
-    """True if it ended by itself: it was not cancelled, and its script was not told to end."""
+    """True if the service ended by itself: without a cancellation or a request to end the script."""
     cut_us: int = -1
     """Time of the request to end the script, microseconds after the start; -1: never."""
 
     @property
     def begun_us(self) -> int | None:
-        """Return the time of the script's reported start, microseconds after the service's; None: never."""
+        """Return the time from the service's start to the script's reported start, µs; None without a start."""
         return next((us for _, us, answer in self.answers if isinstance(answer, c.ScriptStarted)), None)
 
     @property
@@ -187,7 +187,7 @@ class _Seen(msgspec.Struct, gc=False):
     cut_us: int = -1
 
     def since(self, at: int) -> int:
-        """Return its duration so far, without suspensions."""
+        """Return the duration of the service so far, without suspensions."""
         suspended_us = self.suspended_us + (at - self.suspended_at if self.suspended_at else 0)
         return max(0, at - self.at - suspended_us)
 
@@ -199,7 +199,7 @@ class Services:
         self.by_job: dict[int, list[RecordedService]] = {}
         self._seen: dict[Lane, _Seen] = {}
         self._answers: dict[Answer, Answer] = {}
-        """Interned reports: most are equal."""
+        """Interned reports; most of them are equal."""
         self._runs: defaultdict[str, list[int]] = defaultdict(list)
         self._stages: defaultdict[int, list[int]] = defaultdict(list)
         self._begins: list[int] = []
@@ -273,7 +273,7 @@ class Services:
         lasted_us = answers[-1][1] if answers and is_end(answers[-1][2]) else seen.since(at)
         is_ended = bool(answers) and is_end(answers[-1][2]) and seen.cut_us < 0
         if lane.job not in self.by_job and len(self.by_job) >= JOBS_MAX:
-            raise TooManyJobs(f"more than {JOBS_MAX} jobs did something in this window")
+            raise TooManyJobs(f"more than {JOBS_MAX} jobs were active in this window")
         made = RecordedService(stage, seen.index, answers, lasted_us, is_ended, seen.cut_us)
         self.by_job.setdefault(lane.job, []).append(made)
         if made.has_worked and not lane.is_scheduler:
@@ -303,8 +303,9 @@ class Services:
     def usual_us(self, stage: int, job: Job, *, was_seen: bool) -> int:
         """Return the assumed duration of a service without a recorded end, microseconds.
 
-        A run that `was_seen` to continue: its time limit. Another run: the median of its user's runs, else of all runs,
-        at most its limit; the limit if there are none. Any other operation: the median of its kind, else 0.
+        A run that was still in progress (`was_seen`) takes its time limit. Another run takes the median of its user's
+        runs, else of all runs, at most its limit; without any runs it takes the limit. Another operation takes the
+        median of its kind, else 0.
         """
         runs, all_of_stage = self._runs.get(job.request.user), self._stages.get(stage, [])
         if stage != Stage.RUN:
@@ -316,7 +317,7 @@ class Services:
         return min(usual_us, limit_us) if limit_us else usual_us
 
     def _median(self, key: str | int, lasted: list[int]) -> int:
-        """Return a median, computed once: it is requested after the recording."""
+        """Return a median, which is cached because all durations are recorded before the first request."""
         if key not in self._medians:
             self._medians[key] = int(median(lasted)) if lasted else 0
         return self._medians[key]
@@ -334,7 +335,7 @@ def without_receipt(answer: c.OperationResult) -> c.OperationResult:
 
 
 def external_job_step(entry: Entry, state: State, job_id: int) -> Answer:
-    """Return the step of an external job's scheduler, rebuilt from its events."""
+    """Rebuild the step of an external job's scheduler from its events."""
     job, scheduler = state.jobs.get(job_id), state.schedulers.get(entry.actor.name)
     number = "" if job is None or job.external_job is None else job.external_job.job
     cluster = "" if scheduler is None else scheduler.cluster

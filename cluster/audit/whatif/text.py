@@ -20,10 +20,10 @@ Row = tuple[str, ...]
 NONE: Final = "-"
 
 REASON_CHARACTERS: Final = 18
-"""Displayed characters of a reason, so that figures fit on an 80-column terminal; `--json` has the whole text."""
+"""Displayed characters of a reason, so that the figures fit on an 80-column terminal; `--json` has the full text."""
 
 REASONS_SHOWN_MAX: Final = 15
-"""Displayed reasons for waiting, count: those with the longest waits."""
+"""Maximum number of displayed reasons for waiting: those with the longest waits."""
 
 
 def worlds_of(found: WhatIf) -> list[tuple[str, Figures]]:
@@ -103,10 +103,10 @@ def _readable(held: float) -> int:
 
 
 def calibration_words(found: WhatIf) -> str:
-    """Format the agreement of the unchanged replay with the record."""
+    """Format how well the unchanged replay agrees with the ledger."""
     one = found.calibration
     place, times = one.in_place, one.by_times
-    rough = " ROUGH: read differences with care." if one.is_rough else ""
+    rough = " ROUGH: differences are unreliable." if one.is_rough else ""
     return (
         f"{place.identical} of {place.starts} starts ({place.share:.1%}) are at the recorded time, the median start is "
         f"{format_span(place.median_off_us)} off; {one.same} of {one.decisions} decisions are the same. By service "
@@ -120,7 +120,7 @@ def left_out_words(found: WhatIf) -> list[str]:
     said = []
     if found.left_out:
         listed = ", ".join(f"{count} {kind}" for kind, count in found.left_out.items())
-        said.append(f"Left out, because the ledger does not suffice to rebuild them: {listed}.")
+        said.append(f"Left out, because the ledger lacks data to rebuild them: {listed}.")
     if found.unproven:
         listed = ", ".join(f"{count} {kind}" for kind, count in found.unproven.items())
         said.append(f"Rebuilt without the proof of a digest: {listed}.")

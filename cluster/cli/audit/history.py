@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from forebay.cluster.schemas import StoryAnswer
 
 PROGRESS_S = 2.0
-"""Seconds without a match before the search progress is printed, and between two such lines."""
+"""Interval between progress lines while nothing matches, seconds."""
 
-_MOMENTS = "a revision or time, such as 1207, 10:03 or 2026-01-31T10:03:00"
+_POINT_FORMS = "a revision or time, such as 1207, 10:03 or 2026-01-31T10:03:00"
 
 _OF = (
     click.option("--job", type=click.IntRange(min=1), metavar="JOB", help="Only events of this job."),
@@ -62,7 +62,7 @@ def _subject(pool: str | None, node: str | None, of: str | None) -> dict[str, st
 
 @click.command("history")
 @click.option(
-    "--from", "since", callback=parse_past_time, metavar="REVISION|TIME", help=f"Start of the period: {_MOMENTS}."
+    "--from", "since", callback=parse_past_time, metavar="REVISION|TIME", help=f"Start of the period: {_POINT_FORMS}."
 )
 @click.option(
     "--to", "until", callback=parse_past_time, metavar="REVISION|TIME", help="End of the period.  [default: now]"
@@ -92,8 +92,8 @@ def history(
 ) -> None:
     """Show events and rejected commands, optionally filtered.
 
-    Queries for one job, or with --of, --pool, --node or --kind rejected, use an index; others scan the ledger from
-    --from on. With --follow and --json each event is a JSON object on its own line.
+    Queries with --job, --of, --pool, --node or `--kind rejected` use an index; other queries scan the ledger, starting
+    at --from. With --follow and --json, each event is a JSON object on its own line.
     """
     if follow and until is not None:
         raise bad_input("--follow and --to exclude each other", "use one of them")
@@ -103,14 +103,14 @@ def history(
     }  # fmt: skip
     current = session()
     is_listed = as_json and not follow
-    told = _JsonPrinter() if is_listed else _LinePrinter(as_json=as_json)
+    printer = _JsonPrinter() if is_listed else _LinePrinter(as_json=as_json)
 
-    async def tell(client: Client) -> None:
-        async for stretch in _event_pages(client, {**asked, "from": since}, current, follow=follow):
-            told.add(stretch)
+    async def print_pages(client: Client) -> None:
+        async for page in _event_pages(client, {**asked, "from": since}, current, follow=follow):
+            printer.add(page)
 
-    current.ask(tell, on_a_loop=follow)
-    told.end()
+    current.ask(print_pages, on_a_loop=follow)
+    printer.end()
 
 
 async def _event_pages(
@@ -120,16 +120,16 @@ async def _event_pages(
     from forebay.cluster.client import read_event_pages
 
     clock, after = current.clock, None
-    told_s = clock.monotonic_s()
+    printed_s = clock.monotonic_s()
     while True:
         async for answer in read_event_pages(client, after, stale=current.stale, **asked):
             yield answer
             after, now_s = answer.read, clock.monotonic_s()
             if answer.rows or answer.read >= answer.last:
-                told_s = now_s
-            elif now_s - told_s > PROGRESS_S and is_terminal():
+                printed_s = now_s
+            elif now_s - printed_s > PROGRESS_S and is_terminal():
                 note(f"read up to revision {answer.read} of {answer.last}, {answer.read_at or ''}")
-                told_s = now_s
+                printed_s = now_s
         if not follow:
             return
         import asyncio
@@ -143,12 +143,12 @@ class _LinePrinter:
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
 
-    def add(self, stretch: StoryAnswer) -> None:
-        for row in stretch.rows:
+    def add(self, page: StoryAnswer) -> None:
+        for row in page.rows:
             click.echo(json_line(row) if self._as_json else event_line(row))
 
     def end(self) -> None:
-        """Print nothing: lines need no end."""
+        """Do nothing: this format has no closing text."""
 
 
 class _JsonPrinter:
@@ -161,14 +161,14 @@ class _JsonPrinter:
         self._before = '{"rows": [\n'
         self._last: StoryAnswer | None = None
 
-    def add(self, stretch: StoryAnswer) -> None:
-        for row in stretch.rows:
+    def add(self, page: StoryAnswer) -> None:
+        for row in page.rows:
             click.echo(self._before + json_line(row), nl=False)
             self._before = ",\n"
-        self._last = stretch
+        self._last = page
 
     def end(self) -> None:
-        """Print the fields that belong to the whole answer."""
+        """Close the list of events, and print the remaining fields of the object."""
         last = self._last
         assert last is not None
         head = self._before if self._before.startswith("{") else ""

@@ -65,12 +65,12 @@ def encode_options(options: dict[str, Any]) -> str:
 def decode_options(text: str) -> dict[str, Any]:
     """Return the options in the output of `encode_options`."""
 
-    def decoded(value: Any) -> Any:
+    def decode_object(value: Any) -> Any:
         if isinstance(value, list):
-            return tuple(map(decoded, value))
+            return tuple(map(decode_object, value))
         return Path(value[_PATH]) if isinstance(value, dict) else value
 
-    return {name: decoded(value) for name, value in json.loads(text).items()}
+    return {name: decode_object(value) for name, value in json.loads(text).items()}
 
 
 @click.command("verify")
@@ -127,8 +127,8 @@ def replay(**options: Any) -> None:
     with these digests. If one differs, it prints the two revisions between which the states first differ, and exits
     with 7. Large states are compared less often; the last one is always compared.
 
-    Parts of a long ledger are replayed in parallel, starting from states that the replica keeps beside the ledger. The
-    replay of the part before verifies such a state; if it differs, one process replays the whole ledger.
+    A long ledger is replayed in parallel parts, which start from states that the replica keeps beside the ledger. The
+    replay of the preceding part verifies each of these states; after a mismatch, one process replays the whole ledger.
 
     With --release the other release replays the ledger as well. If the states differ, the command prints the first
     entry with a difference and exits with 7.
@@ -174,7 +174,7 @@ def dump(**options: Any) -> None:
 @_DATA
 @_NAME
 @click.option(
-    "--job", metavar="JOB", required=True, help="Prove the history of this job; with --data, also of a purged one."
+    "--job", metavar="JOB", required=True, help="Prove the history of this job, which may be purged if --data is given."
 )
 @click.option(
     "-o",
@@ -256,8 +256,8 @@ def prune(**options: Any) -> None:
 def retain(**options: Any) -> None:
     """Archive and prune according to [retention].
 
-    Run it from a timer, once a day. It archives to each directory, then removes entries older than keep_days or beyond
-    keep, as `forebay audit prune` does.
+    Run it from a timer, once a day. It archives to each directory, then removes entries that exceed the age keep_days
+    or the size keep, as `forebay audit prune` does.
     """
     start_audit("retain", options)
 
@@ -272,8 +272,8 @@ def retain(**options: Any) -> None:
 def restore_ledger(**options: Any) -> None:
     """Restore the pruned part of a stopped replica's tree.
 
-    For a replica that joined after the pruning or lost its tree. Without the leaves of old entries it cannot sign
-    checkpoints or prove anything. The entries themselves stay in the archive.
+    Use it for a replica that joined after the pruning or lost its tree: without the leaves of old entries a replica can
+    neither sign checkpoints nor prove anything. The entries themselves stay in the archive.
     """
     start_audit("restore", options)
 
@@ -380,10 +380,10 @@ def recover(**options: Any) -> None:
 def whatif(**options: Any) -> None:
     """Simulate a past period with a different configuration.
 
-    Submits and other requests arrive at their recorded times, and the agents' work takes as long as recorded; all else
-    is decided again. The period is simulated twice: without changes, which shows the error of the simulation, and with
-    the changes, applied at the start. The assumptions are printed with the figures. Neither the cluster nor the
-    replica's directory, which may be in use, is changed.
+    Submits and other requests arrive at their recorded times, and the agents' work takes as long as recorded; every
+    decision is made again. The period is simulated twice: without changes, to measure the error of the simulation, and
+    with the changes, which apply from the start. The assumptions are printed with the figures. Neither the cluster nor
+    the replica's directory, which may be in use, is changed.
     """
     start_audit("whatif", options)
 
@@ -398,10 +398,10 @@ def whatif(**options: Any) -> None:
 def restore_backup(**options: Any) -> None:
     """Rebuild the cluster from a backup.
 
-    First prints the contents and time of the snapshot. It changes nothing without --confirm, --yes or a confirmation
-    on the terminal. The result is a cluster of one replica and a new incarnation, whose history begins with the
-    snapshot; add the other replicas again. It needs the configuration and certificates of the snapshot's cluster. If a
-    replica's directory is left, use `forebay cluster recover`, which keeps more.
+    First prints the contents and time of the snapshot. It changes nothing without --confirm, --yes or a confirmation on
+    the terminal. The result is a cluster of one replica and a new incarnation, whose history begins with the snapshot;
+    add the other replicas again. The command needs the configuration and certificates of the snapshot's cluster. If the
+    directory of a replica survives, use `forebay cluster recover` instead, which keeps more.
     """
     start_audit("restore-backup", options)
 

@@ -38,7 +38,7 @@ from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 TILE_PREFIX = "tile/"
 
 WITNESSES_MAX = 16
-"""Largest --witnesses, count: a cluster may have no more witnesses."""
+"""Largest --witnesses: the maximum number of witnesses of a cluster."""
 
 
 class CosignatureOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class CheckpointOutput(msgspec.Struct, frozen=True, kw_only=True):
     witnessed_by: tuple[CosignatureOutput, ...]
     witnesses_needed: int
     witnessed: bool
-    """True if enough witnesses have cosigned the checkpoint; false if the cluster needs none."""
+    """True if the required number of witnesses have cosigned the checkpoint; false if no cosignature is required."""
 
 
 @click.command("checkpoint")
@@ -85,7 +85,7 @@ def show_checkpoint(as_json: bool) -> None:
         root=checkpoint.root.hex(),
         signed_by=tuple(name for name, key in keys.items() if key in verified),
         witnessed_by=tuple(
-            CosignatureOutput(witness=name, key=key.name, at=_moment(verified[key]))
+            CosignatureOutput(witness=name, key=key.name, at=_cosigned_at(verified[key]))
             for name, key in witnesses.items()
             if key in verified
         ),
@@ -135,7 +135,7 @@ class ConsistencyOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Entries that the kept checkpoint covers."""
     size: int
     origin: str
-    """Origin of the last checkpoint: that of a new incarnation if the cluster was recovered since."""
+    """Origin of the last checkpoint; it differs from the kept checkpoint's origin after a recovery of the cluster."""
     cosigned_by: tuple[CosignatureOutput, ...]
 
 
@@ -175,7 +175,7 @@ def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None
     except OSError as error:
         raise bad_input(f"{error.filename} cannot be read: {error.strerror}", "name another file") from error
     except NoteError as error:
-        raise bad_input(str(error), "write keys as `forebay audit keys` prints them", place="--keys") from error
+        raise bad_input(str(error), "use the output of `forebay audit keys`", place="--keys") from error
 
     async def ask(client: Client) -> tuple[Checkpoint, Checkpoint, list[VerifiedSignature]]:
         listed = await client.call(ops.LIST_LOG_KEYS)
@@ -200,7 +200,7 @@ def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None
                 place="--from",
             )
         if before.size > after.size:
-            lost = f"; the cluster was recovered since, as {after.origin}, and lost its last entries"
+            lost = f"; the cluster was since recovered as {after.origin} and lost its last entries"
             raise Failure(
                 ExitCode.VERIFICATION_FAILED,
                 f"the kept checkpoint covers {before.size} entries, but the cluster's last one only {after.size}"
@@ -231,20 +231,21 @@ def consistency(old: Path, keys: Path | None, least: int, as_json: bool) -> None
         ) from error
     if as_json:
         witnesses = tuple(
-            CosignatureOutput(witness=one.key.name, key=one.key.name, at=_moment(one)) for one in cosigned
+            CosignatureOutput(witness=one.key.name, key=one.key.name, at=_cosigned_at(one)) for one in cosigned
         )
         show_json(
             ConsistencyOutput(size_before=before.size, size=after.size, origin=after.origin, cosigned_by=witnesses)
         )
         return
-    since = "" if before.origin == after.origin else f" The cluster was recovered since, as {after.origin}."
+    since = "" if before.origin == after.origin else f" The cluster was since recovered as {after.origin}."
     more = after.size - before.size
     click.echo(f"The first {before.size} entries are unchanged; {more} entries follow.{since}")
     for one in cosigned:
-        click.echo(f"Witness {plain(one.key.name)} cosigned the {after.size} entries at {format_time(_moment(one))}.")
+        at = format_time(_cosigned_at(one))
+        click.echo(f"Witness {plain(one.key.name)} cosigned the {after.size} entries at {at}.")
 
 
-def _moment(one: VerifiedSignature) -> str | None:
+def _cosigned_at(one: VerifiedSignature) -> str | None:
     return None if one.at_s is None else format_instant(Instant(one.at_s * MICROSECONDS_PER_SECOND))
 
 

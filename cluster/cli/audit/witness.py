@@ -36,7 +36,7 @@ class WitnessedLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RejectedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Validly signed checkpoint that contradicts an earlier cosigned one."""
+    """Checkpoint with valid signatures that contradicts a cosigned checkpoint."""
 
     origin: str
     at: str | None
@@ -63,7 +63,10 @@ class WitnessKeyAnswer(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--key", type=_FILE, required=True, metavar="FILE", help="Cosign with this key.")
 @_DB
 @click.option(
-    "--listen", required=True, metavar="ADDRESS", help="Listen on this address; off loopback give --certificate."
+    "--listen",
+    required=True,
+    metavar="ADDRESS",
+    help="Listen on this address; requires --certificate unless it is loopback.",
 )
 @click.option(
     "--log", "logs", multiple=True, metavar="ORIGIN=KEY,…", help="Cosign this ledger; give its replicas' keys."
@@ -89,8 +92,8 @@ def run(
 ) -> None:
     """Run a transparency-log witness.
 
-    Run it on a machine that the cluster's operators do not control. The witness cosigns a checkpoint if a majority of
-    the ledger's replicas have signed it and it extends the last one it cosigned. It never cosigns a ledger that was
+    Run it on a machine that the cluster's operators do not control. The witness cosigns a checkpoint that a majority of
+    the ledger's replicas have signed, if it extends the last cosigned checkpoint. It never cosigns a ledger that was
     rewritten or set back. The protocol is tlog-witness of C2SP.
     """
     if not logs and not keys:
@@ -111,14 +114,14 @@ def run(
 def create_key(key: Path, db: Path | None, name: str, as_json: bool) -> None:
     """Create a witness's key and its empty database.
 
-    Prints the verifier key, which clusters and auditors need. Keep key and database together: a witness that lost its
-    database needs another key.
+    Prints the verifier key, which clusters and auditors need. Keep the key and the database together: a witness that
+    lost its database needs a new key.
     """
     from forebay.cluster.witness import CheckpointStore, WitnessError, make_key
 
     database = _database(key, db)
     if database.exists():
-        raise bad_input(f"{database} exists already", "give another file with --db", place="--db")
+        raise bad_input(f"{database} exists already", "name a new file with --db", place="--db")
     try:
         public = make_key(key, name)
         CheckpointStore.create(database, str(public))
@@ -126,7 +129,7 @@ def create_key(key: Path, db: Path | None, name: str, as_json: bool) -> None:
         raise bad_input(error.sentence, error.remedy) from error
     present(WitnessKeyAnswer(key=str(public)), as_json, lambda: str(public))
     note(
-        f"Next: forebay run witness --key {plain(str(key))} --listen ADDRESS --keys FILE; send the line above to the "
+        f"Next: forebay run witness --key {plain(str(key))} --listen ADDRESS --keys FILE; send the key above to the "
         "clusters' operators and auditors."
     )
 
@@ -154,20 +157,20 @@ def list_logs(key: Path, db: Path | None, as_json: bool) -> None:
             WitnessAnswer(
                 key=public,
                 logs=tuple(
-                    WitnessedLog(origin=o, size=size, root=root.hex(), at=_moment(at_s), note=held)
+                    WitnessedLog(origin=o, size=size, root=root.hex(), at=_format_seconds(at_s), note=held)
                     for o, size, root, at_s, held in logs
                 ),
                 evidence=tuple(
-                    RejectedCheckpoint(origin=o, at=_moment(at_s), why=why, note=held)
+                    RejectedCheckpoint(origin=o, at=_format_seconds(at_s), why=why, note=held)
                     for o, at_s, why, held in evidence
                 ),
             )
         )
         return
-    rows = [(one.origin, one.size, one.root.hex()[:16], format_time(_moment(one.at_s))) for one in logs]
+    rows = [(one.origin, one.size, one.root.hex()[:16], format_time(_format_seconds(one.at_s))) for one in logs]
     show(table(("LOG", "ENTRIES", "ROOT", "COSIGNED"), rows, right=frozenset({"ENTRIES"})))
     for one in evidence:
-        note(f"REJECTED at {format_time(_moment(one.at_s))}: {plain(one.origin)}: {plain(one.why)}")
+        note(f"REJECTED at {format_time(_format_seconds(one.at_s))}: {plain(one.origin)}: {plain(one.why)}")
         click.echo(one.note, nl=False)
 
 
@@ -175,7 +178,7 @@ def _database(key: Path, db: Path | None) -> Path:
     return key.with_name(f"{key.name}.db") if db is None else db
 
 
-def _moment(at_s: int) -> str | None:
+def _format_seconds(at_s: int) -> str | None:
     return format_instant(Instant(at_s * MICROSECONDS_PER_SECOND))
 
 

@@ -142,8 +142,8 @@ def agent_receipt(
     The receipt has a line for every file that the agent moved. Its digest is compared with --digest or with the
     ledger's receipt; without either, a note says so.
 
-    Run it on the node, as the agent's account. With --filesystem it shows the receipt of a buffer on a shared
-    filesystem, on any machine that mounts it, until the buffer is removed. With --recheck it names each file that
+    Run it on the node, as the agent's account. With --filesystem it reads the receipt of a buffer on a shared
+    filesystem, from any machine that mounts it, as long as the buffer exists. With --recheck it names each file that
     differs at its destination.
 
     Exit codes: 7 if a digest, file or line differs; 3 if the receipt is not on this node; 6 if it is not readable.
@@ -228,7 +228,7 @@ def _find_receipt(
             ExitCode.NOT_FOUND,
             f"{home} has no receipt of job {job}{what}{number}",
             f"run this on the node that `forebay transfer receipt {job}` names, or add --filesystem PATH if the buffer "
-            "was on a shared filesystem; agents remove the oldest receipts, and movers those of removed buffers",
+            "was on a shared filesystem; agents remove the oldest receipts, and movers the receipts of removed buffers",
         )
     return found[-1]
 
@@ -264,14 +264,14 @@ def _progress() -> Callable[[int, int], None]:
     clock, files, size_bytes = SystemClock(), 0, 0
     shown_s = clock.monotonic_s()
 
-    def told(more_files: int, more_bytes: int) -> None:
+    def count(more_files: int, more_bytes: int) -> None:
         nonlocal files, size_bytes, shown_s
         files, size_bytes, now_s = files + more_files, size_bytes + more_bytes, clock.monotonic_s()
         if now_s - shown_s >= PROGRESS_S and sys.stderr.isatty():
             shown_s = now_s
             click.echo(f"\r{files} files, {readable_size(size_bytes)} compared", err=True, nl=False)
 
-    return told
+    return count
 
 
 def _show(descriptor: int) -> None:

@@ -36,7 +36,7 @@ def snapshot(name: str | None, as_json: bool) -> None:
 
 
 FETCH_KEEP_MAX = 10_000
-"""Largest --keep, count: one backup an hour for a year."""
+"""Largest --keep: one backup an hour for a year."""
 
 _SNAPSHOT_NAME = re.compile(r"snapshot-[0-9]{20}-[0-9]+\.fbs", re.ASCII)
 

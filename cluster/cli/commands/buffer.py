@@ -19,7 +19,7 @@ from forebay.replica.values import plain
 @click.command("list")
 @click.option("--all", "everything", is_flag=True, help="Include deleted buffers.")
 @click.option(
-    "--retained", is_flag=True, help="Only buffers retained because results of an external job are not exported."
+    "--retained", is_flag=True, help="Only buffers of external jobs that are retained until their results are exported."
 )
 @AT_OPTION
 @JSON_OPTION
@@ -36,7 +36,7 @@ def list_buffers(everything: bool, retained: bool, at: str | None, as_json: bool
 def export(job_ids: tuple[str, ...], partial: bool, as_json: bool) -> None:
     """Stage out the results of jobs again.
 
-    For results that are retained or could not be staged out. The buffer is removed afterwards.
+    Use it for results that are retained or whose stage-out failed. The buffer is removed afterwards.
     """
     change_each(job_ids, ops.EXPORT_BUFFER, as_json=as_json, partial=partial)
 
@@ -44,13 +44,13 @@ def export(job_ids: tuple[str, ...], partial: bool, as_json: bool) -> None:
 @click.command("clear")
 @click.argument("job_ids", metavar="[JOB…]", type=JOB_ID, nargs=-1)
 @click.option("--name", metavar="NAME", help="Clear the persistent buffer of this name.")
-@click.option("--discard", is_flag=True, help="Clear the buffer even if this LOSES the only copy of its data.")
+@click.option("--discard", is_flag=True, help="Clear the buffer even if the only copy of its data is LOST.")
 @YES_OPTION
 @JSON_OPTION
 def clear(job_ids: tuple[str, ...], name: str | None, discard: bool, yes: bool, as_json: bool) -> None:
     """Forget buffers that cannot be removed (operators).
 
-    Their space becomes free, but no files are deleted: remove by hand those that are left on the storage.
+    Their space becomes free, but no files are deleted: remove the remaining files from the storage by hand.
     """
     if bool(job_ids) == (name is not None):
         raise bad_input("no buffer is given", "give jobs, or a persistent buffer with --name")
@@ -71,7 +71,7 @@ def clear(job_ids: tuple[str, ...], name: str | None, discard: bool, yes: bool, 
 def burst(one_line: bool, at: str | None, as_json: bool) -> None:
     """Print pools and buffers as `scontrol show burst` does.
 
-    Times are local. A uid that the replica does not know is looked up on this machine.
+    Times are local. User IDs unknown to the replica are looked up on this machine.
     """
     answer = fill_uids(session().read(ops.SHOW_BURST, at=at))
     present(answer, as_json, lambda: burst_text(answer, one_line=one_line))

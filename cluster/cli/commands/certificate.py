@@ -33,7 +33,7 @@ from forebay.cluster.system import format_instant, replace_private
 from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant, plain
 
 EXPIRY_NOTICE_DAYS: Final = 60
-"""Days before the end of a certificate from which `cert list` warns: time for two maintenance windows."""
+"""Remaining validity below which `cert list` warns, days: time for two maintenance windows."""
 
 _DAY: Final = 24 * 3600 * MICROSECONDS_PER_SECOND
 
@@ -77,7 +77,7 @@ class AuthorityAnswer(msgspec.Struct, frozen=True, kw_only=True):
     valid_until: str | None = None
     """End of the new authority's validity."""
     retired: int = 0
-    """Authorities that are no longer trusted, count."""
+    """Number of authorities that are no longer trusted."""
 
 
 @click.command("list")
@@ -153,8 +153,8 @@ def issue_certificate(
 ) -> None:
     """Issue a certificate (needs ca.key).
 
-    A user needs a copy of forebay.toml, and beside it a tls directory (made with --into) with ca.pem, the certificate,
-    and its key, which must belong to that user.
+    A user needs a copy of forebay.toml and, in the same directory, a tls directory with ca.pem, the certificate and its
+    key. Create the tls directory with --into, and make the user the owner of the key.
     """
     current = session()
     config = current.config()
@@ -225,7 +225,7 @@ def renew(as_json: bool) -> None:
 def retire(as_json: bool) -> None:
     """Stop trusting the former authority (needs ca.key).
 
-    Only the certificate that ca.key belongs to stays in ca.pem.
+    Only the certificate of ca.key stays in ca.pem.
     """
     directory = session().config().tls.authority.parent
     gone = _run_on_authority(directory, lambda: retire_authorities(directory))
@@ -250,8 +250,8 @@ def retire(as_json: bool) -> None:
 def revoke_certificate(certificate: str, role: str, reason: str, as_json: bool) -> None:
     """Revoke certificates (operators).
 
-    A FILE or serial:NUMBER revokes one certificate, until it would have expired. A name revokes all certificates of
-    that holder, including future ones, until `cert unrevoke`. All replicas close open connections within a second.
+    A FILE or serial:NUMBER revokes one certificate for the rest of its validity. A name revokes all present and future
+    certificates of that holder, until `cert unrevoke`. All replicas close open connections within a second.
     """
     valid_until = None
     if certificate.endswith(".pem"):

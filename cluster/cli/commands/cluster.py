@@ -57,7 +57,7 @@ def status(as_json: bool) -> None:
 def show_feature_level(as_json: bool) -> None:
     """Show the feature level of each replica (operators).
 
-    The cluster uses the features of a level only after it was raised, so replicas of two releases can run together.
+    The cluster uses new features only after their level was raised, so replicas of two releases can run together.
     """
     current = session()
     _show(_ask_feature_level(current, lambda client: client.call(ops.SHOW_FEATURE_LEVEL, stale=current.stale)), as_json)
@@ -103,9 +103,9 @@ def show_clock(as_json: bool) -> None:
 def set_clock(time: str | None, as_json: bool) -> None:
     """Set the cluster's time back (operators).
 
-    TIME defaults to the latest wall clock of a majority. Use it only if the cluster's time is ahead; if it is behind,
-    it catches up by itself. Timers of unfinished jobs restart at the new time if they were later; begin times and
-    reservations do not change.
+    TIME defaults to the latest wall clock of a majority. Use it only if the cluster's time is ahead; a time that is
+    behind catches up by itself. Timestamps of unfinished jobs that are later than the new time become the new time;
+    begin times and reservations do not change.
     """
 
     async def change(client: Client) -> ClockAnswer:

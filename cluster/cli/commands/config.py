@@ -38,10 +38,10 @@ FILE_BYTES_MAX: Final = 1024 * 1024
 """Largest size of all files of one configuration, bytes: every key with its largest value needs less."""
 
 INCLUDES_MAX: Final = 16
-"""Depth of nested includes, count: Slurm sites use one or two."""
+"""Maximum depth of nested includes: Slurm sites use one or two."""
 
 FAULTS_SHOWN_MAX: Final = 20
-"""Faults of one file that are printed, count."""
+"""Maximum number of faults of one file that are printed."""
 
 
 def read_settings(path: Path) -> tuple[ConfSetting, ...]:
@@ -141,7 +141,7 @@ def _user_name(key: str, text: str) -> str:
     try:
         name = pwd.getpwuid(int(text)).pw_name
     except (KeyError, OverflowError):
-        note(f"forebay: warning: {key}: no user of this machine has the ID {text}; it is kept unchanged")
+        note(f"forebay: warning: {key}: no user of this machine has the ID {text}; the ID is kept unchanged")
         return text
     note(f"forebay: {key}: ID {text} is replaced by user {name}")
     return name
@@ -232,7 +232,7 @@ def _change(
         comparing = v.CompareRequest(settings=bodies, partial=partial, expect_revision=expected)
         compared = await client.call(ops.COMPARE_CONFIGURATION, comparing)
         if not dry_run:
-            # The change printed must be the change made, so a concurrent change rejects this one.
+            # Reject this change after a concurrent change, so that the change made is the change printed.
             known = compared.revision if expected is None else expected
             request = v.ConfigureRequest(
                 command_id=client.new_command_id(), settings=bodies, partial=partial, expect_revision=known

@@ -45,7 +45,7 @@ _TARGET = click.option(
 _HOLD = click.option(
     "--hold-s", type=click.IntRange(1, HOLD_S_MAX), help=f"Hold the fault for this long.  [default: {HOLD_S}]"
 )
-_SPARE = click.option("--spare-jobs", is_flag=True, help="Run only while no job is staging out.")
+_SPARE = click.option("--spare-jobs", is_flag=True, help="Fail if a job is staging out.")
 _FORCE = click.option("--force", "forced", multiple=True, metavar="NAME", help="Skip this precondition.")
 _PATH: Final = click.Path(path_type=Path)
 _RELEASE = click.option(
@@ -107,7 +107,7 @@ def plan(as_json: bool, **asked: Any) -> None:
 @click.option(
     "--goal-ms",
     type=click.IntRange(min=1),
-    help="Fail if writes stop for longer.  [default: 500; on a copy 60000, in an upgrade 2000]",
+    help="Fail if writes stop for longer than this.  [default: 500; on a copy 60000, in an upgrade 2000]",
 )
 @click.option(
     "--abort-after-s", type=click.FloatRange(0.1, 30), default=ABORT_AFTER_S, show_default=True,

@@ -29,10 +29,10 @@ STANDARD_COLUMNS: Final = "squeue"
 """Value of `queue -o` that selects squeue's standard columns."""
 
 LIMIT: Final = 1_000
-"""Default of `queue --limit`, count."""
+"""Default of `queue --limit`."""
 
 LIMIT_MAX: Final = 1_000_000
-"""Largest `queue --limit`, count: a hundred pages, and about a gigabyte of memory."""
+"""Largest `queue --limit`: a hundred pages, and about a gigabyte of memory."""
 
 
 _FOLLOWING: Final = "in a program, use `forebay audit history --follow --json`"

@@ -45,15 +45,15 @@ JOBS = click.argument("job_ids", metavar="JOB…", type=JOB_ID, nargs=-1, requir
 
 
 def _change(
-    name: str, help_text: str, operation: ApiOperation[Any, JobView], among: Callable[..., BulkCommand]
+    name: str, help_text: str, operation: ApiOperation[Any, JobView], bulk_command: Callable[..., BulkCommand]
 ) -> click.Command:
-    """Return a command that sends `operation` for one job, and `among` commands in bulk for several."""
+    """Return a command that sends `operation` for one job, or `bulk_command` in shared requests for several jobs."""
 
     @click.command(name, help=help_text)
     @JOBS
     @JSON_OPTION
     def change(job_ids: tuple[str, ...], as_json: bool) -> None:
-        change_each(job_ids, operation, among, as_json=as_json)
+        change_each(job_ids, operation, bulk_command, as_json=as_json)
 
     return change
 
@@ -121,25 +121,25 @@ def _path_variables(fields: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 def change_each(
     job_ids: tuple[str, ...],
     operation: ApiOperation[Any, JobView],
-    among: Callable[..., BulkCommand] | None = None,
+    bulk_command: Callable[..., BulkCommand] | None = None,
     *,
     as_json: bool,
     **fields: Any,
 ) -> None:
-    """Change each job and print its state; continue after a rejection, and exit with the code of the first one.
+    """Change each job and print its state; continue after a rejection, and exit with the code of the first rejection.
 
-    Several jobs share a request if `among`, the command's form for bulk requests, is given. `fields` are further
-    fields of the request. Tasks of an array in the same state share a line.
+    `bulk_command`, if given, is the command's form for bulk requests; several jobs then share a request. `fields` are
+    further fields of the request. Tasks of an array in the same state share a line.
     """
     wanted = tuple(dict.fromkeys(job_ids))
     changed: list[JobView] = []
 
     async def change_all(client: Client) -> list[Failure]:
         failures = []
-        if among is None or len(wanted) == 1:
+        if bulk_command is None or len(wanted) == 1:
             outcomes = _change_one_by_one(client, wanted, operation, fields)
         else:
-            outcomes = _change_in_bulk(client, wanted, among, fields)
+            outcomes = _change_in_bulk(client, wanted, bulk_command, fields)
         async for job_id, outcome in outcomes:
             if isinstance(outcome, JobView):
                 jobs = await _list_changed(client, job_id, outcome)
@@ -191,10 +191,10 @@ async def _change_one_by_one(
 
 
 async def _change_in_bulk(
-    client: Client, job_ids: tuple[str, ...], among: Callable[..., BulkCommand], fields: Mapping[str, Any]
+    client: Client, job_ids: tuple[str, ...], bulk_command: Callable[..., BulkCommand], fields: Mapping[str, Any]
 ) -> AsyncIterator[tuple[str, JobView | ApiError]]:
     """Change the jobs with as few requests as possible; stop at a request that fails."""
-    commands = [among(command_id=client.new_command_id(), job_id=job_id, **fields) for job_id in job_ids]
+    commands = [bulk_command(command_id=client.new_command_id(), job_id=job_id, **fields) for job_id in job_ids]
     answered = 0
     for part in split_into_requests(commands):
         try:
@@ -225,7 +225,7 @@ async def _list_changed(client: Client, job_id: str, first: JobView) -> tuple[Jo
         try:
             page = await client.call(ops.LIST_JOBS, job=job_id, limit=PAGE_JOBS, after=last)
         except ApiError:
-            # The change was made; only the states of the other tasks are unknown.
+            # The change was made, although the states of the other tasks are unknown.
             return (first,)
         found.extend(page.jobs)
         more = page.truncated and bool(page.jobs)

@@ -79,7 +79,7 @@ class InitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     "hosts",
     multiple=True,
     metavar="HOST|NAME=HOST,…",
-    help="Set one address for all replicas; or repeat the option for each; or name them: r1=10.0.0.1,r2=10.0.0.2."
+    help="Set one address for all replicas, or one for each by repeating the option or as r1=10.0.0.1,r2=10.0.0.2."
     "  [default: 127.0.0.1]",
 )
 @click.option(
@@ -153,9 +153,9 @@ def init(
 ) -> None:
     """Create a cluster's forebay.toml and certificates.
 
-    If --host names the replicas, DIRECTORY/hosts has a bundle for each host, with its own keys only; ca.key stays in
-    DIRECTORY. Existing files are not overwritten. Staging roots are relative to the current directory; without them
-    jobs cannot stage data.
+    If --host names the replicas, DIRECTORY/hosts has a bundle for each host with the keys of that host only; ca.key
+    stays in DIRECTORY. Existing files are not overwritten. Staging roots are relative to the current directory; without
+    them jobs cannot stage data.
     """
     here, is_root = Path.cwd(), os.geteuid() == 0
     are_named = any("=" in host for host in hosts)
@@ -172,7 +172,7 @@ def init(
             data=None if data is None else Path(os.path.normpath(here / data)),
             owner=None if are_named or replica_account is None else _owner(replica_account),
             account=account,
-            founder=_founder(),
+            founder=_current_account(),
             **fields,
         )
         config = create_site(directory, founding, clock=SystemClock())
@@ -212,7 +212,7 @@ def init(
         if not known.is_dir():
             note(f"forebay: warning: staging root {known} does not exist: create it before jobs use it")
     if not sources or not destinations:
-        missing = _missing(sources, destinations)
+        missing = _unset_roots(sources, destinations)
         note(f"forebay: warning: jobs cannot stage {missing}: use --source-root and --destination-root, or [staging]")
 
 
@@ -247,12 +247,12 @@ def _parse_hosts(option: str, given: tuple[str, ...]) -> tuple[tuple[str, str], 
     return tuple(pairs)
 
 
-def _founder() -> str:
+def _current_account() -> str:
     name = account_of(os.geteuid())
     return name if name is not None and is_name(name) else ""
 
 
-def _missing(sources: tuple[str, ...], destinations: tuple[str, ...]) -> str:
+def _unset_roots(sources: tuple[str, ...], destinations: tuple[str, ...]) -> str:
     return " or ".join(word for word, roots in (("in", sources), ("out", destinations)) if not roots)
 
 
@@ -308,7 +308,7 @@ def up() -> None:
         config.check_accounts(own, os.geteuid())
     replicas, agents, helpers = list_children(config)
 
-    def say(line: str) -> None:
+    def print_line(line: str) -> None:
         click.echo(as_logged(line, "forebay.cluster.cli.up"))
         sys.stdout.flush()
 
@@ -320,11 +320,11 @@ def up() -> None:
         async with Client.from_config(config, name, clock=current.clock, deadline_s=READY_S) as client:
             answer = await client.call(ops.LIST_MEMBERS)
         for line in _next_commands(config, answer.leader):
-            say(line)
+            print_line(line)
 
-    say(f"Starting cluster {config.cluster.name} of {config.file}: {_count(config)}. Ctrl-C stops it.")
+    print_line(f"Starting cluster {config.cluster.name} of {config.file}: {_count(config)}. Ctrl-C stops it.")
     try:
-        asked = run_to_end(run(replicas, agents, helpers, say=say, announce=announce))
+        asked = run_to_end(run(replicas, agents, helpers, say=print_line, announce=announce))
     except OSError as error:
         raise Failure(
             ExitCode.REFUSED, f"a process cannot be started ({error.strerror})", "free some memory"
@@ -335,7 +335,7 @@ def up() -> None:
             "all processes have ended",
             "see their messages above; usual causes are ports in use, or directories of another cluster",
         )
-    say("All processes have ended.")
+    print_line("All processes have ended.")
 
 
 async def _wait_for_gateway(config: Config) -> None:

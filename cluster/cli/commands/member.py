@@ -32,7 +32,7 @@ DIGEST_DIGITS_SHOWN = 16
 
 
 UNWITNESSED_NOTICE_S = 60.0
-"""Seconds that checkpoints may lack cosignatures before `probe` prints a line: a witness may be restarting."""
+"""Time without cosignatures after which `probe` prints a line, seconds: longer than a witness takes to restart."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     reachable: bool
     status: StatusView | None = None
     checkpoints: DigestsAnswer | None = None
-    """Recent state digests, with --digest only; replicas compare them among themselves as well."""
+    """Recent state digests, with --digest only; the replicas themselves compare them as well."""
     error: str | None = None
 
 
@@ -87,7 +87,7 @@ def compare(answers: Iterable[ReplicaStatus]) -> Comparison:
         return Comparison(agreement=Agreement.SAME, sentence=f"{names} hold the same state {where}")
     return Comparison(
         agreement=Agreement.UNKNOWN,
-        sentence="no two replicas have a digest of the same state; try again, if need be at a quieter time",
+        sentence="no two replicas have a digest of the same state; try again, or try when there are fewer changes",
     )
 
 
@@ -300,7 +300,7 @@ def probe(name: str | None, digest: bool, as_json: bool) -> None:
         raise Failure(
             ExitCode.VERIFICATION_FAILED,
             comparison.sentence,
-            "keep the directory of the replica that differs from the majority for an examination, and bring that "
+            "keep the directory of the replica that differs from the majority as evidence, and bring that "
             "replica back with `forebay cluster replace`",
         )
     if not any(answer.reachable for answer in answers):

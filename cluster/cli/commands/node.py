@@ -73,7 +73,7 @@ partition_group = record_group(
 @click.option(
     "--state",
     type=click.Choice(["UP", "DOWN", "DRAIN", "INACTIVE"], case_sensitive=False),
-    help="Set the state: DOWN starts no jobs, DRAIN accepts none, INACTIVE neither.  [default: UP]",
+    help="Set the state: DOWN starts no jobs, DRAIN accepts no jobs, INACTIVE does neither.  [default: UP]",
 )
 @click.option("--default/--no-default", "default", default=None, help="Use it for jobs that name no partition.")
 @click.option("--max-time", metavar="TIME", help="Set the longest time limit, for example 2-12, or UNLIMITED.")
@@ -137,7 +137,7 @@ def show_node(name: str, at: str | None, as_json: bool) -> None:
 def admit(name: str, as_json: bool) -> None:
     """Allow the agent of a new node to register (operators).
 
-    Nodes that were in forebay.toml when the cluster was created need no admission.
+    Nodes that forebay.toml listed when the cluster was created need no admission.
     """
     answer = session().write(ops.ADMIT_NODE, name=name)
     present(answer, as_json, lambda: f"Node {plain(answer.node)} may register: start its agent.")

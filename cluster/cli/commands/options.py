@@ -32,7 +32,7 @@ LOG_FORMAT_OPTION = click.option(
     "--log-format", type=click.Choice(FORMATS), callback=_log_as, expose_value=False,
     help=f"Set the log format.  [default: ${FORMAT_VARIABLE}, or journald in a systemd service, or text]",
 )  # fmt: skip
-"""Log format of the process that this one becomes, and of its children."""
+"""Log format of the process that replaces this one, and of its children."""
 
 
 def parse_past_time(context: click.Context, parameter: click.Parameter, typed: str | None) -> str | None:
@@ -58,7 +58,7 @@ AT_OPTION = click.option(
 JOB_ID_MAX: Final = 2**63 - 1
 
 PAGE_JOBS: Final = 10_000
-"""Jobs requested at once, count: the API's limit."""
+"""Number of jobs requested at once: the API's limit."""
 
 WATCH_PERIOD_S: Final = 1.0
 """Seconds between two listings of --watch: fast enough for the eye, no load for a leader."""
@@ -117,7 +117,7 @@ NAME = click.argument("name")
 
 
 CHANGE_TRIES: Final = 10
-"""Attempts to change a record that other operators are changing too, count."""
+"""Number of attempts to change a record that other operators change at the same time."""
 
 NO_LIMIT: Final = "-1"
 """Value that removes a limit, as in sacctmgr."""
@@ -197,8 +197,9 @@ def set_record(
 ) -> None:
     """Create or change a record and print it.
 
-    `changes` has the new values by field of the request, None for options that were not given. A dictionary replaces
-    only the limits it names; the value -1 removes a limit. `kept` returns the present record's fields for the request.
+    `changes` has the new value of each field of the request, or None if the option was not given. A dictionary of
+    limits changes only the limits it names; the value -1 removes a limit. `kept` returns the unchanged fields of the
+    present record.
     """
 
     def fields_of(present: Any) -> dict[str, Any]:
@@ -217,7 +218,7 @@ def set_record(
 def replace_record(kind: Kind, name: str, as_json: bool, fields_of: Callable[[Any], dict[str, Any]]) -> None:
     """Put a record and print it; `fields_of` returns the request's fields, given the present record or None.
 
-    If another operator changes the record in between, it is read again, so that neither change is lost.
+    The record is read again if another operator changes it meanwhile, so that neither change is lost.
     """
 
     async def change(client: Client) -> Any:

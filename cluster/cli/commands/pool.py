@@ -35,7 +35,7 @@ def list_pools(at: str | None, as_json: bool) -> None:
 def show_pool_use(name: str | None, as_json: bool) -> None:
     """Show the usage of pools in the last day.
 
-    The history begins when the replica that answers was started, if that was later.
+    The history is shorter if the replica that answers was started less than a day ago.
     """
     answer = session().read(ops.LIST_POOL_USE, name=name)
     if name is not None and not answer.pools:
@@ -87,7 +87,7 @@ def remarks(pool: PoolView) -> list[str]:
     found: list[str] = []
     if pool.overcommitted_bytes:
         over = format_amount(pool.overcommitted_bytes, unit)
-        found.append(f"{over} more is in use than in service: no space is free until jobs have released that much")
+        found.append(f"{over} more is in use than in service: no space is free until jobs release this amount")
     rest = pool.quantity_bytes % pool.granularity_bytes
     if rest:
         found.append(

@@ -31,9 +31,9 @@ _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, readable=False)
 def replica(name: str, first_start: bool, join: bool, found_without: tuple[str, ...]) -> None:
     """Run a replica.
 
-    A replica without data starts only if `forebay cluster init` created its directory, or with --first-start. A replica
-    that lost its data must not start this way: it has forgotten votes and entries that the others rely on (see
-    `forebay cluster replace`). A new cluster starts once every founding replica has confirmed that it has no history.
+    A replica without data starts only if `forebay cluster init` created its directory, or with --first-start. Never use
+    it for a replica that lost its data, because the other replicas rely on the lost votes and entries (see `forebay
+    cluster replace`). A new cluster starts once every founding replica has confirmed that it has no history.
     """
     config = session().config()
     for one in (name, *found_without):
@@ -94,8 +94,9 @@ def gateway(name: str) -> None:
 def bridge(name: str, state: Path, run: Path, metrics: Path | None, when_away: str) -> None:
     """Run the bridge between a slurmctld and the cluster.
 
-    Run it on each host of a slurmctld, as SlurmUser. It exits with 78 if a restart does not help: invalid configuration
-    or certificate, or external jobs of another cluster under this name; and with 1 if it cannot write.
+    Run it on each host of a slurmctld, as SlurmUser. Exit code 78 means that a restart does not help: the configuration
+    or certificate is invalid, or the name belongs to another Slurm cluster. Exit code 1 means that the bridge cannot
+    write its files.
     """
     words = ["--name", name, "--state", str(state), "--run", str(run), "--when-away", when_away]
     if metrics is not None:

@@ -36,7 +36,7 @@ class InstallAnswer(msgspec.Struct, frozen=True, kw_only=True):
     written: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
-    """Files that were changed since Forebay wrote them."""
+    """Files that were edited after Forebay wrote them."""
     to_do: tuple[str, ...] = ()
     """Remaining steps and faults."""
 
@@ -67,7 +67,7 @@ class InstallAnswer(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--run", type=_DIRECTORY, default=RUN, show_default=True, help="Keep the bridge's files and socket here.")
 @click.option(
     "--setup-wait", "setup_wait_s", type=click.IntRange(0), default=DEFAULT_SITE.external_job_setup_wait_s,
-    show_default=True, metavar="SECONDS", help="Assume this ExternalJobSetupWait in the site's configuration.",
+    show_default=True, metavar="SECONDS", help="Use this value as the site's ExternalJobSetupWait.",
 )  # fmt: skip
 @JSON_OPTION
 def install(
@@ -237,7 +237,7 @@ def list_schedulers(as_json: bool) -> None:
 def release_scheduler(name: str, as_json: bool) -> None:
     """Let another cluster use a scheduler's name (operators).
 
-    Use it if the Slurm cluster with this name was removed or renamed.
+    Use it after the Slurm cluster with this name was removed or renamed.
     """
     answer = session().write(ops.RELEASE_SCHEDULER, name=name)
     present(answer, as_json, lambda: f"Released {plain(name)}: the next Slurm cluster may take the name.")

@@ -46,11 +46,10 @@ WRAP_NAME: Final = "wrap"
 _ARGUMENTS: Final = "forebay.arguments"
 _SETTINGS: Final = "forebay.settings"
 _IGNORED: Final = "forebay.ignored"
-"""Keys of the click context: the script's arguments, sbatch options that set a field, and sbatch options without
-effect."""
+"""Keys in the click context: the script's arguments, sbatch options that set a field, and ignored sbatch options."""
 
 SCRIPTS_MAX: Final = 10_000
-"""Scripts of one command, count: ten requests; all scripts are in memory before the first is sent."""
+"""Maximum number of scripts of one command: ten requests; all scripts are in memory before the first is sent."""
 
 LIST_BYTES_MAX: Final = SUBMITTED_SCRIPT_BYTES_MAX
 """Largest list of scripts on standard input, bytes."""
@@ -65,7 +64,7 @@ REQUEST_CODES: Final = frozenset(
         "provider_refused",
     }
 )
-"""Codes of rejections of a burst-buffer request at any place: Slurm's line is printed last for them."""
+"""Codes that always mean a rejected burst-buffer request, whatever the place; Slurm's line is printed last."""
 
 PERMISSION_SENTENCES: Final = frozenset(
     {
@@ -75,10 +74,10 @@ PERMISSION_SENTENCES: Final = frozenset(
         "User found in DenyUsers",
     }
 )
-"""Rejections because of the user, not because of the request."""
+"""Rejections caused by the user's permissions, not by the request."""
 
 IGNORED_PLACE: Final = "ignored_options"
-"""Place of a rejection because the site does not accept options without effect."""
+"""Place in the error if the site rejects options without effect."""
 
 REQUEST_PLACES: Final = ("script", "--bb")
 """Prefixes of places within the burst-buffer request (`--bbf` too)."""
@@ -95,7 +94,7 @@ class _SubmitCommand(click.Command):
     """Command that passes the words after `--` to the script, and accepts every option of sbatch."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Extract script arguments and sbatch options without an option here, and parse the rest.
+        """Extract script arguments and sbatch options that this command lacks, and parse the rest.
 
         Raises:
             Failure: bad input, if an sbatch option is rejected.
@@ -137,9 +136,9 @@ def submit(
     """Submit batch scripts.
 
     #SBATCH lines at the top of a script set options by Slurm's names (--job-name, --time, --cpus-per-task, …); the
-    command line takes precedence. One warning lists options of sbatch without effect here, such as --mem. #DW and #BB
-    lines (#BB_LUA with a Lua provider) are the burst-buffer request. The command prints `Submitted batch job ID`. For
-    a rejected request it prints every place and cause, and last `Burst Buffer request invalid`.
+    command line takes precedence. One warning lists the sbatch options that have no effect here, such as --mem. #DW and
+    #BB lines (#BB_LUA with a Lua provider) are the burst-buffer request. The command prints `Submitted batch job ID`.
+    For a rejected request it prints every place and cause, then `Burst Buffer request invalid` as the last line.
 
     The script - is standard input: a script, which begins with #!, or a list of scripts, one for each line. Several
     scripts become one job each, with the same options. Nothing is submitted if one of them cannot be read or is not a
@@ -341,8 +340,8 @@ def _read_scripts(names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
 def _script_list(data: bytes) -> Sequence[str]:
     """Return the script names in the lines of standard input; empty if it is a script itself.
 
-    A script begins with `#!`. Other input is a list if its first line names a file; if not, it is treated as a script
-    without an interpreter line, which is rejected.
+    Input that begins with `#!` is a script. Other input is a list if its first line names a file; otherwise it is
+    rejected as a script without an interpreter line.
     """
     if data.startswith(b"#!") or len(data) > LIST_BYTES_MAX:
         return ()

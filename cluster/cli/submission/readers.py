@@ -25,7 +25,7 @@ _SINGLETON: Final = "singleton"
 _LATER_WORDS: Final = frozenset({"aftercorr", "expand"})
 
 SHARERS: Final = ("user", "mcs", "topo")
-"""Values of --exclusive that let others share the node; Forebay gives the job the whole node instead."""
+"""Values of --exclusive that allow sharing the node with some jobs; Forebay gives the job the whole node instead."""
 
 TypedFields = Mapping[str, str | bool | None]
 """Values from the command line by job field; None if the option is not given."""
@@ -38,7 +38,7 @@ class Context(NamedTuple):
     now: Instant
     zone: datetime.tzinfo | None = None
     in_script: bool = False
-    """Whether the text is from a script, which may be written for a Slurm site."""
+    """True if the text is from a script, which may be written for a Slurm site."""
 
 
 def typed_settings(given: TypedFields) -> dict[str, Setting]:
@@ -136,7 +136,9 @@ def parse_count(text: str, what: str, least: int, most: int) -> int:
 
 
 def parse_dependencies(text: str) -> tuple[str, ...]:
-    """Return each condition as `kind:id`. All must hold; with `?` between them (`is_any`) one suffices.
+    """Return each condition as `kind:id`.
+
+    All conditions must hold, or any one of them if `?` separates them (`is_any`).
 
     Raises:
         ValueError: sentence and remedy, if the text is invalid.

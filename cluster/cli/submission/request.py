@@ -47,7 +47,7 @@ _MAYBE_DIRECTIVE: Final = re.compile(r"#[A-Za-z!]")
 """Beginning of a comment line that may be a directive: a packed script keeps such lines unchanged."""
 
 _PLAIN_LICENSE: Final = re.compile(r"[A-Za-z0-9_.+-]+(?:[:=][0-9]+)?", re.ASCII)
-"""Licence that Forebay can count, unlike one of a remote database or a list of alternatives."""
+"""Licence that Forebay can count: neither from a remote database nor a list of alternatives."""
 
 
 class PreparedSubmit(NamedTuple):
@@ -58,11 +58,11 @@ class PreparedSubmit(NamedTuple):
     warnings: tuple[str, ...]
     sources: Mapping[str, str]
     ignored: tuple[IgnoredOption, ...] = ()
-    """Options without effect: the controller warns about them, or rejects them."""
+    """Ignored options: the controller warns about them, or rejects the job."""
     waits: bool = False
-    """Whether the script has --wait."""
+    """True if the script has --wait."""
     parsable: bool = False
-    """Whether the script has --parsable."""
+    """True if the script has --parsable."""
 
 
 def prepare(
@@ -94,7 +94,7 @@ def prepare(
     if not all(map(_is_text, arguments)):
         faults.append(bad_input("an argument of the script is not UTF-8 text", "use UTF-8 text", place="--"))
     from_script, typed = dict(options.settings), typed_settings(given)
-    notes, unheeded = list(options.warnings), [*options.ignored, *ignored]
+    notes, ignored = list(options.warnings), [*options.ignored, *ignored]
     chosen = from_script | typed
     fields: dict[str, Any] = {
         "script": script,
@@ -111,23 +111,23 @@ def prepare(
         by_script = {} if written is None else _script_exports(written, environment, notes)
         fields["environment"] = parse_exports(exports, environment, by_script)
         if written is not None and ALL_EXPORTED in written.value.split(","):
-            unheeded.append(ignore_value("--export", ALL_EXPORTED, written.place))
+            ignored.append(ignore_value("--export", ALL_EXPORTED, written.place))
         if ALL_EXPORTED in exports:
-            unheeded.append(ignore_value("--export", ALL_EXPORTED, "--export"))
+            ignored.append(ignore_value("--export", ALL_EXPORTED, "--export"))
     for row in JOB_FIELDS:
         if row.field in chosen:
             with _collect_failure(faults):
                 context = Context(directory, now, zone, in_script=row.field not in typed)
                 fields |= read_field(row, chosen[row.field], context)
     with _collect_failure(faults):
-        fields |= _cpus(fields, chosen, unheeded)
+        fields |= _cpus(fields, chosen, ignored)
     fields["variables"] = path_variables(fields, environment, home)
     if faults:
         raise join_failures(faults + _directive_faults(fields, _sources(chosen, label)))
     by_script_alone = {field: setting for field, setting in from_script.items() if field not in typed}
     fields["if_defined"] = tuple(field for field in IF_DEFINED if field in by_script_alone)
-    _leave_out(fields, by_script_alone, unheeded)
-    names = dict.fromkeys(_ignored_view(one) for one in unheeded)
+    _leave_out(fields, by_script_alone, ignored)
+    names = dict.fromkeys(_ignored_view(one) for one in ignored)
     fields["ignored_options"] = tuple(names)[:IGNORED_OPTIONS_MAX]
     sources = _sources(chosen, label)
     if TASKS_PER_NODE in chosen:
@@ -136,7 +136,7 @@ def prepare(
         sources.setdefault("cpus", sources["tasks"])
     sources.setdefault("workdir", "--chdir (the present directory)")
     return PreparedSubmit(
-        fields, tuple(notes), sources, tuple(unheeded), waits=WAITS in from_script, parsable=PARSABLE in from_script
+        fields, tuple(notes), sources, tuple(ignored), waits=WAITS in from_script, parsable=PARSABLE in from_script
     )
 
 
@@ -154,7 +154,7 @@ def _sources(chosen: Mapping[str, Setting], label: str) -> dict[str, str]:
 
 
 def _directive_faults(fields: Mapping[str, Any], sources: Mapping[str, str]) -> list[Failure]:
-    """Return the errors in the directives of a request that is not sent, by the grammar without a provider.
+    """Check the directives of a request that will not be sent because of other errors, without a provider's grammar.
 
     The controller, which knows the site's grammar, checks the directives of a request that is sent.
     """
@@ -215,7 +215,7 @@ def pack_script(script: str, label: str) -> str:
     """Return a long script in packed form (`replica.grammar`).
 
     Raises:
-        Failure: bad input, if even that is too long.
+        Failure: bad input, if the packed form is too long.
     """
     end = _end_of_head(script)
     head, rest = script[:end], script[end:]
@@ -252,7 +252,7 @@ def _end_of_head(script: str) -> int:
     return end
 
 
-def _cpus(fields: Mapping[str, Any], chosen: Mapping[str, Setting], unheeded: list[IgnoredOption]) -> dict[str, int]:
+def _cpus(fields: Mapping[str, Any], chosen: Mapping[str, Setting], ignored: list[IgnoredOption]) -> dict[str, int]:
     """Return the number of tasks and the CPUs of all tasks; empty for the default."""
     found = {}
     for field, what in ((TASKS_PER_NODE, "the number of tasks"), (CPUS_LEAST, "the number of CPUs")):
@@ -267,22 +267,22 @@ def _cpus(fields: Mapping[str, Any], chosen: Mapping[str, Setting], unheeded: li
     tasks = fields.get("tasks", most or 1)
     if most is not None and tasks > most:
         # All tasks run on the one node.
-        unheeded.append(ignore_value("--ntasks-per-node", "", chosen[TASKS_PER_NODE].place))
+        ignored.append(ignore_value("--ntasks-per-node", "", chosen[TASKS_PER_NODE].place))
     return {"tasks": tasks, "cpus": max(tasks * fields.get("cpus", 1), found.get(CPUS_LEAST, 1))}
 
 
-def _leave_out(fields: dict[str, Any], written: Mapping[str, Setting], unheeded: list[IgnoredOption]) -> None:
-    """Remove a script's licences and mail options that only other sites support, and record them as ignored."""
+def _leave_out(fields: dict[str, Any], written: Mapping[str, Setting], ignored: list[IgnoredOption]) -> None:
+    """Remove unsupported licences and mail options from a script's fields, and record them as ignored."""
     known = (("licenses", "--licenses", _is_plain_license), ("mail_types", "--mail-type", _is_mail_type))
     for field, long, is_known in known:
         if field in written:
             place = written[field].place
             others = [text for text in fields[field] if not is_known(text)]
-            unheeded += [ignore_value(long, text, place) for text in others]
+            ignored += [ignore_value(long, text, place) for text in others]
             fields[field] = tuple(filter(is_known, fields[field]))
     if "mail_user" in written and not is_mail_address(fields["mail_user"]):
         del fields["mail_user"]
-        unheeded.append(ignore_value("--mail-user", "", written["mail_user"].place))
+        ignored.append(ignore_value("--mail-user", "", written["mail_user"].place))
 
 
 def _is_plain_license(text: str) -> bool:
@@ -357,7 +357,7 @@ def _script_exports(written: Setting, environment: Mapping[str, str], notes: lis
 
 
 ALL_EXPORTED: Final = "ALL"
-"""Word for the whole environment, which is ignored: a job has only named variables."""
+"""Value that exports the whole environment. It has no effect: a job has only named variables."""
 
 NOTHING_EXPORTED: Final = ("NONE", "NIL")
 """Words for an empty environment."""

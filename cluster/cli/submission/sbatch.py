@@ -27,10 +27,10 @@ from forebay.replica.values import SUBMITTED_SCRIPT_BYTES_MAX, NodeListError, pa
 MARK: Final = "#SBATCH"
 
 FOREIGN_MARKS: Final = ("#PBS ", "#BSUB ", "#COBALT ", "#$ -")
-"""Prefixes of such lines of other batch systems; sbatch reads some of them."""
+"""Prefixes of the option lines of other batch systems; sbatch reads some of them."""
 
 WARNINGS_MAX: Final = 16
-"""Warnings about the lines of one script, count."""
+"""Maximum number of warnings about the lines of one script."""
 
 ADDED: Final = ("mail_types",)
 """Fields for which sbatch appends a second value to the first."""
@@ -60,7 +60,7 @@ class IgnoredOption(NamedTuple):
     """Option without effect."""
 
     written: str
-    """Its name, with the value if only this value has no effect."""
+    """Option name, followed by the value if only this value has no effect."""
     place: str
     reason: str
     remedy: str
@@ -83,7 +83,7 @@ class ScriptOptions(NamedTuple):
     ignored: tuple[IgnoredOption, ...]
     warnings: tuple[str, ...]
     faults: tuple[Failure, ...]
-    """Errors in the order of the lines; the other fields are valid only without errors."""
+    """Errors in the order of the lines; if there are any, the other fields are not valid."""
 
 
 def check_script(data: bytes, name: str) -> str:
@@ -240,7 +240,7 @@ def _read_line(line: str, place: str) -> Iterator[Found]:
         except Failure as failure:
             yield failure
             while left and not left[0].text.startswith("-"):
-                # The value of an unknown option is no second error.
+                # Skip the value of an unknown option, which would cause a second error.
                 left.popleft()
 
 

@@ -40,9 +40,9 @@ class Option(NamedTuple):
     alone: str = ""
     """Value if none is given."""
     without_effect: str = ""
-    """Value that is accepted with a warning by an option that takes none otherwise."""
+    """The only value that an option without a value accepts, with a warning."""
     reason: str = ""
-    """Reason that it is ignored or rejected."""
+    """Reason why the option is ignored or rejected."""
     remedy: str = ""
     """Remedy if it is rejected, or if the site rejects ignored options."""
 
@@ -58,7 +58,7 @@ EXPORT: Final = "export"
 WAITS: Final = "waits"
 PARSABLE: Final = "parsable"
 UNNAMED_FIELDS: Final = (TASKS_PER_NODE, CPUS_LEAST)
-"""Fields besides JOB_FIELDS that a script may set; `forebay submit --help` does not list them."""
+"""Fields outside JOB_FIELDS that a script may set; `forebay submit --help` does not list them."""
 
 _LEAVE_OUT: Final = "remove it"
 _NO_MEMORY: Final = "jobs have no memory limit"
@@ -143,7 +143,7 @@ def _options() -> Iterator[Option]:
         "jobs run in the cluster that they are submitted to", "submit the script there", "clusters/M=", "cluster="
     )
     yield from _ignored_options(
-        "sbatch does not have it", _LEAVE_OUT, "cpu-bind=", "cpu_bind=", "mem_bind=", "share", "ear=",
+        "sbatch has no such option", _LEAVE_OUT, "cpu-bind=", "cpu_bind=", "mem_bind=", "share", "ear=",
     )  # options of srun, of earlier releases, and of a plugin, which scripts have nevertheless  # fmt: skip
     yield from _ignored_options("the time limit is --time", "leave it out, and write --time", "time-min=")
     yield from _ignored_options(

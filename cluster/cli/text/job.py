@@ -120,7 +120,7 @@ def reason_word(reason: str) -> str:
 
 
 def slurm_node(job: JobView) -> str:
-    """Return the job's node as Slurm shows it: empty until it is allocated, even if data is staged there already."""
+    """Return the job's node as Slurm shows it: empty until allocation, even if data is already staged on the node."""
     without = job.state == JobState.PENDING.name or (job.details is not None and not job.details.nodes)
     return "" if without or job.node is None else job.node
 
@@ -189,7 +189,7 @@ def spans(rows: tuple[HistoryRow, ...]) -> list[Span]:
         if found:
             found[-1] = found[-1]._replace(until=at)
         found.append(Span(label, at, None))
-    if rows and _is_over(rows[-1]):
+    if rows and _has_finished(rows[-1]):
         found.pop()
     return found
 
@@ -203,7 +203,7 @@ def _label(row: HistoryRow) -> str:
     return plain(" ".join(words))
 
 
-def _is_over(row: HistoryRow) -> bool:
+def _has_finished(row: HistoryRow) -> bool:
     return row.state in _ENDED_WORDS and row.burst_buffer_state in (None, "complete")
 
 

@@ -17,7 +17,7 @@ import msgspec
 from forebay.replica.values import format_size, plain
 
 if TYPE_CHECKING:
-    # Rich takes a third of a command's time, so only functions that need it import it.
+    # The import of rich takes a third of a command's time, so only functions that need rich import it.
     from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
@@ -35,10 +35,10 @@ INDENT: Final = 4
 """Blanks before the continuation of a row on another line."""
 
 SHORTENED_MIN: Final = 20
-"""Least width to which a long text is shortened, characters; below, it goes to a line of its own."""
+"""Minimum width of a shortened text, characters; with less space, the text gets its own line."""
 
 MARK: Final = "…"
-"""Mark at the end of a shortened text; `show` prints all of it."""
+"""Mark at the end of a shortened text; the `show` commands print the whole text."""
 
 ROWS_STYLED_MAX: Final = 1_000
 """Largest table with colours and folding, rows: they take about half a second."""
@@ -49,7 +49,7 @@ _SGR: Final = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "magen
 _FIRST_COLOUR: Final = 30
 
 _ASKING: Final = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
-"""Environment variables that make rich assume a terminal."""
+"""Environment variables by which users force terminal output; rich obeys them as well."""
 
 _PLAIN_TERMINALS: Final = ("dumb", "unknown")
 
@@ -89,7 +89,7 @@ def _columns() -> int | None:
 
 
 def is_terminal() -> bool:
-    """Return whether results go to a terminal, or are to be formatted as if they did."""
+    """Return whether to format results for a terminal."""
     if any(name in os.environ for name in _ASKING):
         return bool(stdout_console().is_terminal)
     return sys.stdout.isatty()

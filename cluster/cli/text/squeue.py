@@ -20,7 +20,7 @@ STANDARD: Final = "%.18i %.9P %.8j %.8u %.2t %.10M %.6D %R"
 
 
 STARTS: Final = "%.18i %.9P %.8j %.8u %.2t %.19S %.6D %R"
-"""Format of `squeue --start`, without the column of scheduled nodes, which are unknown before the start."""
+"""Format of `squeue --start` without the column SCHEDNODES, which is unknown before the start."""
 
 
 FORMAT_CHARACTERS_MAX: Final = 1_000

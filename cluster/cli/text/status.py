@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from forebay.cluster.schemas import OverviewAnswer, PoolView
 
 POOLS_MAX: Final = 4
-"""Pools shown, the fullest ones, count: the status then has ten lines."""
+"""Maximum number of pools shown, the fullest ones, so that the status has ten lines."""
 
 LABEL_WIDTH: Final = 10
 

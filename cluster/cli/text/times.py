@@ -43,7 +43,7 @@ _NAMED_HOURS: Final = {"midnight": 0, "noon": 12}
 def parse_duration(text: str, *, as_sbatch: bool = False) -> int:
     """Return a time limit in seconds.
 
-    `as_sbatch` accepts fields out of range, such as 90 minutes beside hours, which are likely errors when typed.
+    `as_sbatch` accepts fields out of range, such as 1:90:00; on a command line they are likely errors.
 
     Raises:
         ValueError: sentence and remedy, if the text is invalid.

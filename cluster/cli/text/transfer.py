@@ -25,10 +25,10 @@ FILE_CHARACTERS_SHOWN: Final = 60
 """Characters shown of the end of the current file's path."""
 
 LEFT_OUT_SHOWN: Final = 4
-"""Skipped files named in a short receipt, count: the full receipt names more."""
+"""Number of skipped files named in a short receipt: the full receipt names more."""
 
 _LONGEST_S: Final = 1_000 * DAY_S
-"""Time left above which no figure is shown, seconds."""
+"""Largest remaining time that is shown, seconds."""
 
 
 def transfers_table(transfers: Iterable[TransferView]) -> Listing:

@@ -1,7 +1,7 @@
 """Private directory of a copy, created for one drill and removed at its end.
 
-The coordinator and the copy's replicas hold a lock on it. A killed coordinator leaves the directory behind; its
-replicas die with it, which releases the lock, and the next drill on a copy removes the directory.
+The coordinator and the copy's replicas hold a lock on it. If the coordinator is killed, its replicas die with it and
+the lock is released, but the directory remains. The next drill on a copy removes the directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREFIX: Final = "forebay-drill-copy-"
 
 TRIES: Final = 50
 TRY_EVERY_S: Final = 0.02
-"""Attempts to remove a directory, count, and the time between two, seconds."""
+"""Number of attempts to remove a directory, and the seconds between two attempts."""
 
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
@@ -32,7 +32,7 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 def private_directory(base: Path) -> Iterator[tuple[Path, int]]:
     """Create a directory for a copy and yield it with the descriptor of its lock; remove it at the end.
 
-    Processes of the copy inherit the descriptor, so the lock lasts as long as they do.
+    Processes of the copy inherit the descriptor, so the lock is held until they have all ended.
 
     Raises:
         OSError: if the directory cannot be created.
@@ -58,7 +58,7 @@ def _make(base: Path) -> tuple[Path, int]:
     while True:
         directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
         lock = open_directory(directory)
-        # Another drill's clean-up may have removed it before it was locked.
+        # Retry if another drill's clean-up removed the directory before it was locked.
         if try_lock(lock) and directory.exists():
             return directory, lock
         os.close(lock)

@@ -1,7 +1,7 @@
 """Exercises on a copy: restore from a snapshot, recover from a lost majority, upgrade.
 
-Each exercise begins with a snapshot, fetched from a replica or taken from a backup. The snapshot is verified, and its
-state compared with the states of the cluster's replicas at that revision.
+Each exercise begins with a snapshot from a replica or a backup. The snapshot is verified, and its state is compared
+with the states of the cluster's replicas at the same revision.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from forebay.cluster.system import TREE, Clock, free_bytes, parse_instant
 from forebay.replica.values import DRILL_S_MAX, MICROSECONDS_PER_SECOND, plain
 
 CONTROL_S: Final = 2.0
-"""Seconds of writes before the fault, to measure what is normal for the copy."""
+"""Seconds of writes before the fault, to measure the copy's normal latency."""
 
 SETTLE_S: Final = 1.0
 """Seconds of writes after the fault."""
@@ -64,7 +64,7 @@ class SnapshotUnavailable(Exception):
 
 
 SnapshotFetcher = Callable[[Client, ReplicaConfig, Path], Awaitable[None]]
-"""Has a replica write a snapshot, and copies it into a file; SnapshotUnavailable, ApiError."""
+"""Has a replica write a snapshot and copies it into a file. Raises SnapshotUnavailable or ApiError."""
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -107,7 +107,7 @@ class Exercise:
         self._unchecked: dict[str, str] = {}
         self._began_s = began_s
         self._drill = 0
-        """Number of the copy's own drill."""
+        """Number of the drill that runs on the copy, for its probes."""
 
     def room_fault(self) -> str:
         """Return a sentence if too little disk space is left for the copy, or an empty string."""
@@ -122,7 +122,7 @@ class Exercise:
         """Run the exercise, and remove the copy.
 
         Raises:
-            CopyFailed: if the copy does not do what a cluster must.
+            CopyFailed: if the copy does not behave as a cluster must.
             ApiError: if the cluster or the copy did not answer.
             SnapshotUnavailable: if the snapshot cannot be fetched.
             OSError: if the copy's files cannot be written.
@@ -316,9 +316,9 @@ class Exercise:
         self._tell(f"a copy of {len(NAMES)} replicas is up")
 
     async def _start_restored(self, copy: Copy, file: Path) -> tuple[float, float]:
-        """Restore the snapshot, start a replica on it, and return the times of its first write and first read.
+        """Restore the snapshot, start a replica, and return the times of its first write and first read.
 
-        The write is acknowledged, the read linearizable; times are seconds of the monotonic clock.
+        The write is acknowledged, the read linearizable. Times are seconds of the monotonic clock.
         """
         first, began_s = NAMES[0], self._clock.monotonic_s()
         await copy.audit("backup", "restore", str(file), "--name", first, "--yes", "--by", self._identity)
@@ -340,7 +340,7 @@ class Exercise:
         return self._clock.monotonic_s()
 
     async def _first_write(self, copy: Copy) -> float:
-        """Start a drill of the copy's own, for its probes; first end a drill that the snapshot contains."""
+        """Start a drill on the copy, which its probes need; first end a drill that the snapshot contains."""
         at, request = copy.replicas[NAMES[0]], self._begin_request(copy)
         first_s: list[float] = []
 
@@ -352,7 +352,7 @@ class Exercise:
                 if not await self._clear_drills(copy):
                     raise CopyFailed(f"the copy rejected a write: {error}") from error
                 first_s.append(self._clock.monotonic_s())
-                # The same command ID would be rejected again, because a retry gets the first answer.
+                # Use a new command ID: a retry with the same ID would get the first answer, a rejection.
                 request = self._begin_request(copy)
                 return None
             return None if begun is None else begun.drill
@@ -365,7 +365,7 @@ class Exercise:
     async def _clear_drills(copy: Copy) -> bool:
         """Remove locks and end open drills of the copy; return whether there were any.
 
-        A drill whose lease ends only now may have blocked the new one.
+        An open drill blocks a new drill until its lease ends.
 
         Raises:
             ApiError: if the copy did not answer.
@@ -419,7 +419,7 @@ class Exercise:
             await asyncio.sleep(LOOK_S)
 
     async def _write_without(self, copy: Copy, probes: Probes, away_s: float) -> None:
-        """Wait for `away_s`, and until a write sent in that time is acknowledged.
+        """Wait for `away_s`, and until a write sent meanwhile is acknowledged.
 
         Raises:
             CopyFailed: if none is acknowledged in time.
@@ -430,13 +430,13 @@ class Exercise:
         async def ask() -> bool | None:
             return any(one.answered_s is not None and one.sent_s > since_s for one in probes.writes) or None
 
-        await copy.wait_for(ask, "an acknowledged write without the replica that is away")
+        await copy.wait_for(ask, "an acknowledged write without the stopped replica")
 
     async def _wait_beyond(self, copy: Copy, revision: int) -> None:
-        """Wait until the copy is beyond a revision, so that a lost write that is resent gets a later one.
+        """Wait until the copy is beyond a revision, so that a lost write that is resent gets a later revision.
 
         Raises:
-            CopyFailed: if it does not get there in time.
+            CopyFailed: if the copy does not reach a later revision in time.
         """
 
         async def ask() -> bool | None:
@@ -448,7 +448,7 @@ class Exercise:
         """Wait until a replica has applied the leader's present commit index.
 
         Raises:
-            CopyFailed: if it does not get there in time.
+            CopyFailed: if the replica does not catch up in time.
         """
         leader = copy.replicas[await copy.wait_for_leader()]
         wanted = (await copy.client.call(ops.SHOW_STATUS, replica=leader)).commit_index
@@ -491,8 +491,8 @@ class Exercise:
             differ = await find_disagreement(copy.client, copy.replicas, self._clock)
             self.figures["states_agree"] = int(not differ)
         return [
-            *([f"{len(found.unsaid)} acknowledged writes are lost without notice"] if found.unsaid else ()),
-            *([f"of the copy: {differ}"] if differ else ()),
+            *([f"{len(found.unsaid)} acknowledged writes are lost without being announced"] if found.unsaid else ()),
+            *([f"on the copy, {differ}"] if differ else ()),
         ]
 
     @contextlib.contextmanager
@@ -504,7 +504,10 @@ class Exercise:
             self._unchecked[check] = str(error)
 
     async def _fold_ledger(self, copy: Copy, name: str, file: Path, release: Path | None = None) -> list[str]:
-        """Replay the copy's ledger from the snapshot on, also by `release`; return a sentence for each difference."""
+        """Replay the copy's ledger from the snapshot, with this release and `release`.
+
+        Return a sentence for each difference.
+        """
         words = ["audit", "replay", "--data", str(copy.replica_directory(name)), "--from-snapshot", str(file)]
         words += [] if release is None else ["--release", str(release)]
         began_s = self._clock.monotonic_s()
@@ -537,7 +540,7 @@ class Exercise:
 
 
 class LostWrites(msgspec.Struct, frozen=True):
-    """Lost acknowledged writes by command ID: those that the recovery plan announced, and others."""
+    """Lost acknowledged writes, by command ID: announced by the recovery plan (`said`), and unannounced (`unsaid`)."""
 
     said: tuple[str, ...]
     unsaid: tuple[str, ...]
@@ -548,9 +551,9 @@ class LostWrites(msgspec.Struct, frozen=True):
 def lost_writes(
     probes: Iterable[Probe], again: Resent, fault_s: float = 0.0, lost_after: int | None = None
 ) -> LostWrites:
-    """Return the acknowledged writes that got another answer, or a rejection, when they were resent.
+    """Return the acknowledged writes that got a different answer or a rejection when they were resent.
 
-    The recovery plan announced that writes after the revision `lost_after` may be lost; None if it announced none.
+    The recovery plan announced the loss of writes after the revision `lost_after`, or of none if that is None.
     """
     known = tuple(probes)
     names_gone = set(find_lost(known, again.revisions, again.unanswered))

@@ -1,8 +1,8 @@
 """Copy of a cluster: real replicas on loopback, with their own certificates, addresses and incarnation.
 
-The copy and the cluster cannot reach each other: the copy's authority signs only the copy's certificates, its key is
-deleted afterwards, and its configuration names no agent, mail, provider program, witness or helper. The copy's
-processes die with this one.
+The copy and the cluster cannot communicate: the copy has its own certificate authority, whose key is deleted
+afterwards, and its configuration names no agent, mail, provider program, witness or helper. The copy's processes die
+with this one.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from forebay.cluster.system import (
 from forebay.replica.values import format_size, plain
 
 NAMES: Final = tuple(f"copy{number}" for number in range(1, COPIES + 1))
-"""Names of its replicas, which no cluster has by default."""
+"""Names of the copy's replicas, which differ from the default names of a cluster."""
 
 NICENESS: Final = 5
-"""Nice value of its processes: a replica of the cluster may run on this machine."""
+"""Nice value of the copy's processes: a replica of the cluster may run on this machine."""
 
 LOOK_S: Final = 0.02
 """Seconds between two checks of a condition."""
@@ -64,21 +64,21 @@ SILENT_S: Final = 86_400
 """`node_down_s` of the copy, seconds: it has no agents."""
 
 _KEPT_BACK: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID")
-"""Environment variables of a service manager, which are for this process alone."""
+"""Environment variables of a service manager that child processes must not inherit."""
 
 _T = TypeVar("_T")
 
 
 CHANGE_UNDER_WAY: Final = "change_under_way"
-"""Code of the rejection of a membership change while an earlier one is not committed."""
+"""Rejection code of a membership change while an earlier change is not committed."""
 
 
 class CopyFailed(Exception):
-    """Copy that did not do what a cluster must; its text is the verdict of the drill."""
+    """Misbehaviour of the copy; its text is the drill's result."""
 
 
 class Copy:
-    """Copy of a cluster in a private directory, whose lock its processes hold."""
+    """Copy of a cluster in a private directory; the copy's processes hold the directory's lock."""
 
     def __init__(self, directory: Path, lock: int, original: Config, identity: str, clock: Clock) -> None:
         """Write the copy's configuration; `original` is the cluster's, `identity` the name of the copy's operator."""
@@ -194,7 +194,7 @@ class Copy:
     def remove_data(self, name: str) -> None:
         """Remove the directory of a killed replica."""
         lost = self.replica_directory(name).with_suffix(".lost")
-        # Its history service may still be ending and write there.
+        # Retry: the replica's history service may still write there while it ends.
         self.replica_directory(name).rename(lost)
         shutil.rmtree(lost, ignore_errors=True)
 
@@ -267,7 +267,7 @@ class Copy:
             found = await self.client.ask_once(ops.SHOW_STATUS, replica=at, timeout_s=STATUS_S)
             return found if found is not None and found.ready else None
 
-        return await self.wait_for(ask, f"{name} as a replica that is ready")
+        return await self.wait_for(ask, f"the readiness of replica {name}")
 
     async def join_replicas(self, names: tuple[str, ...]) -> None:
         """Add replicas without data, and wait until all members vote.
@@ -290,7 +290,7 @@ class Copy:
     async def _add(self, request: AddMemberRequest) -> MembersAnswer | ApiError | None:
         """Add a member, and return the answer, the final rejection, or None for a retry.
 
-        The cluster rejects the change while the previous member's vote is in force but not yet committed.
+        The cluster rejects the change until the previous member's vote is committed.
         """
         try:
             return await self.client.call(ops.ADD_MEMBER, request, deadline_s=READY_S)
@@ -332,7 +332,10 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return free loopback ports. If another process takes one meanwhile, the replica fails to start and logs it."""
+    """Return free loopback ports.
+
+    If another process takes a port meanwhile, the replica fails to start and logs the error.
+    """
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:

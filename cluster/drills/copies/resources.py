@@ -11,19 +11,19 @@ import msgspec
 from forebay.cluster.system import free_bytes
 
 COPIES: Final = 3
-"""Replicas of a copy, count: the fewest that survive a loss."""
+"""Number of replicas of a copy: the fewest that tolerate a failure."""
 
 REPLICA_BYTES: Final = 96 << 20
-"""Disk space of a replica besides its state, bytes: its sync log, journal pages and index."""
+"""Disk space of a replica without its state, bytes: sync log, journal pages and index."""
 
 IMAGES: Final = 4
-"""Images of the state in a replica's directory, count: two snapshots, one being written, and the history service's."""
+"""Number of state images in a replica's directory: two snapshots, a third being written, and the history service's."""
 
 PROCESS_BYTES: Final = 192 << 20
 """Memory of a replica and its history service without a state, bytes."""
 
 EXPANSION: Final = 16
-"""Largest ratio of a state's memory, with the history service's, to its size in a snapshot."""
+"""Largest ratio of the memory for a state, including the history service, to the size of its snapshot."""
 
 FLOOR_BYTES: Final = 64 << 20
 """Disk space that must stay free, bytes: below it a drill on a copy is aborted."""
@@ -32,7 +32,7 @@ _MEMINFO: Final = Path("/proc/meminfo")
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """Disk space and memory, available and needed by a copy of a snapshot of this size, bytes."""
+    """Available disk space and memory, and the needs of a copy of a snapshot of this size, bytes."""
 
     directory: str
     """Parent of the copy's directory."""
@@ -40,7 +40,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: int
     memory_bytes: int
     fault: str = ""
-    """Reason that the directory cannot be used; empty if it can."""
+    """Reason why the directory cannot be used, or an empty string."""
 
     @property
     def needed_bytes(self) -> int:
@@ -81,7 +81,7 @@ def _available_bytes(meminfo: Path) -> int:
 
 
 def backup_fault(file: Path) -> str:
-    """Return the reason that a backup cannot be read, or an empty string."""
+    """Return why a backup cannot be read, or an empty string."""
     try:
         with file.open("rb") as opened:
             return "" if opened.read(1) else "the file is empty"
@@ -90,7 +90,7 @@ def backup_fault(file: Path) -> str:
 
 
 def release_fault(tree: Path) -> str:
-    """Return the reason that a directory is no startable release, judged by its files, or an empty string."""
+    """Return why a directory contains no complete release, judged by its files, or an empty string."""
     if not tree.is_dir():
         return f"{tree} is not a directory"
     for name in ("forebay/cluster/serve.py", "forebay/cluster/audit/worker.py"):

@@ -1,4 +1,4 @@
-"""Drill helper on a machine: causes a fault that the machine allows, for as long as a lease is renewed."""
+"""Drill helper on a machine: causes faults that the machine's configuration allows, under a renewed lease."""
 
 from typing import TYPE_CHECKING
 

@@ -22,7 +22,7 @@ from forebay.cluster.system.eventloop import stop_on_signals
 EXIT_FAILED: Final = 1
 
 KNOWN_S: Final = 5.0
-"""Timeout of the query whether a drill is running, seconds."""
+"""Timeout of the query that checks that a drill is running, seconds."""
 
 
 def run(arguments: list[str]) -> int:

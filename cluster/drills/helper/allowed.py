@@ -23,7 +23,9 @@ from forebay.cluster.drills.helper.throttling import throttle_of
 
 
 def fault_of(config: Config, helper: HelperConfig, scenario: str, target: str, number: int) -> Fault:
-    """Return the fault of a drill. Nothing is changed, but files and host names are read, so the call may block.
+    """Return the fault of a drill.
+
+    The call changes nothing, but may block, because it reads files and resolves host names.
 
     Raises:
         HelperRefused: A setting forbids the fault; the message names it.
@@ -40,7 +42,7 @@ def fault_of(config: Config, helper: HelperConfig, scenario: str, target: str, n
     is_agent = target not in {replica.name for replica in config.replicas}
     if is_agent is not (scenario in AGENTS):
         kind = "an agent" if scenario in AGENTS else "a replica"
-        raise HelperRefused(f"{scenario} requires {kind}, and {target} is not one", "name another target")
+        raise HelperRefused(f"{scenario} requires {kind} as target, and {target} is not {kind}", "name another target")
     directory = config.agent(target).directory if is_agent else config.wal_directory(target)
     if needed == "network":
         return _cut(config, helper, scenario, target, number)
@@ -90,7 +92,7 @@ def _cut(config: Config, helper: HelperConfig, scenario: str, target: str, numbe
     if scenario == "partition":
         arriving.append(f"tcp dport {own} drop")
         leaving.append(f"tcp sport {own} drop")
-    # The lease may be renewed from the machine of another replica.
+    # Keep the helper's port open: the coordinator may renew the lease from the machine of another replica.
     arriving.insert(0, f"tcp dport {helper.address.port} accept")
     leaving.insert(0, f"tcp sport {helper.address.port} accept")
     chains = [

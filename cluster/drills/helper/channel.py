@@ -43,7 +43,7 @@ class HelperChannel:
 
         Raises:
             HelperRefused: The helper does not answer, or has another identity.
-            TlsError: The own certificate cannot be used.
+            TlsError: This process's certificate cannot be used.
         """
         try:
             async with asyncio.timeout(CONNECT_S):

@@ -1,7 +1,7 @@
-"""Faults of drills and their reversal, which is idempotent and also succeeds for a fault that never happened.
+"""Faults of drills and their reversal, which is idempotent and also succeeds if the fault never happened.
 
-A process is never found by a broad name. It is the holder of the lock on a replica's or an agent's directory,
-identified by its PID, its start time and the boot, and held by a descriptor while it is signalled.
+The target process is never found by its name. It is the process that holds the lock on the directory of a replica or an
+agent. It is identified by PID, start time and boot ID, and signalled through a pidfd.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from forebay.cluster.drills.helper.messages import HelperRefused
 from forebay.cluster.system import all_pids, boot_id, closing, free_bytes, send, start_time
 
 RESTART_WAIT_S: Final = 2.0
-"""Seconds for which others, such as a service manager, may restart a killed process."""
+"""Seconds in which a service manager may restart a killed process."""
 
 LOOK_S: Final = 0.25
 """Seconds between two checks for the restarted process: each reads the open files of all processes."""
@@ -41,7 +41,7 @@ FDINFO_BYTES_MAX: Final = 64 * 1024
 
 
 class TargetProcess(msgspec.Struct, frozen=True):
-    """Process, identified so that a reused PID is never mistaken for it."""
+    """Process with an identity that a reused PID does not match."""
 
     pid: int
     start: int
@@ -56,7 +56,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class Kill(msgspec.Struct, frozen=True, tag="kill"):
-    """SIGKILL to the process of a directory; undone by a restart, unless others restart it."""
+    """SIGKILL to the process of a directory; undone by a restart, unless a service manager restarts the process."""
 
     directory: str
     name: str
@@ -71,7 +71,7 @@ class Cut(msgspec.Struct, frozen=True, tag="cut"):
 
 
 class Fill(msgspec.Struct, frozen=True, tag="fill"):
-    """File that takes the free space; undone by its deletion and a restart of processes that ended meanwhile."""
+    """File that takes the free space; undone by deleting the file and restarting the target if it has ended."""
 
     file: str
     directory: str
@@ -106,7 +106,7 @@ class Machine(Protocol):
 
     @property
     def waits_for_others(self) -> bool:
-        """Return whether others may restart a process, and are given time for it."""
+        """Return whether a service manager may restart a killed process."""
         ...
 
     def holder(self, directory: str) -> TargetProcess | None:
@@ -158,7 +158,7 @@ class Machine(Protocol):
         ...
 
     def start(self, name: str, command: tuple[str, ...]) -> None:
-        """Restart a process, if this machine can."""
+        """Restart a process, if this machine has a command for it."""
         ...
 
     def rest(self, length_s: float) -> None:
@@ -190,18 +190,20 @@ def running(target: str, directory: str, machine: Machine) -> TargetProcess:
 
 
 def do(undo: Undo, machine: Machine) -> None:
-    """Cause the fault. After a failure, `undo_fault` undoes the part that was caused.
+    """Cause the fault. After an exception, `undo_fault` undoes the completed part.
 
     Raises:
-        HelperRefused: The process has ended, or nft rejects its rules.
-        OSError: The machine fails to cause it.
+        HelperRefused: The process has ended, or nft rejects the rules.
+        OSError: A system call fails.
     """
     match undo.fault:
         case Stop() | Kill():
             assert undo.process is not None
             number = signal.SIGSTOP if isinstance(undo.fault, Stop) else signal.SIGKILL
             if not machine.signal(undo.process, number):
-                raise HelperRefused(f"{undo.target} has exited meanwhile", "find out why, then plan the drill again")
+                raise HelperRefused(
+                    f"{undo.target} has exited since the drill was planned", "find out why, then plan the drill again"
+                )
         case Cut():
             machine.cut(undo.fault.rules)
         case Fill():
@@ -215,7 +217,7 @@ def undo_fault(undo: Undo, machine: Machine) -> None:
 
     Raises:
         HelperRefused: A command of the machine fails.
-        OSError: The machine fails to undo it.
+        OSError: A system call fails.
     """
     match undo.fault:
         case Stop():
@@ -243,7 +245,7 @@ def _running_again(fault: Kill | Fill, machine: Machine) -> None:
 
 
 class ThisMachine:
-    """Faults on the real machine. `up`: where to write the names of processes that `forebay cluster up` restarts."""
+    """Faults on the real machine. `up` is the descriptor to which the names of processes to restart are written."""
 
     def __init__(self, up: int | None = None) -> None:
         self._up = up
@@ -277,7 +279,7 @@ class ThisMachine:
 
     def mend(self, table: str) -> None:
         """Delete a table if it exists."""
-        # Declared first, so that it exists and the deletion needs no check.
+        # Declare the table first, so that the deletion succeeds even if it did not exist.
         _nft("-f", "-", rules=f"table inet {table}\ndelete table inet {table}\n")
 
     def fill(self, file: str) -> None:
@@ -304,13 +306,13 @@ class ThisMachine:
 
     def throttle(self, group: str, bound: str) -> None:
         """Limit a cgroup by a line of `io.max`; do nothing if the cgroup no longer exists."""
-        # Without O_CREAT: a cgroup deleted with its last process has no limit left to restore.
+        # Open without O_CREAT: a cgroup that was deleted with its last process has no limit to restore.
         with contextlib.suppress(FileNotFoundError):
             with closing(os.open(os.path.join(group, IO_MAX), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
                 os.write(file, bound.encode())
 
     def start(self, name: str, command: tuple[str, ...]) -> None:
-        """Have `forebay cluster up` or the machine's configured command restart it.
+        """Have `forebay cluster up` or the machine's configured command restart the process.
 
         Raises:
             HelperRefused: The command fails.
@@ -347,16 +349,16 @@ def _locks(pid: int, place: tuple[int, int]) -> bool:
 
 
 def nft_fault() -> str:
-    """Return the reason why nft rules cannot be loaded here, empty if they can."""
+    """Return why nft rules cannot be loaded on this machine, or an empty string."""
     if shutil.which("nft") is None:
         return "this machine has no nft (nftables)"
     return "" if os.geteuid() == 0 else "the helper does not run as root, and cannot load nft rules"
 
 
 def disk_fault(directory: Path) -> str:
-    """Return the reason why a directory's filesystem may not be filled, empty if it may.
+    """Return why a directory's filesystem must not be filled, or an empty string.
 
-    It must be a small filesystem that other programs do not need.
+    Only a small filesystem that other programs do not need may be filled.
     """
     here = os.stat(directory)
     if here.st_dev == os.stat("/").st_dev:

@@ -1,4 +1,4 @@
-"""Requests to a helper and its answers: one JSON object a line, over TLS with certificates of the cluster."""
+"""Requests to a helper and its answers: one JSON object per line, over TLS with certificates of the cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINE_BYTES_MAX: Final = 16 * 1024
 """Limit of one request or answer, bytes."""
 
 LEASE_S: Final = 3.0
-"""Duration of a fault without a renewal, seconds: two renewals may be lost."""
+"""Duration of a fault without a renewal, seconds: the fault continues if two renewals are lost."""
 
 RENEW_EVERY_S: Final = 1.0
 """Seconds between two renewals."""
@@ -42,11 +42,10 @@ AGENTS: Final = frozenset({"agent-kill", "node-down"})
 
 NOT_DONE: Final[dict[str, str]] = {
     "clock-skew": (
-        "the clock of a single process can only be set with a preloaded library, and all programs of a machine share "
-        "its clock"
+        "setting the clock of a single process needs a preloaded library, and all programs of a machine share its clock"
     ),
 }
-"""Requested scenarios that cannot be run faithfully -> reason."""
+"""Known scenarios that no helper can simulate faithfully -> reason."""
 
 Word = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)]
 Number = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
@@ -60,7 +59,7 @@ class LookRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
 
 class BeginRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="begin", tag_field="ask"):
-    """Request to cause the fault, for at most `duration_s` from then on."""
+    """Request to cause the fault for at most `duration_s`."""
 
     drill: Number
     plan: Word
@@ -92,9 +91,9 @@ class HelperAnswer(msgspec.Struct, frozen=True):
     remedy: Annotated[str, msgspec.Meta(max_length=2 * MESSAGE_CHARACTERS_MAX)] = ""
     protocol: int = PROTOCOL
     figures: Annotated[dict[str, int], msgspec.Meta(max_length=DRILL_FIGURES_MAX)] = {}
-    """For `look`: `now_us`, the machine's wall clock, `certificate_until_us`, and `free_bytes` of a disk."""
+    """Answer to `look`: the machine's wall clock `now_us`, `certificate_until_us`, and `free_bytes` of a disk."""
     starts: str = ""
-    """For `look`: what restarts a killed process, `command` or `up`; empty: a service manager, or nothing."""
+    """Answer to `look`: `command` or `up` if that restarts a killed process; empty for a service manager, or none."""
 
 
 class HelperRefused(Exception):

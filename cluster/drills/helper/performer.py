@@ -1,7 +1,7 @@
-"""Process that causes one fault and undoes it: on request, when the lease ends, or when its helper has ended.
+"""Process that causes one fault and undoes it on request, when the lease ends, or when the helper has ended.
 
-It runs in a session of its own and holds only the undo record, so killing the helper does not keep the fault. If this
-process is killed, the record remains, which the helper settles at once or at its start.
+The process runs in its own session, so it undoes the fault even if the helper is killed. If this process is killed, the
+undo record remains, and the helper undoes the fault at once or at its next start.
 
     stdin   the assignment, then `lease SECONDS` of the monotonic clock, or `end`; one a line
     stdout  `done`, `undone`, or `refused SENTENCE; REMEDY`
@@ -39,13 +39,13 @@ class FaultAssignment(msgspec.Struct, frozen=True):
     target: str
     fault: Fault
     lease_s: float
-    """Duration of the fault unless the lease is renewed, seconds."""
+    """Duration of the fault without a renewal of the lease, seconds."""
     duration_s: float
-    """Duration of the fault however often the lease is renewed, seconds."""
+    """Maximum duration of the fault with renewals, seconds."""
 
 
 class _Ended(Exception):
-    """SIGTERM received: the machine shuts down, or the process is to end."""
+    """Request to end by SIGTERM, for example at shutdown."""
 
 
 class Lines:
@@ -56,7 +56,7 @@ class Lines:
         self._rest = b""
 
     def next(self, timeout_s: float) -> str | None:
-        """Return the next line; empty once the helper has ended, None after a timeout."""
+        """Return the next line, an empty string once the helper has ended, or None after a timeout."""
         clock = SystemClock()
         until_s = clock.monotonic_s() + timeout_s
         while b"\n" not in self._rest:
@@ -72,7 +72,7 @@ class Lines:
 
 
 class Lease:
-    """Duration of a fault: until the lease or its time ends, another line arrives, or the helper has ended."""
+    """Remaining time of a fault: it ends with the lease, with its maximum duration, on request, or with the helper."""
 
     def __init__(self, clock: Clock, lease_s: float, duration_s: float) -> None:
         self._clock = clock
@@ -85,7 +85,7 @@ class Lease:
         return self._until_s - self._clock.monotonic_s()
 
     def hear(self, line: str) -> None:
-        """Process a line from the helper, or its end, which is empty."""
+        """Process a line from the helper; an empty line means that the helper has ended."""
         word, _, value = line.partition(" ")
         self._until_s = min(float(value), self._last_s) if word == "lease" else self._clock.monotonic_s()
 
@@ -117,7 +117,8 @@ def run(arguments: list[str]) -> int:
         left = record.settle(machine)
         if left is not None:
             return _refused(
-                f"drill {left.drill} had left a fault on {left.target}", "the fault is undone now: plan the drill again"
+                f"drill {left.drill} had left a fault on {left.target}",
+                "the fault is undone now: plan this drill again",
             )
         record.begin(of_target(assignment.drill, assignment.target, assignment.fault, machine), machine)
         signal.signal(signal.SIGTERM, _ended)
@@ -135,7 +136,7 @@ def run(arguments: list[str]) -> int:
 
 
 LINE_S: Final = 10.0
-"""Timeout for the assignment, seconds: it is sent at once."""
+"""Timeout for the assignment, which the helper sends at once, seconds."""
 
 
 def _ended(number: int, frame: object) -> NoReturn:

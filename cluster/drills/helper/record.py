@@ -1,4 +1,4 @@
-"""Undo record of this machine: written durably before a fault is caused, and kept until it is undone."""
+"""Undo record of this machine: durable before a fault is caused, and kept until the fault is undone."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ RECORD_BYTES_MAX: Final = 256 * 1024
 
 
 class Busy(Exception):
-    """Another process holds the record: it causes or undoes a fault."""
+    """Another process holds the record, because it is causing or undoing a fault."""
 
 
 class UndoRecord:
-    """Record of one helper, held exclusively: no other process causes or undoes its fault meanwhile."""
+    """Undo record of one helper, locked so that only one process at a time causes or undoes the helper's fault."""
 
     def __init__(self, directory: Path, *, wait: bool = False) -> None:
-        """Acquire the record; if another process holds it, wait for it if `wait`.
+        """Acquire the record; with `wait`, wait while another process holds it.
 
         Raises:
             Busy: Another process holds the record.
@@ -40,7 +40,7 @@ class UndoRecord:
             fcntl.flock(self._directory, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             os.close(self._directory)
-            raise Busy(f"another process causes or undoes a fault in {directory}") from None
+            raise Busy(f"another process holds the undo record in {directory}") from None
         except BaseException:
             os.close(self._directory)
             raise
@@ -83,7 +83,7 @@ class UndoRecord:
         os.fsync(self._directory)
 
     def remove(self) -> None:
-        """Remove the record once nothing is left to undo; durable on return.
+        """Remove the record after the fault is undone; durable on return.
 
         Raises:
             OSError: The record cannot be removed.
@@ -95,7 +95,7 @@ class UndoRecord:
     # ---- operations on the record
 
     def begin(self, undo: Undo, machine: Machine) -> None:
-        """Record how to undo a fault, then cause it; if that fails, undo it. Exceptions as `faults.do`."""
+        """Write the undo record, then cause the fault; undo the fault if this fails. Exceptions as `faults.do`."""
         self.write(undo)
         try:
             do(undo, machine)
@@ -104,7 +104,7 @@ class UndoRecord:
             raise
 
     def settle(self, machine: Machine) -> Undo | None:
-        """Undo the recorded fault and return it. Exceptions as `read` and `faults.undo_fault`."""
+        """Undo the recorded fault and return it. Exceptions of `read` and `faults.undo_fault` propagate."""
         undo = self.read()
         if undo is not None:
             undo_fault(undo, machine)

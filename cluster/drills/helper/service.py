@@ -1,4 +1,4 @@
-"""Helper of one machine: accepts requests, checks them, has a process cause the fault, and holds its lease."""
+"""Helper of one machine: checks requests, starts the process that causes the fault, and manages the lease."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from forebay.replica.values import MICROSECONDS_PER_SECOND
 LOGGER = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 8
-"""Connections at a time, count: one drill, and an operator who plans another."""
+"""Maximum number of connections at a time: a drill, operators who plan another, and spares."""
 
 IDLE_S: Final = 10.0
 """Seconds without a request after which a connection is closed."""
@@ -51,7 +51,7 @@ BEGIN_S: Final = 20.0
 """Timeout for causing a fault, seconds."""
 
 END_S: Final = 45.0
-"""Timeout for undoing it, seconds, including the machine's command that restarts a process."""
+"""Timeout for undoing a fault, seconds, including the command that restarts a process."""
 
 _MAY: Final = frozenset({Role.OPERATOR, Role.DRILL})
 
@@ -69,15 +69,15 @@ class UnderWay:
         self.ask: Final = ask
         self.who: Final = who
         self.until_s = float("inf")
-        """Last end of the lease, seconds of the monotonic clock; unknown until the fault is caused."""
+        """Latest possible end of the lease, seconds of the monotonic clock; unknown until the fault is caused."""
         self.process: Final = process
         self.begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """First line of the process."""
+        """First output line of the process."""
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Reason why the fault is not undone; empty if it is."""
+        """Reason why the fault is not undone; empty if it is undone."""
 
     def tell(self, line: str) -> None:
-        """Send the process a line; it may have ended."""
+        """Send a line to the process; ignore that the process has ended."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, RuntimeError):  # uvloop's error for a closed pipe
             self.process.stdin.write(f"{line}\n".encode())
@@ -97,13 +97,13 @@ class Helper:
         up: int | None = None,
         spawn: Spawn = asyncio.create_subprocess_exec,
     ) -> None:
-        """Create it.
+        """Create the helper.
 
-        `up`: descriptor of a pipe to `forebay cluster up`, which restarts killed processes; `spawn` starts the process
-        that causes a fault.
+        `up` is the descriptor of a pipe to `forebay cluster up`, which restarts killed processes. `spawn` starts the
+        process that causes a fault.
 
         Raises:
-            ConfigError: There is no such helper.
+            ConfigError: The configuration has no helper of this name.
         """
         self._config = config
         self._me = config.helper(name)
@@ -117,11 +117,11 @@ class Helper:
         self._watching: asyncio.Task[None] | None = None
         self._beginning = asyncio.Lock()
         self._done: set[int] = set()
-        """Drills whose fault was caused here: one fault each."""
+        """Drills whose fault was caused on this machine; each drill causes at most one fault."""
         self._connections = 0
 
     def renew(self, config: Config) -> None:
-        """Apply a new configuration; the location of the undo record stays."""
+        """Apply a new configuration, except for the location of the undo record."""
         self._config = config
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -148,7 +148,7 @@ class Helper:
                 await asyncio.wait((self._watching,), timeout=END_S)
 
     def _settle(self) -> str:
-        """Undo a leftover fault, waiting for a process that is doing so; return a description of it."""
+        """Undo a leftover fault and return its description; first wait for a process that may be undoing it."""
         record = UndoRecord(self._directory, wait=True)
         try:
             undo = record.settle(ThisMachine(self._up))
@@ -195,7 +195,7 @@ class Helper:
         if shown.identity.role not in _MAY:
             allowed = ", ".join(sorted(_MAY))
             raise HelperRefused(
-                f"{shown.identity} may not use a helper", f"use the certificate of a role that may: {allowed}"
+                f"{shown.identity} may not use a helper", f"use a certificate with one of the roles {allowed}"
             )
         if self._connections > CONNECTIONS_MAX:
             raise HelperRefused(f"this helper has {CONNECTIONS_MAX} other connections", "try again in a moment")
@@ -304,10 +304,10 @@ class Helper:
         return HelperAnswer(done=True)
 
     async def _check_under_way(self, ask: BeginRequest, who: Identity) -> None:
-        """Check that this drill is under way in the cluster.
+        """Check that this drill is running in the cluster.
 
         Raises:
-            HelperRefused: It is not, or the cluster does not confirm it.
+            HelperRefused: The drill is not running, or the cluster does not answer.
         """
         try:
             drill = await self._known(ask.drill)
@@ -365,7 +365,7 @@ class Helper:
                         one.begun.set_result(said)
             await one.process.wait()
             why = ""
-            # However it ended, the record shows what is left to undo.
+            # The record shows what remains to be undone, however the process ended.
             try:
                 left = await asyncio.to_thread(self._settle)
                 if left:

@@ -1,7 +1,7 @@
-"""I/O limit that makes the disk slow for one replica: the write rate of its cgroup to the device.
+"""I/O limit that makes the disk slow for one replica, by limiting the write rate of the replica's cgroup.
 
 Cgroup v2, controller `io` (the kernel's Documentation/admin-guide/cgroup-v2.rst): writes beyond `wiops` wait, as on a
-slow disk. Other processes in the cgroup would wait too, so there must be none.
+slow disk. The cgroup must contain no other processes, because the limit would apply to them too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NONE: Final = "rbps=max wbps=max riops=max wiops=max"
 """Content of `io.max` without limits."""
 
 ACCOUNTING: Final = "write IOAccounting=yes into the unit of the replica, or enable the controller io for its cgroup"
-OF_ITS_OWN: Final = "start each replica as a service of its own, as the units of the packages do"
+OWN_SERVICE: Final = "start each replica as a service of its own, as the units of the packages do"
 
 
 def throttle_of(process: TargetProcess, home: Path) -> Throttle:
@@ -33,14 +33,14 @@ def throttle_of(process: TargetProcess, home: Path) -> Throttle:
     try:
         group = cgroup_of(process.pid)
     except (LookupError, OSError) as error:
-        raise HelperRefused(str(error), OF_ITS_OWN) from error
+        raise HelperRefused(str(error), OWN_SERVICE) from error
     try:
         members = {int(line) for line in Path(group, "cgroup.procs").read_text().split()}
     except OSError as error:
-        raise HelperRefused(f"the processes of the cgroup {group} cannot be listed: {error}", OF_ITS_OWN) from error
+        raise HelperRefused(f"the processes of the cgroup {group} cannot be listed: {error}", OWN_SERVICE) from error
     others = sorted(members - {process.pid, *descendants(process.pid)})
     if others:
-        raise HelperRefused(f"process {others[0]} is in the same cgroup, {group}", OF_ITS_OWN)
+        raise HelperRefused(f"process {others[0]} is in the same cgroup, {group}", OWN_SERVICE)
     try:
         lines = Path(group, IO_MAX).read_text().splitlines()
     except OSError as error:

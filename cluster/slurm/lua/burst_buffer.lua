@@ -1,20 +1,20 @@
 -- Forebay as the burst buffer of an unmodified Slurm (22.05 and newer; Lua 5.1 to 5.4).
 --
--- Slurm compiles this file anew for each call of any function, so it is short: what a call needs besides is in parts that
--- `forebay run bridge` keeps in RUN/lua, of its own release, and that call alone compiles them.
+-- Slurm compiles this file again for each call of a function, so the file is short. The other code is in parts, which
+-- `forebay run bridge` writes to RUN/lua. A call compiles only the part that it needs.
 --
--- `pools`, `paths` and `job_process` run inside slurmctld, under its locks: they open local files of the bridge, and
--- nothing else. No process, no socket, nothing that could wait. The other functions run in slurmscriptd: one exchange
--- with the bridge through two FIFOs. No process is started, and nobody waits but Slurm's own.
+-- `pools`, `paths` and `job_process` run inside slurmctld, under its locks. They only read local files of the bridge:
+-- they start no process, open no socket and never wait. The other functions run in slurmscriptd, and exchange one
+-- request and reply with the bridge through two FIFOs.
 
 -- These lines are written by `forebay slurm install`.
 local RUN = "/run/forebay-slurm"
-local SITE = "/etc/slurm/burst_buffer.site.lua" -- a script of the site's own, if it is there
+local SITE = "/etc/slurm/burst_buffer.site.lua" -- the site's own script, if it exists
 
-local PATHS_BYTES_MAX = 1024 * 1024 -- of the variables of one job
-local AWAY_WAIT_S = 3 -- between two questions while no bridge answers
+local PATHS_BYTES_MAX = 1024 * 1024 -- variables of one job
+local AWAY_WAIT_S = 3 -- interval between two requests while no bridge replies
 
--- Return what a part is made of, nil while no bridge has put it there.
+-- Load a part; return nil if no bridge has written it.
 local function part(name)
   local chunk = loadfile(RUN .. "/lua/" .. name .. ".lua")
   return chunk and chunk(RUN)
@@ -48,7 +48,7 @@ function slurm_bb_paths(job, script, file)
   return slurm.SUCCESS
 end
 
--- What `setup` was given is what there is: a size that is larger is not compared with the pool.
+-- The size passed to `setup` is the real size. (Slurm does not compare a larger real size with the pool.)
 function slurm_bb_real_size() return slurm.SUCCESS end
 
 -- ---- in slurmscriptd
@@ -80,10 +80,11 @@ function slurm_bb_job_teardown(...) return called("job_teardown", ...) end
 
 function slurm_bb_get_status(...) return called("get_status", ...) end
 
--- ---- a second script, of the site's own
+-- ---- the site's own script
 
--- Jobs that have its directive are the second script's, all others are Forebay's. Its first line names the directive:
--- `-- directive: BB_LUA`. It is compiled only for its own jobs, so a fault in it does no harm to Forebay's.
+-- The first line of the site's script names a directive, for example `-- directive: BB_LUA`. Jobs with this directive
+-- are passed to the site's script, all others to Forebay. The site's script is compiled only for its own jobs, so errors
+-- in it do not affect Forebay's jobs.
 local function site_directive()
   local file = io.open(SITE, "r")
   if not file then return nil end
@@ -92,7 +93,7 @@ local function site_directive()
   return first:match("^%-%- directive: ([%w_]+)%s*$")
 end
 
--- Call a function of the second script. It has global variables of its own, since both define the same functions.
+-- Call a function of the site's script, which has its own global variables, because both scripts define the same functions.
 local function of_site(name, ...)
   local own = setmetatable({}, { __index = _G })
   local chunk, fault = loadfile(SITE, "t", own)
@@ -101,12 +102,12 @@ local function of_site(name, ...)
   if chunk then loaded, fault = pcall(chunk) end
   if not loaded then return slurm.ERROR, tostring(fault) end
   local called_one = rawget(own, "slurm_bb_" .. name)
-  if not called_one then return slurm.SUCCESS end -- written for an earlier release of Slurm
+  if not called_one then return slurm.SUCCESS end -- the script was written for an earlier release of Slurm
   return called_one(...)
 end
 
--- Open a job's script. From 24.11 on Slurm makes no files of a task that it splits from a job array: the script is in
--- those of the array, which the last argument names.
+-- Open a job's script. From 24.11 on, Slurm creates no files for a task that it splits from a job array. The script is
+-- then in the directory of the array; the last argument has the ID of the array.
 local function open_script(path, info)
   local file = io.open(path, "rb")
   local array = not file and type(info) == "table" and tonumber(info.array_job_id)
@@ -115,8 +116,8 @@ local function open_script(path, info)
   return io.open(string.format("%s/hash.%d/job.%d/script", state, array % 10, array), "rb")
 end
 
--- Return whether a script has a directive, nil if it cannot be read. As Slurm does, stop at the first line that is
--- neither a comment nor empty.
+-- Return whether a script has a directive, or nil if the script cannot be read. As in Slurm, the search ends at the
+-- first line that is neither a comment nor empty.
 local function has(directive, path, info)
   local file = open_script(path, info)
   if not file then return nil end
@@ -129,7 +130,7 @@ local function has(directive, path, info)
   return found
 end
 
-local SCRIPT_AT = { -- which argument is the path of the job's script
+local SCRIPT_AT = { -- function -> position of the argument with the path of the job's script
   job_process = 1, setup = 6, data_in = 2, test_data_in = 2, paths = 2, pre_run = 2, post_run = 2, data_out = 2,
   test_data_out = 2, job_teardown = 2,
 }
@@ -154,7 +155,7 @@ local function share(theirs)
     return process(path, ...)
   end
 
-  -- Whose job it was is unknown where its script is gone. Both scripts are called: each ignores jobs of the other.
+  -- If the job's script was deleted, its directive is unknown. Then call both scripts: each ignores jobs of the other.
   function slurm_bb_job_teardown(job, path, ...)
     if has(theirs, path) ~= nil then return teardown(job, path, ...) end
     local code, text = ours.job_teardown(job, path, ...)
@@ -162,7 +163,7 @@ local function share(theirs)
     return of_site("job_teardown", job, path, ...)
   end
 
-  -- Slurm passes no script. Forebay's jobs have a file of variables by then.
+  -- Slurm passes no script path here, but Forebay's jobs already have a file of variables.
   function slurm_bb_real_size(job, ...)
     local file = io.open(RUN .. "/paths/" .. tostring(job), "rb")
     if not file then return of_site("real_size", job, ...) end
@@ -180,8 +181,8 @@ local function share(theirs)
     return code, text:gsub("%]}$", function() return "," .. rows .. "]}" end) .. ""
   end
 
-  -- `scontrol show bbstat lua site …` is for the second script. Slurm passes the plugin's name, too, and from 23.02 on
-  -- the user's uid and gid before it.
+  -- `scontrol show bbstat lua site …` is passed to the site's script. Slurm also passes the plugin's name, and from
+  -- 23.02 on the user's uid and gid before it.
   function slurm_bb_get_status(...)
     local words = { ... }
     for at = 1, math.min(#words, 4) do

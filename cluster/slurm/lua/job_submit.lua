@@ -6,13 +6,13 @@
 --   function slurm_job_submit(job, partitions, uid)
 --     local code = check_buffer(job)
 --     if code ~= slurm.SUCCESS then return code end
---     return slurm.SUCCESS -- or the rest of the site's own checks
+--     return slurm.SUCCESS -- or continue with the site's own checks
 --   end
 
 -- This line is written by `forebay slurm install`.
 local DIRECTIVE = "#BB_LUA"
 
--- Return slurm.SUCCESS, or the code with which Slurm rejects the job after the sentence for its user.
+-- Return slurm.SUCCESS, or print an error for the user and return the code with which Slurm rejects the job.
 return function(job)
   local text = job.burst_buffer
   if type(text) ~= "string" or not text:find("%S") then return slurm.SUCCESS end

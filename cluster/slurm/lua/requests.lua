@@ -1,10 +1,11 @@
--- The check of requests: what `sbatch` refuses, before Slurm has a job. A chunk that returns it, for `job_process`.
+-- Check of burst-buffer requests for `job_process`, so that `sbatch` rejects invalid ones before a job exists. This chunk
+-- returns the check as a function.
 --
--- The grammar is replica/grammar/slurm.py in other words. Refuses nothing that Forebay accepts.
--- tests/cluster/slurm/test_lua_grammar.py and the fuzzer hold it to that.
+-- It implements the grammar of replica/grammar/slurm.py, and accepts everything that Forebay accepts.
+-- tests/cluster/slurm/test_lua_grammar.py and the fuzzer compare the two.
 
 local SCRIPT_BYTES_MAX, integer, is_among = ...
-local SHOWN_BYTES = 48 -- of what a user wrote, repeated in a sentence
+local SHOWN_BYTES = 48 -- longest part of a user's text that an error message repeats
 
 local function quote(text)
   if #text > SHOWN_BYTES then
@@ -13,7 +14,7 @@ local function quote(text)
   return "'" .. text:gsub("%c", "?") .. "'"
 end
 
--- Lengths of what Python takes for blanks at a place of a text, in bytes; nil: none.
+-- Return the length in bytes of the character at an offset if Python regards it as white space, otherwise nil.
 local function blank_at(text, at)
   local a, b, c = text:byte(at, at + 2)
   if not a then return nil end
@@ -47,7 +48,7 @@ local function is_blank(line)
   return true
 end
 
--- The offset, from 1, of the first character that a directive may not hold.
+-- Return the offset (from 1) of the first character that a directive must not contain, or nil.
 local function control_at(line)
   local at = 1
   while true do
@@ -69,8 +70,8 @@ local function characters(text)
   return #text - continued
 end
 
--- A text without the bytes at its end that a set of bytes holds. A pattern that ends in $ is tried at each byte of a
--- text, so one for this would take the square of its length.
+-- Return a text without trailing bytes of a set. (Lua tries a pattern that ends in $ at every byte of the text, which
+-- would take quadratic time.)
 local function trimmed(text, bytes)
   local last = #text
   while last > 0 and bytes[text:byte(last)] do last = last - 1 end
@@ -79,10 +80,10 @@ end
 
 local BLANKS, BACKSLASHES = { [32] = true, [9] = true }, { [92] = true }
 
--- Whether a text ends in an odd number of backslashes.
+-- Return whether a text ends in an odd number of backslashes.
 local function ends_open(text) return (#text - #trimmed(text, BACKSLASHES)) % 2 == 1 end
 
--- A word: text, line, the whole line and where in it the word begins (bytes, from 1).
+-- Raise the error for a word. A word has its text, line number, whole line, and offset in the line (bytes, from 1).
 local function refuse(word, sentence, remedy, bytes)
   local column = characters(word.whole:sub(1, word.at - 1)) + characters(word.text:sub(1, bytes or 0)) + 1
   error({ sentence = string.format("script line %d, column %d: %s; %s", word.line, column, sentence, remedy) }, 0)
@@ -162,7 +163,7 @@ end
 
 local function starts(text, with) return text:sub(1, #with) == with end
 
--- What Slurm counts by: the first place in a line where the letters stand.
+-- Check pool= and capacity= as Slurm finds them: at the first occurrence of these letters in a line.
 local function check_counted(each)
   local words = each.words
   local asks = words[1] and (words[1].text == "jobdw" or words[1].text:find("=", 1, true))
@@ -265,7 +266,7 @@ local function read_capacity(value, site)
   end
   if not digits:find("[1-9]") then refuse_value(value, shown .. " is zero", "ask for at least one byte") end
   local bytes = tonumber(whole .. "." .. (decimals or "0")) * multiplier
-  -- A double is not exact here: what is near the bound is for Forebay to refuse.
+  -- A double is not exact here, so a size slightly above the limit is accepted and left to Forebay.
   if bytes > site.limits.bytes * 1.000001 then refuse_value(value, shown .. " overflows", "ask for less") end
   return { bytes = bytes, point = decimals and #whole }
 end
@@ -320,7 +321,7 @@ local function read_space(at, options, asked, site)
   end
 end
 
--- What is wrong with an absolute path, in words that follow `the path `.
+-- Return the fault of an absolute path as words that follow `the path `, or nil.
 local function path_fault(path, site)
   if not starts(path, "/") then return quote(path) .. " is not absolute" end
   if #path > site.limits.path then return "is longer than " .. integer(site.limits.path) .. " bytes" end
@@ -556,7 +557,7 @@ local function check_access(value, asked, site)
   end
 end
 
--- ---- transfers that may write the same file, as replica/grammar/destinations.py has them
+-- ---- transfers that may write the same file, as in replica/grammar/destinations.py
 
 local function parts_of(path, site)
   local parts, name, rest = {}, variable_of(path)
@@ -570,8 +571,8 @@ local function parts_of(path, site)
   return parts
 end
 
--- Put in `copy` the parts of its destination, and both paths as text. False for paths with a backslash, after which
--- symbols mean themselves: those are for `setup`.
+-- Add to `copy` the parts of its destination, and both paths as text; return false for paths with a backslash, which
+-- escapes symbols. `setup` checks such paths.
 local function is_known(copy, site)
   if (copy.source .. copy.destination):find("\\", 1, true) then return false end
   local from = parts_of(copy.source, site)
@@ -584,10 +585,11 @@ local function is_known(copy, site)
   return true
 end
 
--- Whether two sources differ. Symbols such as %j have no values yet, and may stand for what is written out elsewhere.
+-- Return whether two sources certainly differ. A path with a symbol such as %j may equal any other path.
 local function differ(one, other) return one ~= other and not (one .. other):find("%", 1, true) end
 
--- Whether both may write one file with different contents. The destination of `upper` is that of `lower`, or above it.
+-- Return whether two transfers may write the same file with different contents. The destination of `upper` equals or
+-- contains that of `lower`.
 local function overlap(upper, lower)
   local is_same = upper.path == lower.path
   if upper.kind == "file" and lower.kind == "file" then return is_same and differ(upper.from, lower.from) end
@@ -604,10 +606,10 @@ local function check_overlaps(copies, site)
   local at = { [true] = {}, [false] = {} }
   local known = {}
   for number, copy in ipairs(copies) do
-    copy.number = copy.is_listed and number + #copies or number -- Forebay has lists after the others
+    copy.number = copy.is_listed and number + #copies or number -- Forebay processes lists after the others
     if is_known(copy, site) then known[#known + 1] = copy end
   end
-  -- What lies in a directory comes after it.
+  -- Sort directories before their contents.
   table.sort(known, function(one, other)
     if #one.to ~= #other.to then return #one.to < #other.to end
     return one.number < other.number
@@ -683,7 +685,7 @@ local function check_pool(asked, site)
   end
 end
 
--- Return nil where a script may be submitted, else why not, with its place. `site` is site.json as a table.
+-- Return nil if a script may be submitted, otherwise the error with its place. `site` is the content of site.json.
 return function(text, site)
   local fine, why = pcall(function()
     if #text > SCRIPT_BYTES_MAX then

@@ -1,11 +1,10 @@
--- What burst_buffer.lua does in slurmctld: `job_process` and `pools`. They open local files that the bridge keeps, and
--- nothing else.
+-- Part of burst_buffer.lua for slurmctld: `job_process` and `pools`. They only read local files of the bridge.
 
 local RUN = ...
 
-local SCRIPT_BYTES_MAX = 256 * 1024 -- a longer script is refused by Forebay, too
-local FILE_BYTES_MAX = 1024 * 1024 -- of site.json and pools.json: a thousand pools
-local DEPTH_MAX = 16 -- nesting of site.json: it has five levels
+local SCRIPT_BYTES_MAX = 256 * 1024 -- also Forebay's limit
+local FILE_BYTES_MAX = 1024 * 1024 -- largest site.json or pools.json: a thousand pools
+local DEPTH_MAX = 16 -- deepest nesting of a JSON file: site.json has five levels
 
 local function slurp(path, most)
   local file = io.open(path, "rb")
@@ -28,7 +27,7 @@ end
 
 -- ---- files of the bridge
 
--- A strict, bounded reader of JSON; nil for anything that is none. null is left out of tables.
+-- Strict, bounded JSON parser. It returns nil for invalid text, and leaves null values out of tables.
 local ESCAPES = { ['"'] = '"', ["\\"] = "\\", ["/"] = "/", b = "\b", f = "\f", n = "\n", r = "\r", t = "\t" }
 
 local function utf8_of(code)
@@ -41,13 +40,13 @@ local function read_json(text)
   local at = 1
   local value
   local function fault() error("json", 0) end
-  -- Return the next character that is no blank, and be behind it.
+  -- Return the next non-blank character, and advance past it.
   local function next_one()
     local one, after = text:match("^[ \t\r\n]*(.)()", at)
     at = after or fault()
     return one
   end
-  local function quoted() -- behind its first quote
+  local function quoted() -- the rest of a string, after its opening quote
     local plain, after = text:match('^([^%c"\\]*)"()', at)
     if plain then
       at = after
@@ -111,7 +110,7 @@ local function read_json(text)
     end
     return found
   end
-  -- Return what begins with a character that was just read.
+  -- Return the value whose first character was just read.
   value = function(first, depth)
     if depth > DEPTH_MAX then fault() end
     if first == '"' then return quoted() end
@@ -142,8 +141,8 @@ local function uptime_s()
   return text and tonumber(text:match("^%d+%.?%d*"))
 end
 
--- Return a file of the bridge, and whether it may be believed now. Times are of the machine's uptime, which no clock
--- that is set moves; a file of an earlier boot would be from the future, and a tmpfs does not keep one.
+-- Return a file of the bridge, and whether the file is still valid. Times are the machine's uptime, which setting the
+-- clock does not change. A file from before a reboot would be from the future, and so invalid; a tmpfs keeps no such file.
 local function news(name)
   local text = slurp(RUN .. "/" .. name, FILE_BYTES_MAX)
   local found = text and read_json(text)
@@ -153,15 +152,15 @@ local function news(name)
   return found, now_s <= until_s and until_s <= now_s + lasts_s
 end
 
--- Return the check of requests (requests.lua). Compiling it costs more than all else here, so the first call keeps what
--- this Lua has made of it, under a name that each bridge chooses anew: nothing of an earlier boot or release is read.
+-- Return the check of requests (requests.lua). Compiling dominates the cost of a call, so the first call caches the
+-- compiled code. Each bridge chooses a new name for the cached file, so code of an earlier boot or release is never read.
 local function make_check(site, fresh)
   local name = fresh and type(site.compiled) == "string" and site.compiled:match("^%x+$")
   local kept = name and RUN .. "/lua/" .. name .. "." .. _VERSION:gsub("[^%w.]", "")
   local chunk = kept and loadfile(kept)
   if not chunk then
     chunk = assert(loadfile(RUN .. "/lua/requests.lua"))
-    local beside = kept and kept .. "." .. tostring({}):match("%w+$") -- there may be two calls at a time
+    local beside = kept and kept .. "." .. tostring({}):match("%w+$") -- two calls may run at the same time
     local file = beside and io.open(beside, "wb")
     if file then
       local written = file:write(string.dump(chunk, true))
@@ -173,7 +172,7 @@ end
 
 -- ---- calls
 
--- Where no news came yet, or none for long: since when.
+-- Return the error for a missing or outdated site.json, with the time of its last update.
 local function away(site)
   local host = site and site.host or "this host"
   local since = site and site.written and " since " .. site.written or ""
@@ -185,7 +184,7 @@ local function job_process(script, uid)
   if not site or (not fresh and site.away ~= "accept") then return slurm.ERROR, away(site) end
   local text = slurp(script, SCRIPT_BYTES_MAX + 1)
   if not text then return slurm.ERROR, "the script cannot be read, or has more than " .. integer(SCRIPT_BYTES_MAX) .. " bytes" end
-  text = text:gsub("%z+$", "") -- as Slurm writes some of its files
+  text = text:gsub("%z+$", "") -- Slurm ends some of its files with zero bytes
   -- From 23.02 on Slurm passes the user's uid.
   uid = tonumber(uid)
   if uid and site.users then
@@ -193,7 +192,7 @@ local function job_process(script, uid)
     if site.users.deny and is_among(uid, site.users.deny) then return slurm.ERROR, "User found in DenyUsers" end
   end
   local fine, why = pcall(function() return make_check(site, fresh)(text, site) end)
-  -- A fault of this script, or tables of another release: Forebay itself reads the request in `setup`.
+  -- Ignore an error of the check itself, or tables of another release: `setup` checks the request again.
   if fine and why then return slurm.ERROR, why end
   return slurm.SUCCESS
 end
@@ -209,7 +208,7 @@ local function pools()
   return slurm.SUCCESS, '{"pools":[' .. table.concat(rows, ",") .. "]}"
 end
 
--- Return the word of Forebay's directives, nil while no bridge has told it.
+-- Return the word that begins Forebay's directives, or nil if no bridge has written it yet.
 local function directive()
   local site = news("site.json")
   return site and site.directive

@@ -1,13 +1,12 @@
--- What burst_buffer.lua does in slurmscriptd: one exchange with the bridge through two FIFOs. No process is started, and
--- nobody waits but Slurm's own.
+-- Part of burst_buffer.lua for slurmscriptd: each call exchanges one request and reply with the bridge through two FIFOs.
 
 local RUN = ...
 
-local SCRIPT_BYTES_MAX = 256 * 1024 -- a longer script is refused by Forebay, too
-local ANSWER_BYTES_MAX = 64 * 1024 -- of the bridge: status of a job
-local SLOTS = 64 -- FIFOs that the bridge keeps ready for answers: the files slots/1 to slots/64
-local REQUEST_BYTES_MAX = 4096 -- of one request: what a pipe takes in one piece
-local AWAY_WAIT_S = 3 -- between two questions while no bridge answers
+local SCRIPT_BYTES_MAX = 256 * 1024 -- also Forebay's limit
+local ANSWER_BYTES_MAX = 64 * 1024 -- longest reply: the status of a job
+local SLOTS = 64 -- FIFOs that the bridge keeps ready for replies: slots/1 to slots/64
+local REQUEST_BYTES_MAX = 4096 -- longest request: the size of an atomic write to a pipe
+local AWAY_WAIT_S = 3 -- interval between two requests while no bridge replies
 
 local function read_all(file)
   local parts, size = {}, 0
@@ -19,8 +18,8 @@ local function read_all(file)
   return table.concat(parts)
 end
 
--- Take a FIFO for an answer: Lua can make none, but of those that rename one, one succeeds. Its new name says whose it
--- is, so it can never be taken for another call's. Return that name, or nil where none is left, or no bridge.
+-- Claim a FIFO for the reply by renaming it, which succeeds for only one caller (Lua cannot create FIFOs). The new name
+-- identifies the call. Return the new name, or nil if no FIFO is left or no bridge runs.
 local function claim(call)
   local from = #call * 7 + (tonumber(call:match("%d+")) or 0)
   for tried = 1, SLOTS do
@@ -33,13 +32,13 @@ end
 local function write_file(path, text, mode)
   local file = io.open(path, mode)
   if not file then return false end
-  file:setvbuf("full", REQUEST_BYTES_MAX + 1) -- in one piece: others write to the same FIFO
+  file:setvbuf("full", REQUEST_BYTES_MAX + 1) -- write atomically, because other callers write to the same FIFO
   local written = file:write(text)
   return file:close() and written
 end
 
--- Return the bridge's answer, empty where there is none: no bridge, or it ended. The FIFO for requests is opened for
--- both directions, which never waits and makes no file where there is none.
+-- Return the bridge's reply, or an empty string if no bridge runs or the bridge has ended. The FIFO for requests is
+-- opened in mode r+, which never blocks and never creates a file.
 local function exchange(name, words, script)
   local taken = claim(name .. "." .. (words[1] and words[1]:match("^%d+$") or "-"))
   if not taken then return "" end
@@ -57,9 +56,9 @@ local function exchange(name, words, script)
   return answer
 end
 
--- Ask the bridge; return slurm's code and a text. An answer is a word, a line break and a text: `ok`, `fail`, `busy`.
--- What comes cut short, since somebody was ended, is asked for again; and nothing but `ok` is ever a success: Slurm would
--- take a timeout for one.
+-- Send a request to the bridge; return Slurm's code and a text. A reply is a word (`ok`, `fail` or `busy`), a line break
+-- and a text. The request is repeated after an incomplete reply, because the bridge or its caller was ended. Only `ok`
+-- counts as success, because Slurm treats a timeout as success.
 local function ask(name, words, script)
   for index, word in ipairs(words) do words[index] = tostring(word) end
   while true do
@@ -77,7 +76,8 @@ end
 
 local calls = {}
 
--- From 24.11 on Slurm makes no files of a task that it splits from a job array: the script is in those of the array.
+-- Open a job's script. From 24.11 on, Slurm creates no files for a task that it splits from a job array; the script is
+-- then in the directory of the array.
 local function open_script(path, info)
   local file = io.open(path, "rb")
   local array = not file and type(info) == "table" and tonumber(info.array_job_id)
@@ -94,8 +94,8 @@ function calls.setup(job, uid, gid, pool, size, script, info)
   return ask("setup", { job, uid, gid, pool, size }, text)
 end
 
--- Slurm polls from 24.05 on, and defines this value only there. The number of arguments says nothing of it: uid, gid and
--- the job's table came in 23.02.
+-- Slurm polls from 24.05 on, and defines this value from then on. The number of arguments does not show whether Slurm
+-- polls, because uid, gid and the job's table were added in 23.02.
 local polls = slurm.SLURM_BB_BUSY ~= nil
 
 function calls.data_in(job) return ask(polls and "begin_data_in" or "data_in", { job }) end

@@ -1,4 +1,4 @@
-"""A replica's directory with a real ledger in it: a small world's whole life, with no-ops and a batch that is void."""
+"""Replica directory with a real ledger of a small cluster, including no-ops and a void batch."""
 
 import os
 import subprocess
@@ -29,11 +29,11 @@ CLUSTER, REPLICA = "0" * 32, "r1"
 MAP_SIZE_BYTES = 64 << 20
 NO_OP_EVERY = 4
 MINUTES = 4
-"""Digests that the ledger of `digested` records, count."""
+"""Number of digests in the ledger of `digested`."""
 
 
 class Made(NamedTuple):
-    """What was written where, and what it must come to; `states` and `digests` are those after each entry."""
+    """Written ledger with the expected results; `states` and `digests` are those after each entry."""
 
     directory: Path
     entries: tuple[Entry, ...]
@@ -63,7 +63,7 @@ class Made(NamedTuple):
 
 
 def lived() -> list[Batch]:
-    """Return the batches of a cluster that ran jobs: some finished, some wait, one command was refused."""
+    """Return the batches of a cluster with finished and waiting jobs and a rejected command."""
     world = World({"fast": 100, "slow": 1_000}, nodes=2)
     first = world.submit("capacity=60")
     second = world.submit("capacity=60", who="bob")
@@ -77,12 +77,12 @@ def lived() -> list[Batch]:
 
 
 def digested() -> list[Batch]:
-    """Return the batches of a cluster that ran a job every other minute, and recorded what each minute led to."""
+    """Return the batches of a cluster that ran a job every other minute, and recorded a state digest each minute."""
     world = World({"fast": 100}, nodes=2)
     for minute in range(MINUTES):
         job = world.submit("capacity=10", who=f"user{minute}")
         world.finish(job)
-        # Nothing came for a minute: the next batch, whichever it is, finds the state that was digested.
+        # No batch came for a minute, so the digested state is the base of the next batch.
         recorded = StateDigested(world.state.revision, state_digest(world.state))
         world.advance(66)
         world.commit(Settled(b"", CONTROLLER, "record_state_digest", (recorded,)))
@@ -96,7 +96,7 @@ def make(directory: Path, batches: list[Batch] | None = None) -> Made:
     batches = batches or lived()
     members = initial((Member(REPLICA, "r1:7401", "r1:7411"),), version=1)
     data = [encode_configuration(members), *map(encode_batch, batches[:3])]
-    # What a deposed leader proposed on a revision that was settled by somebody else in the meantime.
+    # Batch of a deposed leader, based on a revision that another leader had settled meanwhile.
     data += [encode_batch(msgspec.structs.replace(batches[1], at=batches[2].at)), NO_OP]
     data += [encode_batch(batch) for batch in batches[3:]]
     return written(directory, [(1 if index < 6 else 2, one) for index, one in enumerate(data, start=1)])
@@ -124,7 +124,7 @@ def written(directory: Path, history: list[tuple[int, bytes]]) -> Made:
 
 
 class Living:
-    """A replica that goes on: every step applies one entry more, and what it then comes to is kept for comparison."""
+    """Replica that applies one more entry in each step, and keeps the results for comparison."""
 
     def __init__(self, environment: Environment) -> None:
         self.journal = Journal(environment)
@@ -156,12 +156,12 @@ class Living:
 
 
 def typed(*words: object) -> Result:
-    """Type an audit command in this process."""
+    """Run an audit command in this process."""
     return audit(*words)
 
 
 def real(*words: object, module: str = "forebay.cluster.cli", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as a process of its own."""
+    """Run a command as a separate process."""
     return subprocess.run(
         [sys.executable, "-m", module, *map(str, words)],
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},

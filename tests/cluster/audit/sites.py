@@ -1,7 +1,7 @@
-"""A replica's whole directory, made by the product's own functions: ledger, snapshots, index by job, tree, checkpoint.
+"""Complete replica directory, written by the product's functions: ledger, snapshots, index by job, tree, checkpoint.
 
-Its cluster ran a job a minute, recorded what each minute led to, and forgot jobs that were over for long. Three
-replicas have signed its last checkpoint; what the keys of two more would sign nobody knows.
+Its cluster ran a job a minute, recorded a state digest each minute, and purged old jobs. Three replicas have signed the
+last checkpoint; two further keys have signed nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PRIVATE = tuple(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for n
 
 
 def batches(minutes: int = MINUTES) -> list[bytes]:
-    """The entries of a cluster that ran a job every other minute, and recorded what each minute led to."""
+    """Return the entries of a cluster that ran a job every other minute, and recorded a state digest each minute."""
     world = World({"fast": 100}, nodes=2, finished_jobs_kept=5)
     for minute in range(minutes):
         job = world.submit("capacity=10", who=f"user{minute % 3}")
@@ -47,7 +47,7 @@ def batches(minutes: int = MINUTES) -> list[bytes]:
 
 
 class Site:
-    """The directory `home`, closed, as a stopped replica leaves it."""
+    """Write the directory `home` as a stopped replica leaves it."""
 
     def __init__(self, home: Path, made: Made) -> None:
         self.home = home
@@ -93,7 +93,7 @@ class Site:
             index.close()
 
     def tree(self, last: int | None = None) -> LedgerTree:
-        """The tree, derived up to an entry, into its files."""
+        """Write the files of the tree up to an entry."""
         with Environment.open_readonly(self.home / "wal") as environment:
             tree = LedgerTree(Ledger(environment).as_stored, self.home / LOG_DIRECTORY)
             while tree.size < (self.last if last is None else last) and tree.step():
@@ -110,7 +110,7 @@ class Site:
             journal.flush_hints()
 
     def recover(self, mark: str = "ab" * 8, more: int = 0) -> tuple[str, int]:
-        """Begin a new incarnation behind all entries, and apply it and `more` no-ops; return its origin and the end."""
+        """Start a new incarnation after all entries, with `more` no-ops; return its origin and last entry."""
         state = self.made.state
         with self.open() as environment:
             journal = Journal(environment)

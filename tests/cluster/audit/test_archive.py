@@ -1,4 +1,4 @@
-"""Old entries go to an archive and nothing of them is lost: verified, replayed, proven; and nothing goes without it."""
+"""Archived and pruned entries can still be verified, replayed and proven, and nothing is pruned without an archive."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def site(made: Site, tmp_path: Path) -> Site:
 
 @pytest.fixture(scope="module")
 def archives(made: Site, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two copies of all that is under the checkpoint, in two segments each."""
+    """Two archives of all entries below the checkpoint, in two segments each."""
     directory = tmp_path_factory.mktemp("archives")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segments, "SEGMENT_ENTRIES", 500)
@@ -75,11 +75,13 @@ def archives(made: Site, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 @pytest.fixture
 def copies(archives: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
-    """The same, to be damaged."""
+    """Copies of the archives, for tests that damage them."""
     return tuple(Path(shutil.copytree(one, tmp_path / one.name)) for one in archives)  # type: ignore[return-value]
 
 
-def test_the_name_of_a_new_archive_is_durable(made: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_directory_entry_of_a_new_archive_is_synced(
+    made: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced, sync = list[Path](), directories.sync
     monkeypatch.setattr(directories, "sync", lambda path: (synced.append(path), sync(path))[1])
     assert typed("audit", "archive", tmp_path / "new", "--data", made.home).exit_code == 0
@@ -102,7 +104,7 @@ def pruned(site: Site, archives: tuple[Path, Path]) -> Site:
     return site
 
 
-def test_what_is_archived_and_pruned_is_still_verified_replayed_and_proven(
+def test_archived_and_pruned_entries_are_verified_replayed_and_proven(
     site: Site, archives: tuple[Path, Path], tmp_path: Path
 ) -> None:
     before = answer(typed("audit", "replay", "--data", site.home, "--json"))
@@ -124,7 +126,7 @@ def test_what_is_archived_and_pruned_is_still_verified_replayed_and_proven(
     assert f"entries before {PRUNED} were pruned: name their archive with --archive" in incomplete.stderr
     refused = typed("audit", "replay", "--data", site.home)
     assert refused.exit_code == ExitCode.NOT_FOUND and "does not hold the entries 65 to 512" in refused.stderr
-    # With either archive it is whole.
+    # With either archive, the ledger is complete.
     for archive in archives:
         both = answer(
             typed(
@@ -143,11 +145,11 @@ def test_what_is_archived_and_pruned_is_still_verified_replayed_and_proven(
     assert typed("audit", "redecide", "--data", site.home, "--archive", archive).exit_code == 0
     at = answer(typed("audit", "replay", "--data", site.home, "--archive", archive, "--at", 300, "--json"))
     assert at["revision"] == 300
-    # Once more: there is nothing to be done.
+    # Repeat the command, which now has nothing to do.
     assert answer(prune(site, *archives, more=("--json",)))["entries"] == 0
 
 
-def test_a_job_that_was_pruned_is_proven_with_the_archive_and_said_to_be_there_without(
+def test_a_pruned_job_needs_the_archive_for_its_proof(
     pruned: Site, archives: tuple[Path, Path], tmp_path: Path
 ) -> None:
     output = tmp_path / "10.proof"
@@ -165,11 +167,11 @@ def test_a_job_that_was_pruned_is_proven_with_the_archive_and_said_to_be_there_w
     )
     assert checked.returncode == 0, checked.stderr
     assert "job 10;" in checked.stdout and "submit_job by user user0: JobSubmitted" in checked.stdout
-    # What the ledger still holds needs no archive, though leaves before it are of entries that are gone.
+    # Present entries need no archive, although earlier leaves belong to pruned entries.
     assert typed("audit", "prove", "--data", pruned.home, "--job", 70, "-o", tmp_path / "70.proof").exit_code == 0
 
 
-def test_the_entries_of_one_job_are_dumped_from_the_archive(pruned: Site, archives: tuple[Path, Path]) -> None:
+def test_the_entries_of_a_job_are_dumped_from_the_archive(pruned: Site, archives: tuple[Path, Path]) -> None:
     dumped = typed("audit", "dump", "--data", pruned.home, "--archive", archives[0], "--job", 10)
     rows = [json.loads(line) for line in dumped.stdout.splitlines()]
     kinds = [event["event"] for row in rows for record in row["records"] for event in record["events"]]
@@ -179,7 +181,7 @@ def test_the_entries_of_one_job_are_dumped_from_the_archive(pruned: Site, archiv
     assert typed("audit", "dump", "--data", pruned.home, "--job", 10).stdout == ""
 
 
-def test_an_archive_is_verified_without_any_ledger_and_listed(site: Site, archives: tuple[Path, Path]) -> None:
+def test_an_archive_is_verified_and_listed_without_a_ledger(site: Site, archives: tuple[Path, Path]) -> None:
     alone = answer(typed("audit", "verify", "--archive", archives[0], "--keys", site.keys, "--json"))
     assert alone["archive"]["last_index"] == site.last and alone["archive"]["checkpoints_signed"] == 1
     assert alone["archive"]["ledger_digest"] == site.made.applied_digest
@@ -194,7 +196,7 @@ def test_an_archive_is_verified_without_any_ledger_and_listed(site: Site, archiv
     assert max(map(len, shown)) <= 80
 
 
-def test_an_archive_goes_on_with_the_next_checkpoint(made: Site, tmp_path: Path) -> None:
+def test_an_archive_continues_at_the_next_checkpoint(made: Site, tmp_path: Path) -> None:
     site = made.copy(tmp_path)
     root = made.tree().root
     site.write_note(300, root(300), 0, 1)
@@ -206,7 +208,7 @@ def test_an_archive_goes_on_with_the_next_checkpoint(made: Site, tmp_path: Path)
     assert written_ == [str(SegmentName(301, site.last))]
     verified = answer(typed("audit", "verify", "--archive", tmp_path / "a", "--keys", site.keys, "--json"))
     assert verified["archive"]["checkpoints_signed"] == 2
-    # An archive that ends before the live ledger's checkpoint is led on by it.
+    # The live ledger continues an archive that ends before the ledger's checkpoint.
     (tmp_path / "a" / str(SegmentName(301, site.last))).unlink()
     assert typed("audit", "verify", "--data", site.home, "--archive", tmp_path / "a", "--complete").exit_code == 0
 
@@ -218,7 +220,7 @@ def test_an_archive_spans_incarnations_of_the_cluster(made: Site, tmp_path: Path
     assert typed("audit", "archive", archive, "--data", site.home).exit_code == 0
     site.write_note(first, root(first), 0, 1, 2)
     origin, last = site.recover(more=3)
-    # Until the new incarnation has signed, the last checkpoint is one of the incarnation before.
+    # Until the new incarnation has signed, the last checkpoint belongs to the previous incarnation.
     assert typed("audit", "archive", archive, "--data", site.home).exit_code == 0
     assert Archive(archive).last_index == first
     site.write_note(last, site.tree(last).root(last), 0, 1, 2, origin=origin)
@@ -233,14 +235,14 @@ def test_an_archive_spans_incarnations_of_the_cluster(made: Site, tmp_path: Path
     found = verified("--data", site.home, "--complete", "--deep")
     assert (found["checkpoints"], found["checkpoints_signed"], found["signed_entries"]) == (3, 3, last)
     assert verified() == found
-    # A majority is one of the keys of the checkpoint's own origin.
+    # A majority counts the keys of the checkpoint's own origin.
     site.write_keys(3, f"forebay/{CLUSTER}")
     assert (verified()["checkpoints_signed"], verified()["signed_entries"]) == (2, first)
     site.write_keys(3, origin)
     assert (verified()["checkpoints_signed"], verified()["signed_entries"]) == (1, last)
 
 
-def test_entries_of_before_a_recovery_are_pruned_after_it(
+def test_entries_before_a_recovery_can_be_pruned_afterwards(
     made: Site, archives: tuple[Path, Path], tmp_path: Path
 ) -> None:
     site = made.copy(tmp_path)
@@ -267,9 +269,7 @@ def test_entries_of_before_a_recovery_are_pruned_after_it(
     ],
     ids=["one_that_is_over", "another_recovery", "another_cluster", "no_cluster"],
 )
-def test_a_checkpoint_of_another_incarnation_than_the_entries_is_refused(
-    origin: str, why: str, made: Site, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_the_wrong_incarnation_is_rejected(origin: str, why: str, made: Site, tmp_path: Path) -> None:
     site, archive = made.copy(tmp_path), tmp_path / "a"
     _, last = site.recover()
     root = site.tree(last).root(last)
@@ -288,7 +288,7 @@ def test_a_checkpoint_of_another_incarnation_than_the_entries_is_refused(
 
 
 @pytest.mark.parametrize("origin", [f"forebay/{CLUSTER}/2-{'cd' * 8}", f"forebay/{CLUSTER}/3-{'ab' * 8}"])
-def test_nothing_is_archived_under_a_checkpoint_of_another_incarnation(origin: str, made: Site, tmp_path: Path) -> None:
+def test_archiving_needs_a_checkpoint_of_the_entries_incarnation(origin: str, made: Site, tmp_path: Path) -> None:
     site = made.copy(tmp_path)
     _, last = site.recover()
     site.write_note(last, site.tree(last).root(last), 0, 1, 2, origin=origin)
@@ -303,7 +303,7 @@ def directories_made(directory: Path) -> Path:
 
 
 Spoil = Callable[[Site, tuple[Path, Path]], tuple[Path, ...]]
-"""Changes something, and returns the archives that are named."""
+"""Damages something, and returns the archives to name."""
 
 
 def one_copy(site: Site, archives: tuple[Path, Path]) -> tuple[Path, ...]:
@@ -392,7 +392,7 @@ REFUSED: dict[str, tuple[Spoil, int, str, str]] = {
     "one copy named twice": (one_copy_twice, BELOW, "1 archive is named", "name two directories"),
     "two names of one file": (one_file, BELOW, "are the same file", "make a separate copy"),
     "a copy that ends too early": (short, BELOW, "b ends with entry 0, but entries up to 512", "use --below 1"),
-    "no checkpoint": (no_checkpoint, BELOW, "has no checkpoint", "let the cluster publish one"),
+    "no checkpoint": (no_checkpoint, BELOW, "has no checkpoint", "wait: the cluster publishes a checkpoint"),
     "a checkpoint below it": (early_checkpoint, BELOW, "covers 400 entries, but entries up to 512", "use --below 401"),
     "a checkpoint of a minority": (minority, BELOW, "; 1 of them signed", "wait for a checkpoint"),
     "a checkpoint of strangers": (stranger, BELOW, "; 0 of them signed", "`forebay audit keys`"),
@@ -404,12 +404,12 @@ REFUSED: dict[str, tuple[Spoil, int, str, str]] = {
     "a tree that is behind": (early_tree, BELOW, "the tree of the ledger ends at entry 256", "use --below 257"),
     "a tree with a damaged file": (damaged_tree, BELOW, "1 files of the tree", "let the replica run"),
     "what consensus needs": (lambda site, archives: archives, 10_000, "there is no entry 9999", "use --below 825"),
-    "no whole tile": (lambda site, archives: archives, 256, "there is none before entry 256", "--below 257"),
+    "no whole tile": (lambda site, archives: archives, 256, "no whole tile ends before entry 256", "--below 257"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_nothing_is_pruned_without(case: str, site: Site, copies: tuple[Path, Path]) -> None:
+def test_pruning_is_rejected_without_each_precondition(case: str, site: Site, copies: tuple[Path, Path]) -> None:
     spoil, below, sentence, remedy = REFUSED[case]
     named = spoil(site, copies)
     result = prune(site, *named, below=below)
@@ -418,8 +418,8 @@ def test_nothing_is_pruned_without(case: str, site: Site, copies: tuple[Path, Pa
     assert answer(typed("audit", "verify", "--data", site.home, "--complete", "--json"))["entries"] == site.last
 
 
-def test_consensus_keeps_what_it_sees(made: Site, archives: tuple[Path, Path], tmp_path: Path) -> None:
-    # Like the site, but nothing was compacted.
+def test_pruning_keeps_entries_that_consensus_needs(made: Site, archives: tuple[Path, Path], tmp_path: Path) -> None:
+    # Site without a compacted journal.
     home = tmp_path / "r1"
     shutil.copytree(made.home, home, ignore=shutil.ignore_patterns("wal"))
     written(home, [(entry.term, entry.data) for entry in made.made.entries])
@@ -444,7 +444,7 @@ def a_flipped_byte_that_is_unpacked(site: Site, archives: tuple[Path, Path]) -> 
 
 
 def a_forged_snapshot(site: Site, archives: tuple[Path, Path]) -> None:
-    """Whole, of the right entry and revision, and with another state than the ledger records."""
+    """Write a valid snapshot of the right entry and revision with a wrong state."""
     shutil.rmtree(site.home / "snapshots")
     image = site.made.image(site.last - 30)
     (site.home / "snapshots").mkdir()
@@ -457,7 +457,7 @@ def a_false_root(site: Site, archives: tuple[Path, Path]) -> None:
 
 
 def a_false_leaf(site: Site, archives: tuple[Path, Path]) -> None:
-    """Files that are whole and say something else of an entry, under a root that a majority has signed."""
+    """Write valid files with a changed entry, under a root that a majority has signed."""
     tree = site.tree()
     leaves = leaves_in(tree.tile(Tile(None, 1)))
     leaves[100] = leaves[100][:-1] + bytes([leaves[100][-1] ^ 1])
@@ -475,7 +475,7 @@ DAMAGED: dict[str, tuple[Callable[[Site, tuple[Path, Path]], None], str]] = {
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_nothing_is_pruned_where_something_is_damaged(case: str, site: Site, copies: tuple[Path, Path]) -> None:
+def test_pruning_is_rejected_if_any_data_is_damaged(case: str, site: Site, copies: tuple[Path, Path]) -> None:
     spoil, sentence = DAMAGED[case]
     spoil(site, copies)
     result = prune(site, *copies)
@@ -484,14 +484,14 @@ def test_nothing_is_pruned_where_something_is_damaged(case: str, site: Site, cop
     assert answer(typed("audit", "verify", "--data", site.home, "--complete", "--json"))["entries"] == site.last
 
 
-def test_leaves_that_stay_are_held_against_the_entries_that_go(site: Site, copies: tuple[Path, Path]) -> None:
+def test_pruning_compares_kept_leaves_with_removed_entries(site: Site, copies: tuple[Path, Path]) -> None:
     a_false_leaf(site, copies)
     result = prune(site, *copies)
     assert result.exit_code == ExitCode.VERIFICATION_FAILED, result.output
     assert "does not match the entry in the archive" in result.stderr
 
 
-def test_an_archive_of_another_cluster_or_history_is_refused(
+def test_an_archive_of_another_cluster_or_history_is_rejected(
     site: Site, copies: tuple[Path, Path], tmp_path: Path
 ) -> None:
     history = [(1, data) for data in batches(60)]
@@ -508,7 +508,7 @@ def test_an_archive_of_another_cluster_or_history_is_refused(
     assert named.exit_code == ExitCode.VERIFICATION_FAILED and f"cluster {CLUSTER}" in named.stderr
 
 
-def test_an_archive_whose_checkpoint_is_not_of_its_entries_is_refused(site: Site, tmp_path: Path) -> None:
+def test_an_archive_with_a_mismatched_checkpoint_is_rejected(site: Site, tmp_path: Path) -> None:
     site.write_note(site.last, bytes(32), 0, 1, 2)
     assert typed("audit", "archive", tmp_path / "a", "--data", site.home).exit_code == 0
     result = typed("audit", "verify", "--archive", tmp_path / "a")
@@ -516,7 +516,7 @@ def test_an_archive_whose_checkpoint_is_not_of_its_entries_is_refused(site: Site
     assert "its checkpoint does not match its entries" in result.stderr
 
 
-def test_an_archive_that_nobody_known_has_signed_is_said_to_be(site: Site, archives: tuple[Path, Path]) -> None:
+def test_an_archive_without_known_signatures_is_reported(site: Site, archives: tuple[Path, Path]) -> None:
     site.keys.write_text(site.keys.read_text().splitlines()[1] + "\n")
     assert typed("audit", "verify", "--archive", archives[0], "--keys", site.keys).exit_code == 0
     site.write_keys(5)
@@ -533,7 +533,7 @@ def test_an_archive_that_nobody_known_has_signed_is_said_to_be(site: Site, archi
     assert result.exit_code == ExitCode.BAD_INPUT and "does not have the replicas' keys" in result.stderr
 
 
-def test_what_is_older_than_an_age_goes(site: Site, archives: tuple[Path, Path]) -> None:
+def test_entries_above_an_age_are_pruned(site: Site, archives: tuple[Path, Path]) -> None:
     named = [word for one in archives for word in ("--archive", one)]
     words = ("audit", "prune", "--data", site.home, "--keys", site.keys, *named, "--yes", "--json", "--older-than")
     kept = answer(typed(*words, "30m", "--dry-run"))
@@ -547,7 +547,7 @@ def test_what_is_older_than_an_age_goes(site: Site, archives: tuple[Path, Path])
     assert typed(*words, "30m", "--below", 3).exit_code == ExitCode.BAD_INPUT
 
 
-def test_nothing_is_removed_before_somebody_has_said_yes(site: Site, archives: tuple[Path, Path]) -> None:
+def test_pruning_needs_confirmation(site: Site, archives: tuple[Path, Path]) -> None:
     named = [word for one in archives for word in ("--archive", one)]
     words = ("audit", "prune", "--data", site.home, "--keys", site.keys, *named, "--below", BELOW)
     refused = typed(*words)
@@ -556,7 +556,7 @@ def test_nothing_is_removed_before_somebody_has_said_yes(site: Site, archives: t
 
 
 @story
-async def test_a_running_replica_removes_it_itself(site: Site, archives: tuple[Path, Path]) -> None:
+async def test_a_running_replica_prunes_its_own_entries(site: Site, archives: tuple[Path, Path]) -> None:
     environment = site.open()
     Journal(environment)
     seen: list[PruneNote] = []
@@ -604,7 +604,7 @@ def pruner_of(site: Site, environment: Environment, authorised: Callable[[PruneN
     )
 
 
-def test_a_note_that_is_refused_says_why_and_nothing_is_removed(site: Site) -> None:
+def test_a_rejected_prune_request_gives_the_reason_and_removes_nothing(site: Site) -> None:
     note = PruneNote(CLUSTER, PRUNED, site.made.digests[PRUNED - 2].hex(), ())
     with site.open() as environment:
 
@@ -624,7 +624,7 @@ def test_a_note_that_is_refused_says_why_and_nothing_is_removed(site: Site) -> N
         assert Ledger(environment).gaps() == ()
 
 
-def test_a_replica_that_is_killed_before_it_removes_its_note_begins_again(site: Site) -> None:
+def test_a_killed_replica_repeats_its_prune_request(site: Site) -> None:
     leave_note(site.home, PruneNote(CLUSTER, PRUNED, site.made.digests[PRUNED - 2].hex(), ()))
     for _ in range(2):
         with site.open() as environment:
@@ -639,7 +639,7 @@ def test_a_replica_that_is_killed_before_it_removes_its_note_begins_again(site: 
         assert [(gap.first_index, gap.last_index) for gap in Ledger(environment).gaps()] == [(65, PRUNED - 1)]
 
 
-def test_a_replica_that_joins_when_all_have_pruned_gets_its_tree_from_the_archive(
+def test_a_joined_replica_restores_its_tree_from_the_archive(
     made: Site, archives: tuple[Path, Path], tmp_path: Path
 ) -> None:
     home = tmp_path / "r1"
@@ -665,7 +665,7 @@ def test_a_replica_that_joins_when_all_have_pruned_gets_its_tree_from_the_archiv
         assert ledger.verify().entries == made.last - last + 64
         assert ledger.pruned_range() is not None and ledger.missing() == ()
     assert typed("audit", "verify", "--data", home, "--archive", archives[1], "--complete").exit_code == 0
-    # One that has lost its tree after it was pruned gets it in the same way.
+    # A replica that lost its tree after pruning restores it in the same way.
     shutil.rmtree(home / "tlog")
     assert typed("audit", "restore", "--data", home, "--archive", archives[0]).exit_code == 0
     assert site.tree().root(made.last) == made.tree().root(made.last)
@@ -673,15 +673,13 @@ def test_a_replica_that_joins_when_all_have_pruned_gets_its_tree_from_the_archiv
     assert again.exit_code == ExitCode.REFUSED and "has its complete ledger" in again.stderr
 
 
-def test_states_that_a_pruned_ledger_leads_to_are_those_of_the_whole_one(pruned: Site) -> None:
+def test_replays_of_pruned_and_whole_ledgers_are_equal(pruned: Site) -> None:
     snapshot = sorted((pruned.home / "snapshots").iterdir())[0]
     found = answer(typed("audit", "replay", "--data", pruned.home, "--from-snapshot", snapshot, "--json"))
     assert found["state_digest"] == state_digest(pruned.made.state).hex()
 
 
-def test_an_index_that_no_snapshot_reaches_any_more_keeps_its_rows_and_has_a_hole_behind_them(
-    site: Site, archives: tuple[Path, Path]
-) -> None:
+def test_an_outdated_index_keeps_its_rows_with_a_gap(site: Site, archives: tuple[Path, Path]) -> None:
     shutil.rmtree(site.home / "snapshots")
     site.write_snapshot(700)
     site.write_index(600)
@@ -702,7 +700,7 @@ def test_an_index_that_no_snapshot_reaches_any_more_keeps_its_rows_and_has_a_hol
 
 
 def configured(site: Site, **retention: object) -> Path:
-    """The configuration of the site's replica, with what it keeps."""
+    """Write the configuration of the site's replica with [retention]."""
     file = site.home.parent / "forebay.toml"
     table = "".join(f"{key} = {json.dumps(value)}\n" for key, value in retention.items())
     file.write_text(
@@ -718,7 +716,7 @@ def retain(file: Path) -> Result:
 
 
 @pytest.mark.parametrize("keep", [{"keep_days": 1}, {"keep": "1MiB"}, {}])
-def test_what_is_young_and_little_is_archived_and_kept(site: Site, keep: dict[str, object]) -> None:
+def test_recent_entries_are_archived_and_kept(site: Site, keep: dict[str, object]) -> None:
     file = configured(site, archives=["a", "b"], keys="keys", **keep)
     for count in (1, 0):
         found = answer(retain(file))
@@ -728,8 +726,8 @@ def test_what_is_young_and_little_is_archived_and_kept(site: Site, keep: dict[st
 
 
 @pytest.mark.parametrize("keep", ["keep_days", "keep"])
-def test_a_replica_keeps_what_its_configuration_says(site: Site, keep: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A day of its clock has passed in an hour, and a MiB is what its last 300 entries have.
+def test_retention_keeps_the_configured_age_and_size(site: Site, keep: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The site's clock advances a day in an hour, and its last 300 entries have a MiB.
     sizes = [len(entry.data) for entry in site.made.entries]
     monkeypatch.setattr(commands, "DAY_S", 30 * 60)
     monkeypatch.setattr(commands, "below_of_size", lambda ledger, size: below_of_size(ledger, sum(sizes[-300:])))
@@ -741,10 +739,10 @@ def test_a_replica_keeps_what_its_configuration_says(site: Site, keep: str, monk
     assert whole.exit_code == 0
 
 
-def test_retention_goes_no_further_than_what_must_outlive_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_stops_at_data_that_must_remain(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "DAY_S", 60)
     file = configured(site, archives=["a", "b"], keys="keys", keep_days=1)
-    # Something that only time or people mend is an error, not silence.
+    # A fault that needs time or an operator is an error.
     site.write_index(224)
     late = retain(file)
     assert late.exit_code == ExitCode.REFUSED and "the index by job ends at entry 224" in late.stderr
@@ -757,19 +755,17 @@ def test_retention_goes_no_further_than_what_must_outlive_it(site: Site, monkeyp
     assert refused.exit_code == ExitCode.REFUSED and "signed the last checkpoint" in refused.stderr
 
 
-def test_retention_goes_by_the_newest_snapshot_that_is_bound_to_the_ledger(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retention_uses_the_newest_confirmed_snapshot(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "DAY_S", 60)
     file = configured(site, archives=["a", "b"], keys="keys", keep_days=1)
     shutil.rmtree(site.home / "snapshots")
     site.write_snapshot(600)
-    site.write_snapshot(site.last)  # behind which no digest is recorded yet
+    site.write_snapshot(site.last)  # no later digest is recorded yet
     found = answer(retain(file))
     assert (found["removed"], found["pruned_below"]) == ("here", 513)
 
 
-def test_retention_is_off_unless_it_is_configured_and_its_keys_are_checked(site: Site) -> None:
+def test_retention_is_off_by_default_and_checks_its_keys(site: Site) -> None:
     off = retain(configured(site))
     assert off.exit_code == ExitCode.BAD_INPUT and "has no table [retention]" in off.stderr
     for wrong, said in (

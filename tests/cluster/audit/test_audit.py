@@ -1,4 +1,4 @@
-"""Audits of a real ledger: the same digest however it is folded, and every damage found by name."""
+"""Audits of a real ledger: equal digests for every way of folding, and every damage is found."""
 
 import shutil
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return make(tmp_path_factory.mktemp("r1"))
 
 
-def test_replaying_from_nothing_gives_the_state_and_the_digest_of_the_replica(made: Made) -> None:
+def test_a_full_replay_gives_the_replicas_state_and_digest(made: Made) -> None:
     result = typed("audit", "replay", "--data", made.directory, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     found = msgspec.json.decode(result.stdout)
@@ -59,13 +59,13 @@ def test_replaying_from_nothing_gives_the_state_and_the_digest_of_the_replica(ma
 
 
 @pytest.mark.parametrize("seed", ["1", "4242"])
-def test_the_digest_is_the_same_in_another_process_whatever_its_hash_seed(made: Made, seed: str) -> None:
+def test_the_digest_does_not_depend_on_the_hash_seed(made: Made, seed: str) -> None:
     found = real("audit", "replay", "--data", made.directory, "--expect", made.state_digest, PYTHONHASHSEED=seed)
     assert (found.returncode, found.stderr) == (0, "")
     assert made.state_digest in found.stdout
 
 
-def test_the_replay_of_every_revision_is_the_state_at_that_moment(made: Made) -> None:
+def test_replay_at_every_revision_gives_the_state_at_that_revision(made: Made) -> None:
     state = EMPTY
     for batch in lived():
         for record in batch.entries:
@@ -102,13 +102,13 @@ def test_a_revision_inside_a_batch_can_be_replayed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [999_999, 10**15])
-def test_a_revision_that_is_not_settled_is_not_found(made: Made, at: int) -> None:
+def test_an_unsettled_revision_is_not_found(made: Made, at: int) -> None:
     result = typed("audit", "replay", "--data", made.directory, "--at", at)
     assert result.exit_code == ExitCode.NOT_FOUND
     assert f"the last one is {made.state.revision}" in result.stderr
 
 
-def test_another_digest_than_expected_is_a_failed_verification(made: Made) -> None:
+def test_an_unexpected_digest_fails_verification(made: Made) -> None:
     assert typed("audit", "replay", "--data", made.directory, "--expect", made.state_digest[:16]).exit_code == 0
     result = typed("audit", "replay", "--data", made.directory, "--expect", "00" * 32)
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
@@ -116,7 +116,7 @@ def test_another_digest_than_expected_is_a_failed_verification(made: Made) -> No
     assert typed("audit", "replay", "--data", made.directory, "--expect", "xyz").exit_code == ExitCode.BAD_INPUT
 
 
-def test_verifying_recomputes_the_chain(made: Made) -> None:
+def test_verify_recomputes_the_digest_chain(made: Made) -> None:
     result = typed("audit", "verify", "--data", made.directory / "wal", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     found = msgspec.json.decode(result.stdout)
@@ -132,8 +132,8 @@ def test_verifying_recomputes_the_chain(made: Made) -> None:
     }
 
 
-def test_a_history_that_was_written_anew_is_told_from_the_one_of_which_a_digest_was_kept(made: Made) -> None:
-    """A ledger that is sound in itself: only what is known from elsewhere shows that it is another one."""
+def test_a_rewritten_history_differs_from_a_kept_digest(made: Made) -> None:
+    """A rewritten ledger is consistent in itself; only a digest noted elsewhere shows the difference."""
 
     def verified(*words: str) -> tuple[int, str]:
         result = typed("audit", "verify", "--data", made.directory, *words)
@@ -165,7 +165,7 @@ def test_a_history_that_was_written_anew_is_told_from_the_one_of_which_a_digest_
         assert code == ExitCode.BAD_INPUT and "DIGEST@INDEX" in said
 
 
-def test_a_revision_that_an_entry_does_not_lead_to_is_found_by_what_the_entry_holds(tmp_path: Path) -> None:
+def test_a_wrong_recorded_revision_is_found_from_the_entry(tmp_path: Path) -> None:
     made = make(tmp_path)
 
     def alter(transaction: lmdb.Transaction, tables: dict[bytes, lmdb._Database]) -> None:
@@ -188,7 +188,7 @@ def test_a_revision_that_an_entry_does_not_lead_to_is_found_by_what_the_entry_ho
 
 
 @pytest.mark.parametrize("command", [["verify"], ["replay"], ["dump"]])
-def test_one_flipped_bit_is_found_by_every_command(tmp_path: Path, command: list[str]) -> None:
+def test_every_command_finds_one_flipped_bit(tmp_path: Path, command: list[str]) -> None:
     made = make(tmp_path)
 
     def flip(transaction: lmdb.Transaction, tables: dict[bytes, lmdb._Database]) -> None:
@@ -204,7 +204,7 @@ def test_one_flipped_bit_is_found_by_every_command(tmp_path: Path, command: list
     assert "Traceback" not in result.stderr
 
 
-def test_a_ledger_without_entries_is_said_to_be_empty(tmp_path: Path) -> None:
+def test_an_empty_ledger_is_reported_as_empty(tmp_path: Path) -> None:
     Environment.open(
         tmp_path / "wal", cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=MAP_SIZE_BYTES, create=True
     ).close()
@@ -214,7 +214,7 @@ def test_a_ledger_without_entries_is_said_to_be_empty(tmp_path: Path) -> None:
     assert "1 to 0" not in result.stdout
 
 
-def test_a_dump_is_one_json_line_for_each_entry_and_names_what_each_is(made: Made) -> None:
+def test_a_dump_is_one_json_line_per_entry(made: Made) -> None:
     result = typed("audit", "dump", "--data", made.directory)
     rows = [msgspec.json.decode(line, type=LedgerEntryView) for line in result.stdout.splitlines()]
     assert [row.index for row in rows] == list(range(1, len(made.entries) + 1))
@@ -227,13 +227,13 @@ def test_a_dump_is_one_json_line_for_each_entry_and_names_what_each_is(made: Mad
     assert [record["command"] for record in refused] == ["submit_job"]
 
 
-def test_a_dump_can_begin_and_end_anywhere(made: Made) -> None:
+def test_a_dump_has_a_first_entry_and_a_limit(made: Made) -> None:
     whole = typed("audit", "dump", "--data", made.directory).stdout.splitlines()
     assert typed("audit", "dump", "--data", made.directory, "--from", 3, "--limit", 2).stdout.splitlines() == whole[2:4]
     assert typed("audit", "dump", "--data", made.directory, "--from", 999).stdout == ""
 
 
-def test_a_replica_that_is_running_can_be_audited_from_outside(tmp_path: Path) -> None:
+def test_a_running_replica_can_be_audited(tmp_path: Path) -> None:
     made = make(tmp_path)
     with Environment.open(
         tmp_path / "wal", cluster_id=CLUSTER, replica=REPLICA, map_size_bytes=MAP_SIZE_BYTES, create=False
@@ -244,14 +244,14 @@ def test_a_replica_that_is_running_can_be_audited_from_outside(tmp_path: Path) -
         assert real("audit", "verify", "--data", tmp_path).returncode == 0
 
 
-def test_an_audit_changes_nothing_in_the_directory(made: Made) -> None:
+def test_an_audit_does_not_change_the_directory(made: Made) -> None:
     before = (made.directory / "wal" / "data.mdb").read_bytes()
     for command in ("verify", "replay", "dump"):
         assert typed("audit", command, "--data", made.directory).exit_code == 0
     assert (made.directory / "wal" / "data.mdb").read_bytes() == before
 
 
-def test_history_that_is_not_held_here_is_named_and_can_be_bridged_by_a_snapshot(made: Made, tmp_path: Path) -> None:
+def test_missing_history_is_named_and_bridged_by_a_snapshot(made: Made, tmp_path: Path) -> None:
     index = 7
     image = made.image(index)
     with Environment.open(
@@ -288,7 +288,7 @@ def test_history_that_is_not_held_here_is_named_and_can_be_bridged_by_a_snapshot
         (5, False), (index, False), (index + 2, True),
     ]  # fmt: skip
     snapshot.unlink()
-    # The next one stands for what is missing; without any the state is not known.
+    # The next snapshot replaces missing history; without a snapshot, the state is unknown.
     deep = typed("audit", "verify", "--data", tmp_path, "--deep", "--json")
     assert msgspec.json.decode(deep.stdout)["state_digest"] == made.state_digest
     shutil.rmtree(tmp_path / "snapshots")
@@ -305,7 +305,7 @@ def _with_snapshots(made: Made, directory: Path, *images: Image) -> Path:
     return directory
 
 
-def test_each_snapshot_is_held_against_what_the_ledger_folds_to(made: Made, tmp_path: Path) -> None:
+def test_each_snapshot_is_compared_with_the_replayed_state(made: Made, tmp_path: Path) -> None:
     last = len(made.entries)
     directory = _with_snapshots(made, tmp_path, made.image(5), made.image(last))
     found = typed("audit", "verify", "--data", directory, "--deep", "--json")
@@ -336,7 +336,7 @@ def _other_moment(image: Image) -> Image:
         (lambda image: msgspec.structs.replace(image, chain_digest=bytes(32)), "belongs to another ledger"),
     ],
 )
-def test_a_forged_snapshot_is_named_though_all_its_checksums_are_right(
+def test_a_forged_snapshot_with_valid_checksums_is_found(
     made: Made, tmp_path: Path, forged: Callable[[Image], Image], why: str
 ) -> None:
     directory = _with_snapshots(made, tmp_path, made.image(5), forged(made.image(7)))
@@ -347,7 +347,7 @@ def test_a_forged_snapshot_is_named_though_all_its_checksums_are_right(
     assert why in result.stderr
 
 
-def test_a_snapshot_of_an_entry_that_never_was_is_named(made: Made, tmp_path: Path) -> None:
+def test_a_snapshot_of_a_nonexistent_entry_is_found(made: Made, tmp_path: Path) -> None:
     last = len(made.entries)
     beyond = msgspec.structs.replace(made.image(last), index=last + 3)
     result = typed("audit", "verify", "--data", _with_snapshots(made, tmp_path, beyond), "--deep")
@@ -355,7 +355,7 @@ def test_a_snapshot_of_an_entry_that_never_was_is_named(made: Made, tmp_path: Pa
     assert f"is of entry {last + 3}, but the ledger ends here" in result.stderr
 
 
-def test_a_snapshot_of_another_history_is_refused(made: Made, tmp_path: Path) -> None:
+def test_a_snapshot_of_another_history_is_rejected(made: Made, tmp_path: Path) -> None:
     image = made.image(7)
     snapshot = write_snapshot(tmp_path, msgspec.structs.replace(image, chain_digest=bytes(32)))
     result = typed("audit", "replay", "--data", made.directory, "--from-snapshot", snapshot)
@@ -363,7 +363,7 @@ def test_a_snapshot_of_another_history_is_refused(made: Made, tmp_path: Path) ->
     assert "belongs to another ledger" in result.stderr
 
 
-def test_a_snapshot_is_inspected_and_its_free_capacity_is_shown(made: Made, tmp_path: Path) -> None:
+def test_inspect_shows_the_free_capacity_of_a_snapshot(made: Made, tmp_path: Path) -> None:
     path = write_snapshot(tmp_path, made.image(len(made.entries)))
     for words in ([], ["--check"]):
         result = typed("backup", "inspect", path, "--json", *words)
@@ -377,7 +377,7 @@ def test_a_snapshot_is_inspected_and_its_free_capacity_is_shown(made: Made, tmp_
     assert "\nLedgerDigest  " in shown.stdout and "\nDigest" not in shown.stdout
 
 
-def test_a_damaged_snapshot_is_a_failed_verification_and_a_missing_one_is_not_found(made: Made, tmp_path: Path) -> None:
+def test_a_damaged_snapshot_fails_verification_and_a_missing_one_is_not_found(made: Made, tmp_path: Path) -> None:
     path = write_snapshot(tmp_path, made.image(7))
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -396,7 +396,7 @@ def test_a_damaged_snapshot_is_a_failed_verification_and_a_missing_one_is_not_fo
         (["--data", "/nonexistent/r1"], ExitCode.NOT_FOUND, "there is no ledger"),
     ],
 )
-def test_a_ledger_that_is_not_there_is_said_in_a_sentence(words: list[str], code: ExitCode, expected: str) -> None:
+def test_a_missing_ledger_is_reported_as_an_error(words: list[str], code: ExitCode, expected: str) -> None:
     for command in ("verify", "replay", "dump"):
         result = typed("audit", command, *words)
         assert result.exit_code == code
@@ -404,7 +404,7 @@ def test_a_ledger_that_is_not_there_is_said_in_a_sentence(words: list[str], code
         assert "Traceback" not in result.stderr
 
 
-def test_the_replica_of_the_configuration_is_found_by_name(tmp_path: Path) -> None:
+def test_a_configured_replica_is_found_by_name(tmp_path: Path) -> None:
     assert real("cluster", "init", tmp_path / "c").returncode == 0
     config = tmp_path / "c" / "forebay.toml"
     made = make(tmp_path / "c" / "r1")
@@ -416,7 +416,7 @@ def test_the_replica_of_the_configuration_is_found_by_name(tmp_path: Path) -> No
     assert "there is no replica 'r9'" in unknown.stderr
 
 
-def test_an_index_by_job_that_says_what_the_ledger_does_not_is_a_failed_verification(tmp_path: Path) -> None:
+def test_an_index_that_contradicts_the_ledger_fails_verification(tmp_path: Path) -> None:
     made = make(tmp_path)
 
     def deep() -> Result:

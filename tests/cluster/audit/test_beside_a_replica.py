@@ -1,4 +1,4 @@
-"""Audits of a replica that goes on: each is of one moment, and what is applied meanwhile makes none of them fail."""
+"""Audits of a running replica: each sees one point in time, and entries applied meanwhile cause no failure."""
 
 import contextlib
 import subprocess
@@ -21,7 +21,7 @@ from tests.cluster.audit.ledgers import CLUSTER, MAP_SIZE_BYTES, REPLICA, ROOT, 
 from tests.wal.logs import auditor
 
 ENTRIES_BEFORE = 12
-"""Entries of a replica before it is audited: some in LMDB, some only in the sync log."""
+"""Number of entries before the audit: some are in LMDB, some only in the sync log."""
 
 DUMP = ["dump"]
 COMMANDS = pytest.mark.parametrize(
@@ -30,7 +30,7 @@ COMMANDS = pytest.mark.parametrize(
 
 AUDITS = 300
 VERIFIED_EVERY = 10
-"""The whole ledger is verified this often, the rest of the audits replay what is new: else they take ever longer."""
+"""Interval of audits that verify the whole ledger; the other audits only replay new entries."""
 
 WRITER = """
 import select, sys
@@ -66,9 +66,9 @@ def living(tmp_path: Path) -> Iterator[Living]:
 def _audit_beside(
     living: Living, monkeypatch: pytest.MonkeyPatch, words: list[str], at: int, *, checkpoint: bool
 ) -> tuple[list[Any], int]:
-    """Audit, and have the replica apply an entry before the reader's transaction number `at`; 0 is none of them.
+    """Audit, and let the replica apply an entry before the reader's transaction number `at` (0 for none).
 
-    Return the rows that were printed, and how many transactions the audit made.
+    Return the printed rows and the number of transactions of the audit.
     """
     reader = auditor(living.journal._env)
     original, begun = reader.read, 0
@@ -94,7 +94,7 @@ def _audit_beside(
 
 @pytest.mark.parametrize("checkpoint", [False, True], ids=["synced", "checkpoint"])
 @COMMANDS
-def test_whenever_an_entry_is_applied_during_an_audit_it_is_of_one_moment(
+def test_an_audit_during_appends_sees_one_point_in_time(
     living: Living, monkeypatch: pytest.MonkeyPatch, words: list[str], checkpoint: bool
 ) -> None:
     _, begun = _audit_beside(living, monkeypatch, words, 0, checkpoint=checkpoint)
@@ -111,9 +111,7 @@ def test_whenever_an_entry_is_applied_during_an_audit_it_is_of_one_moment(
 
 
 @COMMANDS
-def test_an_audit_reads_the_sync_log_once_however_many_entries_there_are(
-    living: Living, monkeypatch: pytest.MonkeyPatch, words: list[str]
-) -> None:
+def test_an_audit_reads_the_sync_log_once(living: Living, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     original, reads = SyncLog.read, list[int]()
 
     def read(self: SyncLog, generation: int) -> list[bytes]:
@@ -125,10 +123,8 @@ def test_an_audit_reads_the_sync_log_once_however_many_entries_there_are(
     assert len(reads) == 1
 
 
-def test_a_ledger_that_could_not_be_seen_at_rest_is_not_said_to_be_broken(
-    living: Living, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Exit code and sentence say to try again: what watches for damage must not raise an alarm."""
+def test_an_unstable_ledger_is_not_reported_as_broken(living: Living, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code and message request a retry, so that monitoring for damage raises no alarm."""
     original = SyncLog.read
 
     def read(self: SyncLog, generation: int) -> list[bytes]:
@@ -148,7 +144,7 @@ def test_a_ledger_that_could_not_be_seen_at_rest_is_not_said_to_be_broken(
 
 
 @pytest.mark.campaign(3)
-def test_hundreds_of_audits_beside_a_replica_that_applies_as_fast_as_it_can_all_find_it_sound(tmp_path: Path) -> None:
+def test_many_concurrent_audits_find_a_busy_replica_sound(tmp_path: Path) -> None:
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)],
         cwd=ROOT,

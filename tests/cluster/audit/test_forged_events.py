@@ -1,4 +1,4 @@
-"""Whatever events somebody writes into a ledger, the audit names the entry: it never ends with a traceback."""
+"""For any forged events in a ledger, the audit names the entry and never ends with a traceback."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.cluster.audit.sites import batches as of_a_site
 
 FORGERIES = 1_500
 TYPED = 12
-"""Forgeries that are shown to the commands as a whole, count."""
+"""Number of forgeries that are passed to the commands."""
 
 SEED = 35
 
@@ -44,7 +44,7 @@ def plain(data: bytes) -> Any:
 
 
 def leaves(value: Any, at: tuple[int | str, ...] = ()) -> list[tuple[tuple[int | str, ...], Any]]:
-    """Return each value within a record, with the way to it."""
+    """Return each value in a record with its path."""
     if isinstance(value, list):
         return [(at, value)] + [found for place, one in enumerate(value) for found in leaves(one, (*at, place))]
     if isinstance(value, dict):
@@ -53,7 +53,7 @@ def leaves(value: Any, at: tuple[int | str, ...] = ()) -> list[tuple[tuple[int |
 
 
 def other(value: Any, draw: random.Random) -> Any:
-    """Return another value of much the same shape."""
+    """Return a different value of a similar form."""
     match value:
         case bool():
             return not value
@@ -72,7 +72,7 @@ def other(value: Any, draw: random.Random) -> Any:
 
 
 def forged(data: bytes, draw: random.Random) -> bytes | None:
-    """Return a batch with one value within its events changed, if that is one that can be decoded."""
+    """Return a batch with one changed value in its events, or None if it cannot be decoded."""
     batch = plain(data)
     places = [(at, value) for at, value in leaves(batch) if len(at) > 4 and at[0] == 2 and at[2] == 3]
     if not places:
@@ -115,7 +115,7 @@ def chained_anew(history: list[bytes]) -> list[LedgerEntry]:
 
 
 def rejection_of(history: list[bytes]) -> str:
-    """Fold a history as the audit does; return why it fails, nothing where it does not."""
+    """Fold a history as the audit does; return the failure, or None."""
     entries = chained_anew(history)
     replaying = from_nothing(every_digest=True)
     try:
@@ -128,7 +128,7 @@ def rejection_of(history: list[bytes]) -> str:
 
 
 @pytest.mark.parametrize("of", [history, of_a_site], ids=["of_a_few_jobs", "of_an_hour"])
-def test_forged_events_fail_at_an_entry_with_a_sentence(of: Callable[[], list[bytes]]) -> None:
+def test_forged_events_fail_at_their_entry(of: Callable[[], list[bytes]]) -> None:
     honest = of()[:120]
     assert rejection_of(honest) == ""
     refused = [rejection_of(one) for one in forgeries(honest, FORGERIES if of is history else FORGERIES // 10, SEED)]
@@ -151,7 +151,7 @@ def written(directory: Path, history: list[bytes]) -> None:
         journal.flush_hints()
 
 
-def test_the_commands_end_with_the_code_of_a_failed_verification(tmp_path: Path) -> None:
+def test_audit_commands_exit_with_verification_failed(tmp_path: Path) -> None:
     honest = history()
     worst = [one for one in forgeries(honest, FORGERIES, SEED) if "cannot have been decided" in rejection_of(one)]
     assert len(worst) >= TYPED

@@ -1,4 +1,4 @@
-"""A proof of a job is verified by one file that knows nothing of Forebay, and no changed byte of it gets through."""
+"""A stand-alone file without Forebay verifies the proof of a job, and every changed byte is detected."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ VERIFY = loaded()
 
 
 class Site:
-    """A cluster of one replica that has run, with proofs of its jobs and the keys that it signs with."""
+    """Stopped cluster of one replica, with proofs of its jobs and its signing keys."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -67,13 +67,13 @@ class Site:
         return held
 
     async def run(self) -> None:
-        """Have jobs submitted, one by one, many in one request, and as an array."""
+        """Submit jobs one by one, many in one request, and as an array."""
         self.config = placed(make_cluster(self.directory / "cluster"), self.directory)
         async with Harness(self.config) as harness:
             for number in range(4):
                 submitted = await harness.submit(script=SCRIPT if number % 2 else PLAIN, hold=True)
                 self.jobs.append(submitted.body["job_id"])
-            # Decided together, so that some are settled in one entry.
+            # Submit concurrently, so that some commands share an entry.
             await asyncio.gather(*(harness.submit(script=PLAIN, who="bob") for _ in range(20)))
             self.array = (await harness.submit(script=PLAIN, array="0-3")).body["job_id"]
             for job in self.jobs:
@@ -85,7 +85,7 @@ class Site:
             assert not await harness.service.publisher.record_histories(), "there is nothing new to be counted"
             for job in (*self.jobs, self.array, self.array + 2):
                 self.proofs[job] = await self.proof(harness, job)
-            # What comes after the count, and is in the next checkpoint.
+            # Records after the count, which are in the next checkpoint.
             await harness.submit(script=PLAIN, who="bob")
             await harness.ask("POST", f"/v1/jobs/{self.array}/hold", {"command_id": harness.new_id()}, who="alice")
             assert await harness.service.publisher.publish()
@@ -100,7 +100,7 @@ async def counted(harness: Harness) -> None:
     """Have the records of all jobs counted, and a checkpoint with that."""
     revision = harness.controller.state.revision
     async with asyncio.timeout(PATIENCE_S):
-        # Not at once where the process that counts has only just been started.
+        # This takes a moment if the counting process has just started.
         while not await harness.service.publisher.record_histories():
             await asyncio.sleep(0.1)
         while harness.controller.state.revision == revision:
@@ -116,7 +116,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 
 def verdict(held: bytes, keys: Path, least: int = 1, *, whole: bool = False) -> str:
-    """What the verifier prints, or that it refuses, in this process."""
+    """Run the verifier in this process; return its output, or raise its rejection."""
     lines = [line for line in keys.read_text().splitlines() if not line.startswith("#")]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         try:
@@ -134,13 +134,13 @@ def verdict(held: bytes, keys: Path, least: int = 1, *, whole: bool = False) -> 
     return printed.getvalue()
 
 
-def test_a_majority_is_one_of_the_keys_of_the_checkpoints_origin(site: Site, tmp_path: Path) -> None:
+def test_a_majority_counts_keys_of_the_checkpoints_origin(site: Site, tmp_path: Path) -> None:
     held = site.proofs[site.job]
     origin = json.loads(held)["checkpoint"].split("\n")[0]
     keys = tmp_path / "keys"
     others = [verifier_of(f"{origin}/2-{'ab' * 8}", Ed25519PrivateKey.generate()) for _ in range(3)]
     keys.write_text(site.keys.read_text() + "".join(f"{one}\n" for one in others))
-    # Those of another incarnation neither count nor are counted.
+    # Keys of another incarnation are ignored.
     proof = tmp_path / "proof"
     proof.write_bytes(held)
     assert ran(proof, keys).returncode == 0
@@ -153,20 +153,20 @@ def test_a_majority_is_one_of_the_keys_of_the_checkpoints_origin(site: Site, tmp
 
 
 def ran(proof: Path, keys: Path) -> subprocess.CompletedProcess[str]:
-    """The verifier as an auditor runs it, in a directory and with a path where there is no Forebay."""
+    """Run the verifier as an auditor does, without Forebay in the directory or the path."""
     copy = proof.parent / "verify_proof.py"
     shutil.copy(VERIFIER, copy)
     words = [sys.executable, "-P", str(copy), "--keys", str(keys), str(proof)]
     return subprocess.run(words, cwd=proof.parent, capture_output=True, text=True, check=False)
 
 
-def test_the_verifier_imports_the_standard_library_and_one_library_of_signatures() -> None:
+def test_the_verifier_imports_only_the_standard_library_and_a_signature_library() -> None:
     text = VERIFIER.read_text()
     imported = {line.split()[1].split(".")[0] for line in text.splitlines() if line.startswith(("import ", "from "))}
     assert imported - sys.stdlib_module_names == {"cryptography"}
 
 
-def test_the_verifier_knows_each_event_and_where_its_job_is() -> None:
+def test_the_verifier_knows_the_job_field_of_each_event() -> None:
     fields = {kind.__struct_config__.tag: (kind.__name__, kind.__struct_fields__) for kind in EVENTS}
     expected = {tag: (name, names.index("job") + 1 if "job" in names else 0) for tag, (name, names) in fields.items()}
     assert expected == VERIFY.KINDS
@@ -175,7 +175,7 @@ def test_the_verifier_knows_each_event_and_where_its_job_is() -> None:
     assert SubmittedTasks.__struct_fields__[0] == "tasks"
 
 
-def test_a_proof_is_verified_alone_and_tells_the_story_of_its_job(site: Site, tmp_path: Path) -> None:
+def test_a_proof_is_verified_standalone_and_shows_the_job_history(site: Site, tmp_path: Path) -> None:
     proof = tmp_path / "job.proof"
     proof.write_bytes(site.proofs[site.job])
     result = ran(proof, site.keys)
@@ -188,7 +188,7 @@ def test_a_proof_is_verified_alone_and_tells_the_story_of_its_job(site: Site, tm
     assert result.returncode == 1 and "does not name job 999" in result.stderr
 
 
-def test_every_job_and_task_is_proven(site: Site) -> None:
+def test_every_job_and_task_can_be_proven(site: Site) -> None:
     for job, held in site.proofs.items():
         count = len(json.loads(held)["records"])
         if job < site.array:
@@ -196,10 +196,10 @@ def test_every_job_and_task_is_proven(site: Site) -> None:
     assert site.array + 2 in site.proofs
 
 
-def test_no_flipped_byte_of_a_proof_gets_through(site: Site) -> None:
+def test_every_flipped_byte_of_a_proof_is_detected(site: Site) -> None:
     held, chance = site.proofs[site.job], random.Random(42)
     for number in range(FLIPS):
-        # Each byte at least once where there are not more of them, and then wherever chance has it.
+        # Flip each byte at least once if the proof is short; otherwise random bytes.
         at = number if number < min(len(held), FLIPS // 2) else chance.randrange(len(held))
         changed = held[:at] + bytes([held[at] ^ chance.randrange(1, 256)]) + held[at + 1 :]
         assert verdict(changed, site.keys).startswith("REFUSED"), (at, held[at : at + 20], changed[at : at + 20])
@@ -211,7 +211,7 @@ def altered(held: bytes, change: Any) -> bytes:
     return (json.dumps(proof, ensure_ascii=False, indent=1) + "\n").encode()
 
 
-def test_what_is_made_up_or_left_out_of_a_record_is_refused(site: Site) -> None:
+def test_invented_or_omitted_record_fields_are_rejected(site: Site) -> None:
     held, other = site.proofs[site.job], json.loads(site.proofs[site.jobs[1]])
     for change in (
         lambda proof: proof["records"].reverse(),
@@ -228,7 +228,7 @@ def test_what_is_made_up_or_left_out_of_a_record_is_refused(site: Site) -> None:
         assert verdict(altered(held, change), site.keys).startswith("REFUSED")
 
 
-def test_a_record_that_is_left_out_is_missed_whichever_it_is(site: Site) -> None:
+def test_every_omitted_record_is_detected(site: Site) -> None:
     for job, held in site.proofs.items():
         records = json.loads(held)["records"]
         assert len(records) > 1
@@ -238,20 +238,20 @@ def test_a_record_that_is_left_out_is_missed_whichever_it_is(site: Site) -> None
             assert f"the proof shows {len(records) - 1 - later} of " in said, (job, number, said)
 
 
-def test_what_came_after_the_count_is_shown_and_not_said_to_be_all(site: Site) -> None:
+def test_records_after_the_count_are_shown_as_incomplete(site: Site) -> None:
     count = len(json.loads(site.later)["records"])
     said = verdict(site.later, site.keys, whole=True)
     assert f"proven: all {count - 1} records of job {site.array} in the first" in said
     assert "beyond these, 1 later records are shown, perhaps not all" in said
 
 
-def test_a_proof_without_a_count_is_one_of_some_records_and_refused_where_all_are_wanted(site: Site) -> None:
+def test_a_proof_without_a_count_is_rejected_if_completeness_is_required(site: Site) -> None:
     for held in (site.uncounted, altered(site.proofs[site.job], lambda proof: proof.update(history=None))):
         assert "not proven: that there are no others" in verdict(held, site.keys)
         assert "REFUSED: the proof does not show that these are all records" in verdict(held, site.keys, whole=True)
 
 
-def test_a_count_that_is_another_jobs_another_number_or_made_up_is_refused(site: Site) -> None:
+def test_a_wrong_or_invented_count_is_rejected(site: Site) -> None:
     held, other = site.proofs[site.job], json.loads(site.proofs[site.jobs[1]])["history"]
     assert json.loads(held)["history"]["record"] == other["record"]
     for change in (
@@ -271,7 +271,7 @@ def test_a_count_that_is_another_jobs_another_number_or_made_up_is_refused(site:
 
 
 @story
-async def test_of_a_purged_job_it_is_shown_that_these_are_all_records_too(tmp_path: Path) -> None:
+async def test_a_purged_job_has_a_complete_proof(tmp_path: Path) -> None:
     site = Site(tmp_path)
     config = placed(make_cluster(tmp_path / "cluster"), tmp_path)
     site.config = replace(config, policy=replace(config.policy, finished_jobs_kept=1))
@@ -297,7 +297,7 @@ async def test_of_a_purged_job_it_is_shown_that_these_are_all_records_too(tmp_pa
     assert "the proof shows 2 of 3 records" in verdict(missing, site.keys)
 
 
-def test_who_has_not_signed_and_whose_key_is_not_given_count_for_nothing(site: Site, tmp_path: Path) -> None:
+def test_missing_signers_and_unknown_keys_do_not_count(site: Site, tmp_path: Path) -> None:
     held = site.proofs[site.job]
     assert "of 2 required replicas of" in verdict(held, site.keys, least=2)
     stranger = tmp_path / "keys"
@@ -305,7 +305,7 @@ def test_who_has_not_signed_and_whose_key_is_not_given_count_for_nothing(site: S
     assert "a signature is by a key that was not given" in verdict(held, stranger)
 
 
-def test_a_witness_is_shown_with_its_time_and_is_no_replica(site: Site, tmp_path: Path) -> None:
+def test_a_witness_is_shown_with_its_time_and_not_as_a_replica(site: Site, tmp_path: Path) -> None:
     private, keys = Ed25519PrivateKey.generate(), tmp_path / "keys"
     keys.write_text(f"{site.keys.read_text()}{verifier_of('witness.example', private, COSIGNATURE_KEY)}\n")
 
@@ -318,7 +318,7 @@ def test_a_witness_is_shown_with_its_time_and_is_no_replica(site: Site, tmp_path
     assert verdict(held, keys, least=2).startswith("REFUSED")
 
 
-def test_a_proof_from_the_directory_is_the_one_from_the_cluster_with_the_index_and_without(site: Site) -> None:
+def test_offline_proofs_equal_online_proofs_with_or_without_the_index(site: Site) -> None:
     output = site.directory / "offline.proof"
     for index in (site.home / "index", None):
         if index is None:
@@ -330,7 +330,7 @@ def test_a_proof_from_the_directory_is_the_one_from_the_cluster_with_the_index_a
     assert (site.home / SIGNING_DIRECTORY / "key").exists()
 
 
-def test_what_cannot_be_proven_is_refused_with_what_to_do(site: Site, tmp_path: Path) -> None:
+def test_an_impossible_proof_is_rejected_with_a_remedy(site: Site, tmp_path: Path) -> None:
     def asked(job: object, data: Path) -> tuple[int, str]:
         result = typed("audit", "prove", "--data", data, "--job", job, "-o", tmp_path / "none")
         return result.exit_code, str(result.exception or "") + result.output

@@ -1,4 +1,4 @@
-"""Commands made again from their events: which can be, which cannot and why, and that none is ever guessed."""
+"""Reconstruction of commands from their events: possible and impossible kinds, and no guessed commands."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -23,11 +23,11 @@ from tests.golden.make_ledger import lived
 from tests.replica.world import World
 
 NEVER_MADE_AGAIN = {"raise_feature_level"}
-"""Commands that the ledger does not keep enough of, by law 1: `REBUILDERS` says what."""
+"""Commands that the ledger lacks data for, by law 1; `REBUILDERS` names the data."""
 
 
 def settled(batches: list[Batch]) -> Iterator[tuple[SpeculativeState, Entry]]:
-    """Yield the entries of a ledger, each with what is settled before it; once it is taken, with it."""
+    """Yield the entries of a ledger, each with the state before it; the entry is settled before the next one."""
     state = EMPTY
     for batch in batches:
         if batch.base != state.revision:
@@ -44,14 +44,14 @@ def day() -> list[Batch]:
     return lived()
 
 
-def test_every_kind_of_command_has_a_row_that_makes_it_again_or_says_what_the_ledger_does_not_keep() -> None:
+def test_every_command_kind_has_a_rebuilder_or_a_reason() -> None:
     assert set(REBUILDERS) == set(get_args(c.Command))
     never = {word for word, kind in c.KINDS.items() if REBUILDERS[kind].candidates is None}
     assert never == NEVER_MADE_AGAIN
     assert all(REBUILDERS[c.KINDS[word]].lacks for word in never)
 
 
-def test_every_command_of_the_recorded_day_that_led_to_something_is_made_again_but_for_those_that_say_why(
+def test_every_command_of_the_recorded_day_is_rebuilt_or_explained(
     day: list[Batch],
 ) -> None:
     made, missed = Counter[str](), Counter[str]()
@@ -66,12 +66,12 @@ def test_every_command_of_the_recorded_day_that_led_to_something_is_made_again_b
     assert not unexplained, missed
     happened = {entry.command for batch in day for entry in batch.entries if entry.events}
     assert happened == set(c.KINDS) - NEVER_MADE_AGAIN == set(made)
-    # Agents of that day count files in teardowns, which no agent of the product does.
+    # The agents in that ledger count files in teardowns, which real agents do not.
     assert missed.total() - sum(missed[kind] for kind in NEVER_MADE_AGAIN) <= 0.02 * made.total(), missed
 
 
 def last(world: World) -> tuple[SpeculativeState, Entry]:
-    """Return the last command of a world, with what was settled before it."""
+    """Return the last command of a world, with the state before it."""
     place = max(at for at, batch in enumerate(world.ledger) if batch.entries[0].command != "run_scheduling_cycle")
     *_, before = settled(world.ledger[:place])
     return SpeculativeState(before[0].state(), world.ledger[place].at), world.ledger[place].entries[0]
@@ -94,7 +94,7 @@ def rebuilt_report(world: World) -> object:
 
 
 @pytest.mark.parametrize("result", FAILURES)
-def test_the_report_of_a_failed_operation_is_made_again_with_its_message_and_whether_it_is_final(
+def test_the_report_of_a_failed_operation_is_rebuilt_with_its_message(
     result: c.OperationFailed,
 ) -> None:
     world = World()
@@ -104,7 +104,7 @@ def test_the_report_of_a_failed_operation_is_made_again_with_its_message_and_whe
 
 
 @pytest.mark.parametrize("result", [c.OperationDone(), c.OperationDone(1, 1)])
-def test_the_report_of_a_post_run_is_made_again_with_no_counts_or_those_of_what_was_staged(
+def test_the_report_of_a_post_run_is_rebuilt_with_or_without_counts(
     result: c.OperationDone,
 ) -> None:
     world = World()
@@ -115,7 +115,7 @@ def test_the_report_of_a_post_run_is_made_again_with_no_counts_or_those_of_what_
     assert rebuilt_report(world) == result
 
 
-def test_a_script_that_ends_where_it_was_cancelled_is_made_again_with_its_own_end() -> None:
+def test_the_report_of_a_cancelled_script_is_rebuilt() -> None:
     world = World()
     job = world.submit("capacity=10")
     world.done(job)
@@ -126,7 +126,7 @@ def test_a_script_that_ends_where_it_was_cancelled_is_made_again_with_its_own_en
     assert rebuilt_report(world) == ended
 
 
-def test_a_node_that_comes_back_as_it_was_is_made_again_although_nothing_came_of_it() -> None:
+def test_the_registration_of_an_unchanged_node_is_rebuilt() -> None:
     world = World()
     world.register("n1")
     before, entry = last(world)
@@ -134,7 +134,7 @@ def test_a_node_that_comes_back_as_it_was_is_made_again_although_nothing_came_of
     assert rebuilt(before, entry) == c.RegisterNode("n1", 8, "i1", "s1")
 
 
-def test_a_command_is_not_believed_whose_digest_is_another_one() -> None:
+def test_a_candidate_with_another_digest_is_rejected() -> None:
     world = World()
     world.submit("capacity=10")
     before, entry = last(world)
@@ -145,7 +145,7 @@ def test_a_command_is_not_believed_whose_digest_is_another_one() -> None:
 
 
 @pytest.mark.parametrize("output", ["", "out-%j.log", "/out/%u/%x-%j", "plain.txt", "7/%j-1"])
-def test_a_submit_is_made_again_with_the_symbols_in_its_paths(output: str) -> None:
+def test_a_submit_is_rebuilt_with_symbols_in_paths(output: str) -> None:
     world = World()
     script = "#!/bin/sh\n#DW jobdw type=scratch capacity=10 access_mode=striped\n"
     script += "#DW stage_out type=file source=$DW_JOB_STRIPED/r destination=/out/r-%j\n"
@@ -158,7 +158,7 @@ def test_a_submit_is_made_again_with_the_symbols_in_its_paths(output: str) -> No
     assert command.request.buffer.stage_out[0].outside == "/out/r-%j"
 
 
-def test_an_update_is_made_again_with_what_was_so_already() -> None:
+def test_an_update_is_rebuilt_with_unchanged_fields() -> None:
     world = World()
     job = world.submit("capacity=10", hold=Hold.USER)
     update = c.UpdateJob(job, JobChange(priority=0, time_limit_s=60, comment="later", dependencies=(), any_of=False))
@@ -168,7 +168,7 @@ def test_an_update_is_made_again_with_what_was_so_already() -> None:
     assert rebuilt(before, entry) == update
 
 
-def test_what_a_new_leader_starts_again_is_made_again_with_the_jobs_that_it_left_alone() -> None:
+def test_the_restart_of_operations_is_rebuilt_with_unaffected_jobs() -> None:
     world = World(restart_policy="slurm")
     stuck, other = world.submit("capacity=10"), world.submit("capacity=10")
     world.report(stuck, c.OperationFailed("no such file", final=True))
@@ -179,7 +179,7 @@ def test_what_a_new_leader_starts_again_is_made_again_with_the_jobs_that_it_left
     assert rebuilt(before, entry) == restart
 
 
-def test_a_configuration_is_made_again_where_its_keys_were_set_and_not_where_a_file_was_applied() -> None:
+def test_configuration_by_keys_is_rebuilt_and_by_file_is_not() -> None:
     world = World()
     world.configure(MaxPasses="7", OtherTimeout="120")
     assert rebuilt(*last(world)) is not None

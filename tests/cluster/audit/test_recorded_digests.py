@@ -1,4 +1,4 @@
-"""A ledger that records the digests of its states carries its own truth: what was rewritten is found, and where."""
+"""State digests recorded in a ledger reveal rewritten entries and their position."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -75,7 +75,7 @@ def failed(event: Any) -> e.EventRecord:
     return replace(event, result=JobState.FAILED, exit_code=1)
 
 
-def test_a_replay_holds_its_states_against_the_digests_that_the_ledger_records(made: Made) -> None:
+def test_a_replay_compares_states_with_recorded_digests(made: Made) -> None:
     found = typed("audit", "replay", "--data", made.directory, "--json")
     assert (found.exit_code, found.stderr) == (0, "")
     answer = msgspec.json.decode(found.stdout)
@@ -89,7 +89,7 @@ def test_a_replay_holds_its_states_against_the_digests_that_the_ledger_records(m
     assert (answer["digests_recorded"], answer["digests_compared"]) == (MINUTES, MINUTES)
 
 
-def test_a_replay_up_to_a_moment_compares_what_was_recorded_until_then(made: Made) -> None:
+def test_a_replay_to_a_revision_compares_earlier_digests(made: Made) -> None:
     for count, (revision, _) in enumerate(recorded(made)):
         found = typed("audit", "replay", "--data", made.directory, "--at", revision, "--json")
         assert msgspec.json.decode(found.stdout)["digests_compared"] == count
@@ -98,7 +98,7 @@ def test_a_replay_up_to_a_moment_compares_what_was_recorded_until_then(made: Mad
 @pytest.mark.parametrize("deep", [False, True], ids=["replay", "verify --deep"])
 @pytest.mark.parametrize("minute", range(MINUTES))
 @pytest.mark.parametrize(("kind", "change"), [(e.JobSubmitted, by_mallory), (e.RunEnded, failed)])
-def test_an_event_that_was_rewritten_and_hashed_again_is_found_between_two_digests(
+def test_a_rewritten_and_rehashed_event_is_located_between_two_digests(
     made: Made, tmp_path: Path, kind: type[e.EventRecord], change: Rewrite, minute: int, deep: bool
 ) -> None:
     forged = make(tmp_path, rewritten(digested(), kind, minute, change))
@@ -113,7 +113,7 @@ def test_an_event_that_was_rewritten_and_hashed_again_is_found_between_two_diges
     assert f"the state after revision {revision} has the digest" in sentence and f"entry {index} records" in sentence
 
 
-def test_where_states_are_too_large_to_compare_each_the_place_is_found_all_the_same(
+def test_sparse_comparisons_still_locate_the_first_difference(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "RECORDS_PER_EVENT", 0)
@@ -145,7 +145,7 @@ def another_exit_code(state: State) -> State:
 
 
 @pytest.mark.parametrize("forge", [doubled_pool, another_user, another_exit_code])
-def test_a_replay_from_a_forged_snapshot_ends_at_the_next_digest(
+def test_a_replay_from_a_forged_snapshot_fails_at_the_next_digest(
     made: Made, tmp_path: Path, forge: Callable[[State], State]
 ) -> None:
     revisions = recorded(made)
@@ -164,7 +164,7 @@ def test_a_replay_from_a_forged_snapshot_ends_at_the_next_digest(
     assert between in " ".join(result.stderr.split())
 
 
-def test_a_snapshot_of_the_very_state_that_is_recorded_next_is_compared_itself(made: Made, tmp_path: Path) -> None:
+def test_a_snapshot_with_a_recorded_digest_is_compared_itself(made: Made, tmp_path: Path) -> None:
     revision, _ = recorded(made)[1]
     index = next(index for index, state in enumerate(made.states, start=1) if state.revision == revision)
     write_snapshot(tmp_path, made.image(index))

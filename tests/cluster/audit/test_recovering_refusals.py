@@ -12,7 +12,7 @@ from forebay.replica.values import Instant
 from tests.cluster.test_serve import make
 
 
-def test_a_directory_without_write_permission_is_a_failure_that_names_it(tmp_path: Path) -> None:
+def test_a_directory_without_write_permission_is_named(tmp_path: Path) -> None:
     with pytest.raises(Failure) as failed, rejections():
         raise PermissionError(13, "Permission denied", str(tmp_path))
     assert failed.value.code is ExitCode.PERMISSION_DENIED
@@ -41,7 +41,7 @@ def _plan(*members: str) -> RecoveryPlan:
         ),
     ],
 )
-def test_a_plan_warns_of_the_other_members_and_of_no_others(
+def test_a_recovery_plan_warns_about_the_other_members(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], members: tuple[str, ...], warning: str
 ) -> None:
     plan, config = _plan(*members), make(tmp_path / "site", 3)
@@ -53,7 +53,7 @@ def test_a_plan_warns_of_the_other_members_and_of_no_others(
     )
 
 
-def test_what_is_to_be_typed_next_names_every_other_replica_with_its_addresses(
+def test_the_next_steps_name_each_other_replica_with_addresses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = make(tmp_path / "site", 3)

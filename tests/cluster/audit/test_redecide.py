@@ -1,4 +1,4 @@
-"""Deciding ledgers again: by this release, and by others, in which a policy, a word or a fold was changed."""
+"""Deciding ledgers again: by this release, and by releases with a changed policy, text or fold."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ from tests.simulation.world import World as Simulated
 
 
 class Release(NamedTuple):
-    """A change of one line of this tree: by it another release is made."""
+    """One-line change of this tree that creates another release."""
 
     module: str
     line: str
@@ -37,7 +37,7 @@ OTHER_NODE = Release(
     "return min(keys.first for has, keys in self.by_jobs.items() if has >= cpus)[1]",
     "return max(key for has, all in self.by_jobs.items() if has >= cpus for key in all if key[0] == all.first[0])[1]",
 )
-"""Of nodes with as few jobs the last one gets the buffer, and not the first."""
+"""Among nodes with equally few jobs, the last one gets the buffer instead of the first."""
 
 OTHER_WORDS = Release("replica/decide/jobs.py", 'command.hurry, "cancelled")', 'command.hurry, "ended early")')
 
@@ -56,18 +56,18 @@ NEW_EVENT = (
         "return Acceptance((e.JobDropped(job.id),))",
     ),
 )
-"""A cancel leads to an event that is not known here."""
+"""A cancel causes an event that this release does not know."""
 
 LOST_EVENT = Release(
     "replica/messages/events.py",
     "class StagedIn(EventRecord, frozen=True, tag=69)",
     "class StagedIn(EventRecord, frozen=True, tag=68)",
 )
-"""An event that stands in ledgers is not known any more."""
+"""The other release lacks an event that ledgers contain."""
 
 
 def released(tree: Path, *changes: Release) -> Path:
-    """Make a tree of this release, with changes."""
+    """Create a tree of this release with changes."""
     copy_packages(tree)
     for change in changes:
         module = tree / change.module
@@ -78,7 +78,7 @@ def released(tree: Path, *changes: Release) -> Path:
 
 
 def busy() -> World:
-    """A cluster of three nodes with a few jobs, of which some are cancelled."""
+    """Cluster of three nodes with a few jobs, some of which are cancelled."""
     world = World({"fast": 1_000}, nodes=3)
     jobs = [world.submit(f"capacity={10 + number}", who=f"user{number % 3}") for number in range(12)]
     for job in jobs[:4]:
@@ -101,7 +101,7 @@ def found(*words: object, code: int = 0) -> dict[str, Any]:
     return answer
 
 
-def test_no_decision_of_the_golden_ledger_comes_out_otherwise(tmp_path: Path) -> None:
+def test_decisions_of_the_golden_ledger_are_unchanged(tmp_path: Path) -> None:
     unpack(tmp_path)
     answer = found("--data", tmp_path / "r1")
     assert (answer["different"], answer["differences"]) == (0, [])
@@ -111,8 +111,8 @@ def test_no_decision_of_the_golden_ledger_comes_out_otherwise(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("seed", [3, 11])
-def test_no_decision_of_a_simulated_cluster_comes_out_otherwise(seed: int) -> None:
-    # Inside of the simulation, which has bounds of its own: answers are kept for seconds there.
+def test_decisions_of_a_simulated_cluster_are_unchanged(seed: int) -> None:
+    # Run in the simulation, whose limits differ: cached replies are kept for seconds.
     with Simulated(seed) as world:
         assert world.run_seed().violations == ()
         deciding = RedecidingReplay(from_nothing(), lambda batch: True)
@@ -125,15 +125,13 @@ def test_no_decision_of_a_simulated_cluster_comes_out_otherwise(seed: int) -> No
     assert deciding.tallies["found_cluster"].same == 1  # the leader's own commands are proven, too
 
 
-def test_a_release_decides_what_it_has_decided_itself(made: Made, tmp_path: Path) -> None:
+def test_a_release_repeats_its_own_decisions(made: Made, tmp_path: Path) -> None:
     answer = found("--data", made.directory, "--release", released(tmp_path / "same"))
     assert (answer["different"], answer["not_rebuilt"], answer["states_differ"]) == (0, 0, [])
     assert answer["same"] > 40
 
 
-def test_another_policy_is_named_by_the_first_decision_that_differs_and_breeds_no_others(
-    made: Made, tmp_path: Path
-) -> None:
+def test_a_changed_policy_is_reported_at_its_first_effect_only(made: Made, tmp_path: Path) -> None:
     tree = released(tmp_path / "other", OTHER_NODE)
     result = real("audit", "redecide", "--data", made.directory, "--release", tree)
     assert result.returncode == ExitCode.VERIFICATION_FAILED
@@ -154,7 +152,7 @@ def test_another_policy_is_named_by_the_first_decision_that_differs_and_breeds_n
     assert [named[who]["events"][0]["detail"]["node"] for who in ("ledger", "decided")] == ["n1", "n3"]
 
 
-def test_other_words_are_listed_and_are_no_failure(made: Made, tmp_path: Path) -> None:
+def test_changed_texts_are_listed_without_a_failure(made: Made, tmp_path: Path) -> None:
     answer = found("--data", made.directory, "--release", released(tmp_path / "other", OTHER_WORDS))
     assert answer["different"] == answer["differences_by_class"]["reason only"] == 2
     assert {one["command"] for one in answer["differences"]} == {"cancel_job"}
@@ -163,7 +161,7 @@ def test_other_words_are_listed_and_are_no_failure(made: Made, tmp_path: Path) -
     assert "reason=ended early" in shown.stdout
 
 
-def test_what_was_decided_before_is_left_out(made: Made) -> None:
+def test_decisions_before_since_are_skipped(made: Made) -> None:
     whole, last = found("--data", made.directory), made.state.revision
     part = found("--data", made.directory, "--since", last - 5)
     assert (part["first_revision"], part["revision"]) == (last - 5, last)
@@ -174,9 +172,7 @@ def test_what_was_decided_before_is_left_out(made: Made) -> None:
     assert result.exit_code == ExitCode.BAD_INPUT
 
 
-def test_a_fold_of_another_release_is_named_by_the_first_entry_after_which_its_state_is_another(
-    made: Made, tmp_path: Path
-) -> None:
+def test_the_first_entry_with_a_different_fold_is_named(made: Made, tmp_path: Path) -> None:
     same = real("audit", "replay", "--data", made.directory, "--release", released(tmp_path / "same"), "--json")
     assert (same.returncode, same.stderr) == (0, "")
     assert json.loads(same.stdout)["state_digest"] == made.state_digest
@@ -191,7 +187,7 @@ def test_a_fold_of_another_release_is_named_by_the_first_entry_after_which_its_s
     assert "differs in jobs" in result.stderr
 
 
-def test_a_tree_that_cannot_be_asked_gets_a_sentence(made: Made, tmp_path: Path) -> None:
+def test_an_unusable_release_tree_is_an_error(made: Made, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     old = released(tmp_path / "old")
     (old / "cluster/audit/worker.py").unlink()
@@ -210,9 +206,7 @@ def test_a_tree_that_cannot_be_asked_gets_a_sentence(made: Made, tmp_path: Path)
             assert "what to do: " in result.stderr
 
 
-def test_what_only_the_other_release_knows_is_a_difference_and_what_it_does_not_know_ends_it(
-    made: Made, tmp_path: Path
-) -> None:
+def test_commands_and_events_of_one_release_only_are_handled(made: Made, tmp_path: Path) -> None:
     world = busy()
     world.settle(c.CancelJob(world.submit("capacity=900", hold=Hold.USER)))
     later = written(tmp_path / "r2", [(1, encode_batch(batch)) for batch in world.ledger])
@@ -226,7 +220,7 @@ def test_what_only_the_other_release_knows_is_a_difference_and_what_it_does_not_
     assert "cannot continue: " in result.stderr
 
 
-def test_a_release_takes_a_state_over_from_a_snapshot(made: Made, tmp_path: Path) -> None:
+def test_the_other_release_loads_a_state_from_a_snapshot(made: Made, tmp_path: Path) -> None:
     directory = tmp_path / "snapshots"
     directory.mkdir()
     middle = len(made.entries) // 2
@@ -270,7 +264,7 @@ HELD, FREED = e.JobHeld(1, Hold.USER, "because"), e.JobReleased(2)
         (CommandOutcome((HELD,)), CommandOutcome(fault="KeyError: 7"), Deviation.REFUSAL),
     ],
 )
-def test_a_difference_is_classed_by_what_would_have_happened(
+def test_differences_are_classified_by_effect(
     ledger: CommandOutcome, decided: CommandOutcome, expected: Deviation | None
 ) -> None:
     assert deviation(ledger, decided) == expected

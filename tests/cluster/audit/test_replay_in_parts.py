@@ -1,4 +1,4 @@
-"""A replay in parts comes to what a replay in one comes to, and believes no state that the ledger does not lead to."""
+"""A replay in parts gives the same result as a replay in one process, and rejects false start states."""
 
 import itertools
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from tests.cluster.audit.test_recorded_digests import another_user, failed, rewr
 
 
 class PartHere:
-    """A part that is folded by this very process, which has its ledger open."""
+    """Part that this process folds, which has the ledger open."""
 
     ledger: ClassVar[Ledger]
 
@@ -58,7 +58,7 @@ def made(tmp_path: Path) -> Made:
 
 
 def keep(made: Made, *indices: int) -> None:
-    """Have the replica keep the states of these entries, and no other."""
+    """Let the replica keep only the states of these entries."""
     directory = made.directory / "index" / "states"
     directory.mkdir(parents=True, exist_ok=True)
     for path in directory.iterdir():
@@ -68,7 +68,7 @@ def keep(made: Made, *indices: int) -> None:
 
 
 def settling(made: Made) -> list[int]:
-    """Return the entries that settled something, but for the first and the last two of them."""
+    """Return the entries with effects, except the first and the last two."""
     revisions = [0, *(state.revision for state in made.states)]
     found = [index for index, (before, after) in enumerate(itertools.pairwise(revisions), start=1) if after > before]
     return found[1:-2]
@@ -80,7 +80,7 @@ def in_one(made: Made, at_revision: int | None = None) -> ReplayFold:
 
 
 def in_parts(made: Made, processes: int, at_revision: int | None = None) -> tuple[ReplayFold, list[str]]:
-    """Return what a replay in parts comes to, and why it was made in one."""
+    """Return the result of a replay in parts, and the reason for a replay in one process."""
     doubts: list[str] = []
     with Environment.open_readonly(made.directory / "wal") as environment:
         PartHere.ledger = Ledger(environment).as_of_now()
@@ -99,7 +99,7 @@ def what(replayed: ReplayFold) -> tuple[Any, ...]:
 
 
 @pytest.mark.usefixtures("here")
-def test_cut_anywhere_it_comes_to_what_one_process_comes_to(made: Made) -> None:
+def test_a_replay_in_parts_equals_a_replay_in_one_process(made: Made) -> None:
     whole = what(in_one(made))
     cuts = settling(made)
     for chosen in [*itertools.combinations(cuts, 1), *itertools.combinations(cuts[::4], 2)]:
@@ -109,7 +109,7 @@ def test_cut_anywhere_it_comes_to_what_one_process_comes_to(made: Made) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_cut_anywhere_it_comes_to_the_same_moment(made: Made) -> None:
+def test_a_replay_in_parts_to_a_revision_equals_one_process(made: Made) -> None:
     cuts = settling(made)
     keep(made, *cuts)
     for revision in range(int(made.state.revision) + 1):
@@ -118,7 +118,7 @@ def test_cut_anywhere_it_comes_to_the_same_moment(made: Made) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_no_state_is_believed_that_the_ledger_does_not_lead_to(tmp_path: Path) -> None:
+def test_a_start_state_that_contradicts_the_ledger_is_rejected(tmp_path: Path) -> None:
     made = make(tmp_path, digested()[:-1])  # no digest is recorded of the last states
     whole = what(in_one(made))
     for index in settling(made):
@@ -134,7 +134,7 @@ def test_no_state_is_believed_that_the_ledger_does_not_lead_to(tmp_path: Path) -
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("minute", range(MINUTES))
-def test_what_was_rewritten_is_found_at_the_same_place(tmp_path: Path, minute: int) -> None:
+def test_a_rewritten_entry_is_located_as_in_one_process(tmp_path: Path, minute: int) -> None:
     forged = make(tmp_path, rewritten(digested(), e.RunEnded, minute, failed))
     with pytest.raises(StateDigestMismatch) as one:
         in_one(forged)
@@ -145,7 +145,7 @@ def test_what_was_rewritten_is_found_at_the_same_place(tmp_path: Path, minute: i
         assert (cut.value.index, cut.value.after) == (one.value.index, one.value.after)
 
 
-def test_parts_are_processes_and_the_command_says_the_same(made: Made) -> None:
+def test_the_replay_command_uses_processes_for_parts(made: Made) -> None:
     cuts = settling(made)
     keep(made, cuts[len(cuts) // 3], cuts[2 * len(cuts) // 3])
     one, several = (
@@ -155,7 +155,7 @@ def test_parts_are_processes_and_the_command_says_the_same(made: Made) -> None:
     assert msgspec.json.decode(several.stdout) == msgspec.json.decode(one.stdout)
 
 
-def test_a_state_that_cannot_be_read_costs_time_and_is_said(made: Made) -> None:
+def test_an_unreadable_start_state_is_reported_and_skipped(made: Made) -> None:
     cuts = settling(made)
     keep(made, cuts[len(cuts) // 3], cuts[2 * len(cuts) // 3])
     first, second = sorted((made.directory / "index" / "states").iterdir())
@@ -165,7 +165,7 @@ def test_a_state_that_cannot_be_read_costs_time_and_is_said(made: Made) -> None:
     assert "one process folds everything again" in " ".join(cut.stderr.split())
 
 
-def test_a_ledger_that_was_rewritten_ends_with_7_by_several_processes_too(tmp_path: Path) -> None:
+def test_a_rewritten_ledger_exits_with_7_with_several_processes(tmp_path: Path) -> None:
     forged = make(tmp_path, rewritten(digested(), e.RunEnded, 1, failed))
     keep(forged, settling(forged)[-2])
     result = typed("audit", "replay", "--data", forged.directory, "--processes", 2)
@@ -174,7 +174,7 @@ def test_a_ledger_that_was_rewritten_ends_with_7_by_several_processes_too(tmp_pa
 
 
 class Rows:
-    """A ledger of one command an entry, as far as `seams` asks it."""
+    """Ledger with one command per entry, with the methods that `seams` needs."""
 
     def __init__(self, applied_index: int) -> None:
         self.applied_index = applied_index
@@ -194,7 +194,7 @@ class Row(msgspec.Struct):
     count=st.integers(1, 70),
     least=st.integers(1, 60),
 )
-def test_parts_are_large_enough_and_no_more_than_asked(
+def test_parts_have_a_minimum_size_and_a_maximum_number(
     kept: list[int], first: int, last: int, count: int, least: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""A report is what the ledger says of a window, and one page that says the same without anything else."""
+"""Reports match the ledger of a window, and the page is self-contained."""
 
 import json
 import os
@@ -34,7 +34,7 @@ from tests.cluster.audit.ledgers import make, typed
 from tests.golden.archive import unpack
 
 Lived = list[tuple[int, State]]
-"""Each moment at which something was settled, and the state after it."""
+"""Each time of a batch, and the state after it."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def lived(replica: Path) -> Lived:
             if kind_of(entry.data) is EntryKind.BATCH:
                 batch = decode_batch(entry.data)
                 state = apply_batch(state, batch) or state
-                # The clock was set back at the end of that day; a report lets it stand still meanwhile.
+                # The clock was set back at the end of that day; a report keeps the time constant meanwhile.
                 found.append((max(int(batch.at), found[-1][0] if found else 0), state))
     return found
 
@@ -85,9 +85,7 @@ def _columns(lived: Lived, report: WindowReport) -> dict[int, list[State]]:
     return found
 
 
-def test_the_steps_of_a_pool_have_the_last_and_the_extremes_of_each_column_of_the_window(
-    lived: Lived, whole: WindowReport
-) -> None:
+def test_pool_steps_keep_the_last_and_extreme_values_of_each_column(lived: Lived, whole: WindowReport) -> None:
     window = Window(whole.source.from_us, whole.source.to_us)
     assert {pool.name for pool in whole.pools} == {name for _, state in lived for name in state.pools}
     for pool in whole.pools:
@@ -105,7 +103,7 @@ def test_the_steps_of_a_pool_have_the_last_and_the_extremes_of_each_column_of_th
             carried = seen[-1]
 
 
-def test_what_is_in_service_and_in_all_is_the_pools_own(lived: Lived, whole: WindowReport) -> None:
+def test_report_capacities_match_the_pool(lived: Lived, whole: WindowReport) -> None:
     last = lived[-1][1]
     for pool in whole.pools:
         known = last.pools.get(pool.name, Pool(pool.name, 0, 1))
@@ -113,7 +111,7 @@ def test_what_is_in_service_and_in_all_is_the_pools_own(lived: Lived, whole: Win
         assert pool.steps[-1][1:] == (last.held_bytes.get(pool.name, 0), served, known.quantity_bytes)
 
 
-def test_the_stays_of_a_job_follow_each_other_and_are_what_the_job_was(lived: Lived, whole: WindowReport) -> None:
+def test_job_bars_are_contiguous_and_match_the_states(lived: Lived, whole: WindowReport) -> None:
     assert not whole.jobs_left_out
     by_job = {job.job: job for job in whole.jobs}
     requeued = {
@@ -143,7 +141,7 @@ def test_the_stays_of_a_job_follow_each_other_and_are_what_the_job_was(lived: Li
     assert seen > 1_000
 
 
-def test_jobs_that_are_over_have_their_results_and_the_others_go_on(lived: Lived, whole: WindowReport) -> None:
+def test_finished_jobs_have_results_and_others_continue(lived: Lived, whole: WindowReport) -> None:
     last = lived[-1][1]
     for job in whole.jobs:
         assert (job.bars[-1].to_us is None) == (job.job in last.unfinished)
@@ -151,9 +149,7 @@ def test_jobs_that_are_over_have_their_results_and_the_others_go_on(lived: Lived
             assert job.result == last.jobs[job.job].state.name
 
 
-def test_each_look_at_the_queue_counts_all_pending_jobs_of_the_last_state_of_its_column(
-    lived: Lived, whole: WindowReport
-) -> None:
+def test_each_sample_counts_all_pending_jobs_of_its_column(lived: Lived, whole: WindowReport) -> None:
     window, columns = Window(whole.source.from_us, whole.source.to_us), _columns(lived, whole)
     assert len(whole.waiting) > 100
     for seen in whole.waiting:
@@ -163,15 +159,13 @@ def test_each_look_at_the_queue_counts_all_pending_jobs_of_the_last_state_of_its
     assert len(whole.waiting) <= COLUMNS
 
 
-def test_commands_and_terms_are_those_of_the_ledger(lived: Lived, whole: WindowReport) -> None:
+def test_report_commands_and_terms_match_the_ledger(lived: Lived, whole: WindowReport) -> None:
     assert sum(whole.commands) == lived[-1][1].revision - whole.source.first_revision + 1
     assert [term.term for term in whole.terms] == [1, 2]
     assert whole.source.last_revision == lived[-1][1].revision
 
 
-def test_a_window_that_begins_with_a_snapshot_says_what_the_whole_fold_says_of_it(
-    replica: Path, whole: WindowReport, tmp_path: Path
-) -> None:
+def test_a_report_from_a_snapshot_equals_a_full_fold(replica: Path, whole: WindowReport, tmp_path: Path) -> None:
     bare = tmp_path / "r1"
     shutil.copytree(replica / "wal", bare / "wal")
     begun = inspect(next((replica / "snapshots").iterdir()))
@@ -182,7 +176,7 @@ def test_a_window_that_begins_with_a_snapshot_says_what_the_whole_fold_says_of_i
     assert ours.source.last_revision == whole.source.last_revision
 
 
-def test_a_window_that_ends_before_the_ledger_ends_there(lived: Lived, replica: Path, whole: WindowReport) -> None:
+def test_a_window_that_ends_early_stops_the_fold(lived: Lived, replica: Path, whole: WindowReport) -> None:
     middle = lived[len(lived) // 2][0]
     with Environment.open_readonly(replica / "wal") as environment:
         report = read_window(Ledger(environment), (), from_us=None, to_us=middle)
@@ -192,7 +186,7 @@ def test_a_window_that_ends_before_the_ledger_ends_there(lived: Lived, replica: 
     assert all(bar.from_us <= middle for job in report.jobs for bar in job.bars)
 
 
-def test_named_jobs_alone_are_drawn(replica: Path, whole: WindowReport) -> None:
+def test_only_named_jobs_are_drawn(replica: Path, whole: WindowReport) -> None:
     chosen = [whole.jobs[3], whole.jobs[40]]
     report = _report(replica, *(f"--job={job.job}" for job in chosen))
     assert list(report.jobs) == chosen
@@ -206,7 +200,7 @@ def _rows(replica: Path, *words: object) -> list[dict[str, Any]]:
     return found
 
 
-def test_every_job_that_there_ever_was_is_listed_as_it_was_last_seen(lived: Lived, replica: Path) -> None:
+def test_every_past_job_is_listed_in_its_last_state(lived: Lived, replica: Path) -> None:
     last = {job: state for _, state in lived for job in state.jobs}
     assert any(job not in lived[-1][1].jobs for job in last)  # some were purged
     rows = _rows(replica)
@@ -220,7 +214,7 @@ def test_every_job_that_there_ever_was_is_listed_as_it_was_last_seen(lived: Live
             assert row["elapsed_s"] == (job.ended_at - job.started_at) // 1_000_000
 
 
-def test_a_window_lists_the_jobs_that_were_there_in_it(lived: Lived, replica: Path) -> None:
+def test_a_window_lists_the_jobs_present_in_it(lived: Lived, replica: Path) -> None:
     first, end = lived[len(lived) // 3][0], lived[len(lived) // 2][0]
     inside = [state for at_us, state in lived if first <= at_us <= end]
     before = [state for at_us, state in lived if at_us < first][-1]
@@ -243,7 +237,7 @@ def test_a_window_lists_the_jobs_that_were_there_in_it(lived: Lived, replica: Pa
         rows, key=lambda row: row["user"]
     )
     assert all(row["state"] == "CANCELLED" for row in _rows(replica, *window, "-s", "cancelled"))
-    # A row that is wider than the terminal goes on in lines of its own, further in.
+    # A row that is wider than the terminal continues on indented lines.
     shown = typed("audit", "jobs", "--data", replica, *window).stdout.splitlines()
     assert len([line for line in shown if not line.startswith("    ")]) == len(rows) + 1
     refused = typed("audit", "jobs", "--data", replica, "-s", "DONE")
@@ -252,7 +246,7 @@ def test_a_window_lists_the_jobs_that_were_there_in_it(lived: Lived, replica: Pa
 
 
 class _Page(HTMLParser):
-    """A page as a browser reads it: its rectangles, its titles, and whatever else would be asked of others."""
+    """Parsed page: its rectangles, titles, and external references."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -279,7 +273,7 @@ class _Page(HTMLParser):
         self._in_title = False
 
 
-def test_each_bar_of_the_page_is_a_stay_at_its_place(whole: WindowReport) -> None:
+def test_each_bar_of_the_page_has_its_position(whole: WindowReport) -> None:
     page, frame = _Page(page_of(whole, "made")), ChartFrame(whole.source.from_us, whole.source.to_us)
     drawn = [bar for bar in page.bars if not bar[1].startswith("term ")]
     jobs = drawn_jobs(whole.jobs)
@@ -295,7 +289,7 @@ def test_each_bar_of_the_page_is_a_stay_at_its_place(whole: WindowReport) -> Non
         assert title.startswith(f"{job.called} {job.name}: {bar.word}")
 
 
-def test_the_headline_figures_are_those_of_all_jobs(lived: Lived, events: list[Event], whole: WindowReport) -> None:
+def test_headline_figures_cover_all_jobs(lived: Lived, events: list[Event], whole: WindowReport) -> None:
     last, totals = lived[-1][1], whole.totals
     jobs = {job for _, state in lived for job in state.jobs}
     assert sum(totals.outcomes.values()) == len(jobs) == len(whole.jobs)
@@ -313,7 +307,7 @@ def test_the_headline_figures_are_those_of_all_jobs(lived: Lived, events: list[E
         assert (found.jobs, found.waited_us) == (len(of_it), sum(job.waited_us for job in of_it))
 
 
-def test_jobs_that_are_not_drawn_are_counted_by_reason_and_a_page_begins_with_its_figures(whole: WindowReport) -> None:
+def test_undrawn_jobs_are_counted_by_reason(whole: WindowReport) -> None:
     text = page_of(whole, "made")
     rest = len(whole.jobs) - JOBS_DRAWN_MAX
     assert f"The other {rest:,} jobs" in text
@@ -324,19 +318,19 @@ def test_jobs_that_are_not_drawn_are_counted_by_reason_and_a_page_begins_with_it
         assert text.index(f"<span>{label}</span>") < text.index("<h2>")
 
 
-def test_of_an_array_one_task_is_drawn(whole: WindowReport) -> None:
+def test_one_task_of_an_array_is_drawn(whole: WindowReport) -> None:
     tasks = [msgspec.structs.replace(whole.jobs[0], job=n, called=f"7_{n}", waited_us=n) for n in range(1, 9)]
     assert [job.called for job in drawn_jobs(tasks)] == ["7_8"]
     assert tasks[0].main_reason in (NO_WAIT, *tasks[0].bars[0].reasons)
 
 
-def test_every_stay_has_a_colour() -> None:
+def test_every_bar_state_has_a_colour() -> None:
     words = [None, *(state.word for state in BufferState)]
     for state, word in product(JobState, words):
         assert KINDS[StateBar(state.name, word, 0, 1, 1).word] in KIND_COLOURS
 
 
-def test_a_page_asks_nobody_for_anything(whole: WindowReport) -> None:
+def test_a_report_page_makes_no_requests(whole: WindowReport) -> None:
     text = page_of(whole, "made")
     page = _Page(text)
     assert page.policy.startswith("default-src 'none'")
@@ -345,7 +339,7 @@ def test_a_page_asks_nobody_for_anything(whole: WindowReport) -> None:
     assert not re.search(r"url\(|@import|https?:", text)
 
 
-def test_names_of_users_are_text_whatever_they_hold(whole: WindowReport) -> None:
+def test_user_names_are_escaped_on_the_page(whole: WindowReport) -> None:
     evil = '</title><script>alert(1)</script><img src=x onerror="alert(1)">&amp;'
     job = msgspec.structs.replace(whole.jobs[0], name=evil, user=evil, pool=evil)
     pool = msgspec.structs.replace(whole.pools[0], name=evil)
@@ -354,7 +348,7 @@ def test_names_of_users_are_text_whatever_they_hold(whole: WindowReport) -> None
     assert not page.tags & {"script", "img"}
 
 
-def test_the_same_ledger_gives_the_same_bytes(replica: Path, tmp_path: Path) -> None:
+def test_report_pages_are_deterministic(replica: Path, tmp_path: Path) -> None:
     pages = []
     for seed in ("0", "424242"):
         page = tmp_path / f"page-{seed}.html"
@@ -375,10 +369,10 @@ def _forebay() -> list[str]:
     return [sys.executable, "-m", "forebay.cluster.cli"]
 
 
-def test_a_job_that_is_tried_again_for_ever_does_not_grow_the_page() -> None:
-    from forebay.cluster.audit.report.window import _Life
+def test_an_endlessly_retried_job_does_not_grow_the_page() -> None:
+    from forebay.cluster.audit.report.window import _JobTrack
 
-    life = _Life("1", "loop", "ada", "fast", 1)
+    life = _JobTrack("1", "loop", "ada", "fast", 1)
     for attempt in range(BARS_MAX + 50):
         life.becomes(("PENDING", "staging-in", attempt), attempt * 10)
     seen = life.ended(1, "", (BARS_MAX + 50) * 10)
@@ -398,7 +392,7 @@ def test_a_job_that_is_tried_again_for_ever_does_not_grow_the_page() -> None:
         (["-o", "none/x.html"], ExitCode.BAD_INPUT, "none/x.html cannot be written: No such file"),
     ],
 )
-def test_what_cannot_be_drawn_is_said(
+def test_an_impossible_report_is_an_error(
     replica: Path, words: list[str], code: ExitCode, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -407,7 +401,7 @@ def test_what_cannot_be_drawn_is_said(
     assert said in done.output + done.stderr
 
 
-def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_old_page(tmp_path: Path) -> None:
     make(tmp_path / "r1")
     page = tmp_path / "page.html"
     page.mkdir()
@@ -425,7 +419,7 @@ CHROMIUM = shutil.which("chromium")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: scripts/install-backends --browser")
-def test_a_browser_draws_the_bars_where_the_figures_say_without_a_network(whole: WindowReport, tmp_path: Path) -> None:
+def test_a_browser_draws_the_bars_at_their_figures_offline(whole: WindowReport, tmp_path: Path) -> None:
     jobs = sorted(whole.jobs, key=lambda job: -max(_share(whole, bar) for bar in job.bars))[:12]
     page = tmp_path / "page.html"
     page.write_text(page_of(msgspec.structs.replace(whole, jobs=tuple(jobs), waiting=(), pools=(), terms=()), "made"))
@@ -446,7 +440,7 @@ def test_a_browser_draws_the_bars_where_the_figures_say_without_a_network(whole:
     assert "CONSOLE" not in done.stderr
     colours = [_rgb(KIND_COLOURS[KINDS[bar.word]]) for job in jobs for bar in job.bars if _share(whole, bar) > 0.05]
     rows = list(_png(picture.read_bytes()))
-    # Each of these is a rectangle in one colour as high as a bar, in the scale of the window that is left for bars.
+    # Each bar is a rectangle of one colour, in the scale of the chart's width.
     wide, high = BAR_PIXELS
     for colour in set(colours):
         widest = max(_longest(row, colour) for row in rows)
@@ -478,7 +472,7 @@ def _longest(row: list[tuple[int, int, int]], colour: tuple[int, int, int]) -> i
 
 
 def _png(data: bytes) -> Iterator[list[tuple[int, int, int]]]:
-    """Yield the rows of a picture with eight bits a colour, as its format says they are put together again."""
+    """Yield the rows of a PNG image with eight bits per colour, decoded by its filters."""
     place, packed, width, depth = 8, b"", 0, 3
     while place < len(data):
         length, kind = int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]

@@ -1,7 +1,7 @@
-"""Going through a window again: with nothing changed it is what was, with something changed what follows from that.
+"""What-if simulations: without changes they match the ledger, with changes an exact queue model.
 
-The oracle of changed pools is a queue with so many servers, by hand: jobs of one size come one after the other, each
-has a slot from its buffer's allocation to the end of its teardown.
+The model of a changed pool is a queue with as many servers as the pool has slots. A job occupies a slot from the
+allocation of its buffer to the end of its teardown.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from tests.simulation.world import World as Simulated
 SECOND = 1_000_000
 STAGES_S = {"stage_in": 3, "post_run": 1, "stage_out": 2, "teardown": 1}
 BEGINS_S = 1
-"""What scripts take to start."""
+"""Start time of a script."""
 FAR = START + 10**12
 """Later than anything that happens."""
 
 
 class Driven:
-    """A world whose agents take their time: each stage so long, each run as long as is said of its job."""
+    """World whose agents take a given time for each stage and for each job's run."""
 
     def __init__(self, pool: int = 4, cpus: int = 64, **policy: Any) -> None:
         self.world = World({"fast": pool}, cpus=cpus, **policy)
         self.runs_s: dict[int, int] = {}
-        """Job -> what its script takes; None or absent: for ever."""
+        """Job -> duration of its script; None or missing for an endless script."""
         self.results: dict[int, list[c.OperationResult]] = {}
-        """Job -> what its stage-ins come to, before they succeed."""
+        """Job -> failures of its stage-ins before they succeed."""
         self.acts: list[tuple[int, int, Callable[[], object]]] = []
         self._known: dict[int, tuple[str, int, bool]] = {}
         self._number = 0
@@ -68,7 +68,7 @@ class Driven:
         return job
 
     def run(self, last_s: float = 1e6) -> Driven:
-        """Do what there is to do, until nothing is or the time has come."""
+        """Run all due work, up to a time."""
         self._look()
         while self.acts and self.acts[0][0] <= START + last_s * SECOND:
             at, _, act = heapq.heappop(self.acts)
@@ -114,7 +114,7 @@ def ledger_of(directory: Path, world: World) -> Iterator[Ledger]:
 
 
 class Both(NamedTuple):
-    """What came of a what-if, and when each job started in it, seconds after the beginning."""
+    """Return the result of a what-if, and the start of each job, seconds after the beginning."""
 
     found: WhatIf
     unchanged: dict[int, float]
@@ -151,7 +151,7 @@ def asked(directory: Path, world: World, *changes: str, to: int | None = FAR, fi
         assert fit.identical == fit.starts
     changed = dict(recorded)
     for job in moves[-1] if moves else []:
-        # What starts behind the end of the ledger starts in no record.
+        # Jobs that start after the end of the ledger have no recorded start.
         assert job.unchanged_us == job.recorded_us or job.recorded_us is None
         changed.pop(job.job, None)
         if job.changed_us is not None:
@@ -176,14 +176,14 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "r1"
 
 
-def test_a_recorded_day_in_which_nothing_is_changed_is_what_it_was(golden: Path) -> None:
+def test_an_unchanged_replay_of_the_recorded_day_is_exact(golden: Path) -> None:
     found = found_in(golden)
     calibration = found["calibration"]
     in_place = calibration["in_place"]
     assert in_place["starts"] == in_place["identical"] == found["recorded"]["started"] > 50
     assert calibration["decisions"] == calibration["same"] > 1_000
     assert (in_place["median_off_us"], found["left_out"]) == (0, {})
-    # In that day agents report that are down, and nothing else would do so: by its times alone it is another one.
+    # In that recorded day, agents that are down send reports, which service times alone do not reproduce.
     assert 0.6 < calibration["by_times"]["share"] < 0.95
     assert calibration["is_rough"]
     assert found["recorded"] == found["unchanged"]
@@ -191,7 +191,7 @@ def test_a_recorded_day_in_which_nothing_is_changed_is_what_it_was(golden: Path)
 
 
 @pytest.mark.parametrize(("first", "last"), [(300, 900), (1_000, 1_500), (1, 2)])
-def test_any_part_of_a_recorded_day_is_what_it_was(golden: Path, first: int, last: int) -> None:
+def test_an_unchanged_replay_of_any_period_is_exact(golden: Path, first: int, last: int) -> None:
     found = found_in(golden, "--from", first, "--to", last)
     assert found["recorded"] == found["unchanged"]
     assert found["calibration"]["same"] == found["calibration"]["decisions"]
@@ -200,7 +200,7 @@ def test_any_part_of_a_recorded_day_is_what_it_was(golden: Path, first: int, las
 
 
 @pytest.mark.parametrize("seed", [3, 7])
-def test_a_simulated_cluster_is_what_it_was_also_by_service_times_alone(seed: int, tmp_path: Path) -> None:
+def test_an_unchanged_replay_by_service_times_is_exact(seed: int, tmp_path: Path) -> None:
     with Simulated(seed) as simulated:
         assert simulated.run_seed().violations == ()
         history = [(point.term, point.data) for point in simulated.oracle.points[1:]]
@@ -213,7 +213,7 @@ def test_a_simulated_cluster_is_what_it_was_also_by_service_times_alone(seed: in
         times = found.calibration.by_times
         assert times.identical == times.starts == found.recorded.started
         assert not found.calibration.is_rough
-        # A change of nothing that matters: passes come when they came, so each job starts when it did.
+        # An irrelevant change: scheduling cycles keep their times, so each job keeps its start.
         other = what_if(Ledger(environment), [], Edge(), Edge(), ScenarioChanges(None, ["MaxPasses=9"]))
         assert (other.earlier, other.later, other.changed) == (0, 0, other.unchanged)
 
@@ -224,7 +224,7 @@ Jobs = list[tuple[int, int]]
 
 
 def queued(jobs: Jobs, slots: int) -> list[int]:
-    """Return when jobs (seconds after the one before, run in seconds) start that have a slot each, first come first."""
+    """Return the starts of jobs (seconds after the previous job, run time) in a first-come queue with slots."""
     free = [0] * slots
     heapq.heapify(free)
     submitted, starts = 0, []
@@ -251,7 +251,7 @@ def driven(jobs: Jobs, slots: int) -> Driven:
     slots=st.integers(1, 4),
     others=st.integers(1, 6),
 )
-def test_a_pool_of_another_size_starts_jobs_exactly_when_a_queue_with_so_many_servers_does(
+def test_a_resized_pool_starts_jobs_as_an_exact_queue_model(
     tmp_path_factory: pytest.TempPathFactory, jobs: Jobs, slots: int, others: int
 ) -> None:
     world = driven(jobs, slots).world
@@ -269,7 +269,7 @@ def test_a_pool_of_another_size_starts_jobs_exactly_when_a_queue_with_so_many_se
 BUSY: Jobs = [(0, 30), (1, 20), (1, 25), (2, 10), (3, 15), (1, 5)]
 
 
-def test_figures_of_a_changed_pool_are_those_of_the_queue(tmp_path: Path) -> None:
+def test_figures_of_a_resized_pool_match_the_queue_model(tmp_path: Path) -> None:
     both = asked(tmp_path, driven(BUSY, 2).world, "Pool=fast:+1", to=None)
     found, waits = (
         both.found,
@@ -289,7 +289,7 @@ def test_figures_of_a_changed_pool_are_those_of_the_queue(tmp_path: Path) -> Non
     assert max(held for _, held, _, _ in pool.use.steps) == 3
 
 
-def test_a_key_that_is_changed_changes_what_it_governs(tmp_path: Path) -> None:
+def test_a_changed_key_takes_effect(tmp_path: Path) -> None:
     made = driven([(0, 5)] * 4, 4)
     both = asked(tmp_path, made.world, "OperationsPerStage=1")
     assert set(both.unchanged.values()) == {4}
@@ -300,7 +300,7 @@ def test_a_key_that_is_changed_changes_what_it_governs(tmp_path: Path) -> None:
 # ---- what the ledger's own commands become
 
 
-def test_a_change_that_commands_of_the_window_would_undo_stays(tmp_path: Path) -> None:
+def test_a_change_survives_commands_that_would_undo_it(tmp_path: Path) -> None:
     made = Driven(pool=1)
     made.after(5, lambda: made.world.settle(c.ChangePool("fast", quantity=2)))
     made.after(5, lambda: made.world.configure(MaxPasses="7", StageRetries="1"))
@@ -311,7 +311,7 @@ def test_a_change_that_commands_of_the_window_would_undo_stays(tmp_path: Path) -
     assert sorted(both.changed.values()) == [10, 11, 12]
 
 
-def test_a_file_that_is_applied_in_the_window_leaves_changed_keys_as_they_were_changed(tmp_path: Path) -> None:
+def test_an_applied_file_does_not_reset_changed_keys(tmp_path: Path) -> None:
     made = Driven(pool=1, timeouts="fixed")
     made.after(5, lambda: made.world.settle(c.ConfigureSite((ConfSetting("OtherTimeout", "77"),))))
     made.after(6, lambda: made.submit(20))
@@ -320,7 +320,7 @@ def test_a_file_that_is_applied_in_the_window_leaves_changed_keys_as_they_were_c
     assert both.changed == {}  # each of its stage-ins takes three seconds
 
 
-def test_jobs_keep_their_numbers_of_the_ledger_when_one_before_them_is_refused(tmp_path: Path) -> None:
+def test_jobs_keep_their_ledger_ids_after_a_rejection(tmp_path: Path) -> None:
     made = Driven(pool=9)
     world = made.world
     made.after(1, lambda: made.submit(5, size=9))
@@ -334,7 +334,7 @@ def test_jobs_keep_their_numbers_of_the_ledger_when_one_before_them_is_refused(t
     assert both.found.changed.refused == 1
     assert both.unchanged == {1: 5, 2: 18, 4: 45}
     assert both.changed == {2: 6, 4: 45}
-    # Job 2 was cancelled there, too, and so job 3 waits for ever for its success.
+    # Job 2 was also cancelled in the ledger, so job 3 waits for its success for ever.
     assert both.found.changed.ended == {"COMPLETED": 1, "CANCELLED": 1}
     assert both.found.changed.unfinished == 1
 
@@ -342,7 +342,7 @@ def test_jobs_keep_their_numbers_of_the_ledger_when_one_before_them_is_refused(t
 # ---- what is assumed
 
 
-def test_a_run_of_which_no_end_was_seen_takes_its_limit_and_one_never_seen_the_median(tmp_path: Path) -> None:
+def test_unfinished_runs_take_their_limit_and_unseen_runs_the_median(tmp_path: Path) -> None:
     made = Driven(pool=1)
     for run_s in (10, 20, 90):
         made.submit(run_s)
@@ -351,16 +351,16 @@ def test_a_run_of_which_no_end_was_seen_takes_its_limit_and_one_never_seen_the_m
     del made.runs_s[endless]
     both = asked(tmp_path, made.run(400).world, "Pool=fast:+4")
     assert both.found.changed is not None
-    # In the ledger Bob's job waits for the endless one; here it has a slot of its own.
+    # In the ledger, Bob's job waits for the endless job; here it has its own slot.
     assert both.changed[5] == 204
     assert (both.found.recorded.unfinished, both.found.unchanged.unfinished) == (2, 0)
-    # The endless one is given its limit of a minute; of Bob nothing was seen, so his job takes the median of all
-    # others: 21 seconds from its order at 203 on, and four to be torn down.
+    # The endless job takes its limit of a minute. Bob's job never ran, so it takes the median of all runs: 21 s from
+    # its order at 203, and four for the teardown.
     assert both.found.changed.ended == {"COMPLETED": 4, "TIMEOUT": 1}
     assert both.found.changed.makespan_us == (203 + 21 + 4) * SECOND
 
 
-def test_a_stage_in_that_failed_fails_again_and_is_tried_again(tmp_path: Path) -> None:
+def test_a_failed_stage_in_fails_again_and_is_retried(tmp_path: Path) -> None:
     made = Driven(pool=1)
     made.submit(30)
     second = made.submit(30)
@@ -371,7 +371,7 @@ def test_a_stage_in_that_failed_fails_again_and_is_tried_again(tmp_path: Path) -
     assert both.unchanged == {1: 4, 2: 47}
 
 
-def test_a_run_that_failed_with_its_node_fails_again_and_is_begun_again(tmp_path: Path) -> None:
+def test_a_run_lost_with_its_node_is_lost_again_and_restarted(tmp_path: Path) -> None:
     made = Driven(pool=1, requeue_on_node_fail=True)
     first = made.submit(15)
     made.submit(5)
@@ -390,7 +390,7 @@ def test_a_run_that_failed_with_its_node_fails_again_and_is_begun_again(tmp_path
     assert both.found.changed.makespan_us == (10 + 4 + 4 + 15 + 4) * SECOND
 
 
-def test_an_agent_that_is_down_says_nothing_until_it_is_back(tmp_path: Path) -> None:
+def test_a_down_agent_sends_no_reports_until_it_returns(tmp_path: Path) -> None:
     made = Driven(pool=1)
     made.submit(60)
     made.submit(10)
@@ -405,10 +405,10 @@ def test_an_agent_that_is_down_says_nothing_until_it_is_back(tmp_path: Path) -> 
     made.after(2, lambda: made.world.settle(c.MarkNodeDown("n1", "nothing heard"), c.CONTROLLER))
     made.after(50, lambda: made.world.settle(c.MarkNodeBack("n1"), c.CONTROLLER))
     both = asked(tmp_path / "down", made.run().world, "Pool=fast:+1")
-    assert both.changed[2] == 51  # its stage-in is done at 3, said at 50
+    assert both.changed[2] == 51  # its stage-in ends at 3 and is reported at 50
 
 
-def test_a_script_that_is_suspended_goes_on_for_as_long_as_it_had_left(tmp_path: Path) -> None:
+def test_a_suspended_script_continues_with_its_remaining_time(tmp_path: Path) -> None:
     made = Driven(pool=1)
     made.submit(10)
     second = made.submit(50)  # 30 seconds of work, and 20 in which it is suspended
@@ -422,7 +422,7 @@ def test_a_script_that_is_suspended_goes_on_for_as_long_as_it_had_left(tmp_path:
     assert ends_s == [22 + 50 + 4, 54 + 4]
 
 
-def test_a_script_that_is_told_to_end_takes_as_long_as_it_did(tmp_path: Path) -> None:
+def test_a_script_takes_its_recorded_time_to_end_on_request(tmp_path: Path) -> None:
     made = Driven(pool=1)
     made.submit(10)
     second = made.submit(500)
@@ -435,7 +435,7 @@ def test_a_script_that_is_told_to_end_takes_as_long_as_it_did(tmp_path: Path) ->
     assert both.found.changed.makespan_us == both.found.recorded.makespan_us == 71 * SECOND
 
 
-def test_nodes_that_are_added_run_what_waited_for_cpus(tmp_path: Path) -> None:
+def test_added_nodes_run_jobs_that_waited_for_cpus(tmp_path: Path) -> None:
     made = Driven(pool=9, cpus=1)
     for _ in range(3):
         made.submit(30)
@@ -444,7 +444,7 @@ def test_nodes_that_are_added_run_what_waited_for_cpus(tmp_path: Path) -> None:
     assert sorted(both.changed.values()) == [4, 4, 36]
 
 
-def test_a_clock_that_was_set_back_moves_what_is_under_way_with_it(tmp_path: Path) -> None:
+def test_setting_the_clock_back_shifts_scheduled_reports(tmp_path: Path) -> None:
     made = Driven(pool=2, cpus=1)
     made.submit(30)
     made.submit(7)
@@ -455,7 +455,7 @@ def test_a_clock_that_was_set_back_moves_what_is_under_way_with_it(tmp_path: Pat
     assert both.changed[2] == 42  # its buffer is given at 38
 
 
-def test_a_window_is_the_same_whether_a_snapshot_is_there_or_not(golden: Path) -> None:
+def test_a_simulation_does_not_depend_on_snapshots(golden: Path) -> None:
     snapshots = snapshots_in(golden / "snapshots")
     assert snapshots
     with Environment.open_readonly(golden / "wal") as environment:
@@ -471,7 +471,7 @@ def test_a_window_is_the_same_whether_a_snapshot_is_there_or_not(golden: Path) -
 # ---- the command
 
 
-def test_a_change_that_there_cannot_be_is_refused_with_what_there_is(golden: Path, tmp_path: Path) -> None:
+def test_an_impossible_change_is_rejected_with_available_values(golden: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "burst_buffer.conf"
     wrong.write_text("StageInTimeout=60\nStageInTimeuot=60\n", encoding="utf-8")
     for words, sentences in (
@@ -494,7 +494,7 @@ def test_a_change_that_there_cannot_be_is_refused_with_what_there_is(golden: Pat
         assert done.stdout == ""
 
 
-def test_a_window_that_there_is_not_is_refused_with_what_there_is(golden: Path) -> None:
+def test_an_impossible_window_is_rejected_with_the_available_range(golden: Path) -> None:
     for words, code, sentence in (
         (("--from", 99_999), ExitCode.NOT_FOUND, "the ledger ends with revision "),
         (("--to", 99_999), ExitCode.NOT_FOUND, "revision 99999 is not settled"),
@@ -509,7 +509,7 @@ def test_a_window_that_there_is_not_is_refused_with_what_there_is(golden: Path) 
         assert sentence in done.stderr, (words, done.stderr)
 
 
-def test_a_policy_is_applied_as_the_file_says_and_nothing_is_written_but_the_page(golden: Path, tmp_path: Path) -> None:
+def test_a_policy_file_is_applied_and_only_the_page_is_written(golden: Path, tmp_path: Path) -> None:
     policy, page = tmp_path / "burst_buffer.conf", tmp_path / "page.html"
     policy.write_text("StageInTimeout=60\nFlags=TeardownFailure\n", encoding="utf-8")
 
@@ -526,7 +526,7 @@ def test_a_policy_is_applied_as_the_file_says_and_nothing_is_written_but_the_pag
     assert sorted(path.name for path in tmp_path.iterdir()) == ["burst_buffer.conf", "page.html"]
 
 
-def test_the_table_says_what_is_assumed_and_how_well_it_fits(golden: Path) -> None:
+def test_the_table_shows_assumptions_and_accuracy(golden: Path) -> None:
     done = real("audit", "whatif", "--data", golden, "--to", 400, "--set", "Pool=fast:+1TiB")
     assert done.returncode == 0, done.stderr
     assert re.search(r"Calibration +\d+ of \d+ starts \(100.0%\) are at the recorded time", done.stdout)
@@ -538,7 +538,7 @@ def test_the_table_says_what_is_assumed_and_how_well_it_fits(golden: Path) -> No
 HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
-def test_the_page_has_the_figures_of_json_and_shows_hostile_names_as_they_are_written(tmp_path: Path) -> None:
+def test_the_page_shows_the_json_figures_and_escapes_names(tmp_path: Path) -> None:
     made = Driven(pool=1)
     for _ in range(3):
         made.submit(30)
@@ -560,7 +560,7 @@ def test_the_page_has_the_figures_of_json_and_shows_hostile_names_as_they_are_wr
     # Each job that moves has two bars: without the change, and with it.
     for job in (*found.gaining, *found.losing):
         assert len(re.findall(f"<title>{job.job} [^<]*: (?:starts|does not start)", text)) == 2
-    # It loads nothing and runs nothing.
+    # The page loads nothing and runs no scripts.
     assert "default-src 'none'" in text.replace("&#x27;", "'")
     assert not re.search(r"(src|href)=", text)
     hostile = what_if_page(with_hostile_texts(found), HOSTILE)
@@ -594,7 +594,7 @@ def comparison_rows(page: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in rows if row}
 
 
-def test_reports_of_agents_of_nodes_that_are_gone_are_refused_and_no_fault(tmp_path: Path) -> None:
+def test_reports_of_deleted_nodes_are_rejected_without_a_fault(tmp_path: Path) -> None:
     made = Driven(pool=2)
     made.submit(20)
     made.after(5, lambda: made.world.settle(c.RegisterNode("n1", 64, "i2", "s1"), agent("n1")))

@@ -1,4 +1,4 @@
-"""Fixtures of the command line's tests."""
+"""Fixtures for tests of the command line."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Double]:
 
 @pytest.fixture
 def double(served: Double) -> Double:
-    """The double, with nothing asked and nothing to answer."""
+    """API double without requests or answers."""
     served.asked.clear()
     served.answers.clear()
     return served

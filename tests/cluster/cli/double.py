@@ -1,4 +1,4 @@
-"""A small HTTPS double of the API: real TLS, answers that a test has put there; and a way to type commands."""
+"""HTTPS double of the API with real TLS and configured answers, and a function that runs commands against it."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ from forebay.cluster.system.clock import SystemClock
 
 
 class Asked(NamedTuple):
-    """One request as it came."""
+    """Received request."""
 
     method: str
     target: str
@@ -38,7 +38,7 @@ class Asked(NamedTuple):
 
 
 class Double:
-    """Answers what a test has told it to; everything else is 404."""
+    """Sends the configured answers, and 404 for other requests."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -46,11 +46,11 @@ class Double:
         self.answers: dict[tuple[str, str], tuple[int, bytes]] = {}
 
     def answer(self, method: str, path: str, view: msgspec.Struct, status: int = 200) -> None:
-        """Answer this from now on; `path` is a regular expression for path and query."""
+        """Configure an answer; `path` is a regular expression for path and query."""
         self.answers[(method, path)] = (status, msgspec.json.encode(view))
 
     def refuse(self, method: str, path: str, status: int, code: str, sentence: str, **more: str) -> None:
-        """Refuse this from now on."""
+        """Configure a rejection."""
         self.answer(method, path, ErrorAnswer(error=ErrorView(code=code, sentence=sentence, **more)), status)  # type: ignore[arg-type]
 
     async def handle(self, request: web.Request) -> web.Response:
@@ -71,7 +71,7 @@ class Double:
 
 @contextmanager
 def serving(directory: Path) -> Iterator[Double]:
-    """A cluster of one replica whose API is a double, with certificates for `operator` and `alice`."""
+    """Cluster of one replica whose API is a double, with certificates for `operator` and `alice`."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", 0))
@@ -109,7 +109,7 @@ def serving(directory: Path) -> Iterator[Double]:
 def forebay(
     config: Config, *words: str, stdin: bytes | None = None, columns: int | None = None, **options: Any
 ) -> Result:
-    """Type a command; options are those of the session."""
+    """Run a command with these global options."""
     session = Session(config_path=config.file, **{"identity": "operator", **options})
     environment = {"COLUMNS": None if columns is None else str(columns), "FOREBAY_CONFIG": None}
     return CliRunner().invoke(cli, words, input=stdin, env=environment, obj=session)
@@ -117,13 +117,13 @@ def forebay(
 
 @contextmanager
 def on_a_terminal(config: Config, *words: str) -> Iterator[tuple[int, int, "subprocess.Popen[bytes]"]]:
-    """A command that runs on a terminal of its own: our end of it, its end, and the process, which is ended."""
+    """Run a command on a pseudo-terminal; yield both ends and the process, which is ended afterwards."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "forebay.cluster.cli", "--config", str(config.file), *words],
         stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
         cwd=Path(__file__).parents[3],
-        # Where the tests run in the background of a shell, SIGINT is ignored, and children inherit that.
+        # If the tests run in the background of a shell, SIGINT is ignored, and child processes inherit this.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:

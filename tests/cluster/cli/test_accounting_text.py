@@ -1,4 +1,4 @@
-"""What the commands about accounts, QOS, licences and reservations print."""
+"""Output of the commands for accounts, QOS, licences and reservations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`forebay node buffers`: what a node holds beside what the cluster knows."""
+"""`forebay node buffers`: buffers on a node, compared with those that the cluster knows."""
 
 import json
 import shutil
@@ -9,9 +9,9 @@ from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.views import PENDING
 
 
-def test_what_the_cluster_does_not_know_is_listed_as_unknown_and_kept(double: Double) -> None:
+def test_buffers_unknown_to_the_cluster_are_listed_as_unknown(double: Double) -> None:
     agent = double.config.agents[0]
-    shutil.rmtree(agent.directory, ignore_errors=True)  # other tests of this process use it too
+    shutil.rmtree(agent.directory, ignore_errors=True)  # also used by other tests of this process
     words = ("node", "buffers", "--name", agent.name)
     assert forebay(double.config, *words).exit_code == ExitCode.NOT_FOUND
     for directory in ("buffers/42", "buffers/7", "buffers/.images", "persistent/shared", "persistent/old"):
@@ -37,7 +37,7 @@ def test_what_the_cluster_does_not_know_is_listed_as_unknown_and_kept(double: Do
     assert (agent.directory / "buffers" / "7").is_dir()
 
 
-def test_a_node_whose_buffers_are_all_known_gets_no_note(double: Double) -> None:
+def test_no_note_is_printed_if_all_buffers_are_known(double: Double) -> None:
     agent = double.config.agents[0]
     shutil.rmtree(agent.directory, ignore_errors=True)
     for directory in ("buffers/42", "persistent"):

@@ -1,4 +1,4 @@
-"""`forebay node receipt`: what a node's agent keeps of every file, proven by its digest and held against storage."""
+"""`forebay node receipt`: an agent's record of moved files, verified by digest and compared with destinations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LARGE = os.urandom(20001)
 
 @pytest.fixture
 def harness(double: Double, tmp_path: Path) -> Iterator[Harness]:
-    """A harness whose agent is the first of the configuration."""
+    """Harness whose agent is the first of the configuration."""
     made = Harness(tmp_path)
     made.home.rmdir()
     made.home = double.config.agents[0].directory
@@ -69,7 +69,7 @@ def in_ledger(double: Double, job: int, digest: str) -> None:
     double.answer("GET", rf"/v1/transfers/{job}/receipts.*", answer)
 
 
-def test_the_lines_are_printed_and_proven_by_the_digest_of_the_ledger(double: Double, harness: Harness) -> None:
+def test_receipt_lines_are_printed_and_match_the_ledger_digest(double: Double, harness: Harness) -> None:
     receipt = moved(harness, 501)
     in_ledger(double, 501, receipt.digest)
     result = asked(double, "--job", 501)
@@ -86,9 +86,7 @@ def test_the_lines_are_printed_and_proven_by_the_digest_of_the_ledger(double: Do
 
 
 @pytest.mark.parametrize("algorithm", ["xxh3-128", "blake3"])
-def test_a_digest_that_is_given_is_compared_without_asking_anybody(
-    double: Double, harness: Harness, algorithm: Algorithm
-) -> None:
+def test_a_given_digest_is_compared_without_a_request(double: Double, harness: Harness, algorithm: Algorithm) -> None:
     receipt = moved(harness, 502, algorithm=algorithm)
     result = asked(double, "--job", 502, "--digest", receipt.digest, "--recheck", "--json")
     assert result.exit_code == 0 and double.asked == [], result.stderr
@@ -107,16 +105,14 @@ def test_a_digest_that_is_given_is_compared_without_asking_anybody(
     assert asked(double, "--job", 502, "--digest", "md5:00").exit_code == ExitCode.BAD_INPUT
 
 
-def test_where_nobody_can_be_asked_a_remark_says_that_nothing_is_proven(double: Double, harness: Harness) -> None:
+def test_an_unreachable_cluster_prints_a_note_that_nothing_was_compared(double: Double, harness: Harness) -> None:
     moved(harness, 503)
     result = asked(double, "--job", 503)
     assert result.exit_code == 0 and "was not compared" in result.stderr
     assert json.loads(asked(double, "--job", 503, "--json").stdout)["proven"] is False
 
 
-def test_a_recheck_names_each_file_that_differs_and_ends_with_a_code_of_its_own(
-    double: Double, harness: Harness
-) -> None:
+def test_recheck_names_each_differing_file_and_sets_the_exit_code(double: Double, harness: Harness) -> None:
     receipt = moved(harness, 504)
     assert asked(double, "--job", 504, "--digest", receipt.digest, "--recheck").stdout == ""
     (harness.destination / "a").write_bytes(b"hallo")
@@ -137,9 +133,7 @@ def test_a_recheck_names_each_file_that_differs_and_ends_with_a_code_of_its_own(
     assert len(answer["differences"]) == 3
 
 
-def test_the_last_attempt_counts_unless_another_is_named_and_what_is_not_there_is_said(
-    double: Double, harness: Harness
-) -> None:
+def test_the_last_attempt_is_the_default_and_missing_receipts_are_errors(double: Double, harness: Harness) -> None:
     moved(harness, 505, 9)
     moved(harness, 505, 10)
     moved(harness, 505, 2, stage="stage_in")
@@ -151,7 +145,7 @@ def test_the_last_attempt_counts_unless_another_is_named_and_what_is_not_there_i
     assert asked(double, "--job", 505, "--as-user", "nobody").exit_code == ExitCode.BAD_INPUT
 
 
-def test_lines_that_are_damaged_are_named_by_their_place(double: Double, harness: Harness) -> None:
+def test_damaged_receipt_lines_are_named_by_position(double: Double, harness: Harness) -> None:
     moved(harness, 507)
     path = harness.home / "receipts" / "507.1.stage_out"
     path.write_bytes(path.read_bytes()[:-10])
@@ -159,7 +153,7 @@ def test_lines_that_are_damaged_are_named_by_their_place(double: Double, harness
     assert result.exit_code == ExitCode.VERIFICATION_FAILED and "line 7 of the receipts is damaged" in result.stderr
 
 
-def test_an_agent_that_is_not_named_is_the_one_whose_directory_is_here(double: Double, harness: Harness) -> None:
+def test_the_default_agent_is_the_one_with_a_local_directory(double: Double, harness: Harness) -> None:
     moved(harness, 508)
     result = forebay(double.config, "node", "receipt", "--job", "508")
     assert result.exit_code == 0, result.stderr
@@ -179,7 +173,7 @@ def moved_in_place(harness: Harness, filesystem: OrderFilesystem, attempt: int, 
         os.close(records)
 
 
-def test_what_movers_did_for_a_buffer_in_a_place_is_printed_and_compared(double: Double, harness: Harness) -> None:
+def test_mover_receipts_on_a_shared_filesystem_are_printed_and_compared(double: Double, harness: Harness) -> None:
     top = harness.directory / "bb"
     top.mkdir(mode=0o711)
     filesystem = OrderFilesystem("bb", str(top), mark(str(top)), f"{double.config.cluster.name}/510.1")
@@ -210,7 +204,7 @@ def test_what_movers_did_for_a_buffer_in_a_place_is_printed_and_compared(double:
     assert "add --filesystem PATH" in asked(double, "--job", 510).stderr
 
 
-def test_an_agent_without_a_node_and_a_buffer_that_is_gone_are_said(double: Double, harness: Harness) -> None:
+def test_a_missing_agent_and_a_deleted_buffer_are_errors(double: Double, harness: Harness) -> None:
     receipt = moved(harness, 509)
     path = harness.home / "receipts" / "509.1.stage_out"
     text = path.read_text().replace(f'"root":"{harness.directory}"', '"root":"$DW_JOB_STRIPED"', 1)

@@ -1,4 +1,4 @@
-"""What `cluster probe --digest` concludes: only states of the same revision, or after the same entry, are compared."""
+"""Comparison by `cluster probe --digest`: only states at the same revision or entry are compared."""
 
 import itertools
 
@@ -19,7 +19,7 @@ from tests.cluster.cli.test_commands import STATUS
 SAME, OTHER = "ab" * 32, "cd" * 32
 
 Answer = tuple[int, str | None, dict[int, str]]
-"""A revision, the digest of the state at it, and the checkpoints kept."""
+"""Revision, state digest at this revision, and kept checkpoints."""
 
 
 def said(name: str, answer: Answer | None) -> ReplicaStatus:
@@ -37,9 +37,7 @@ ANSWERS: list[Answer | None] = [
 ]
 
 
-def test_states_are_different_where_two_are_of_one_point_and_differ_and_the_same_where_two_agree_and_none_differs() -> (
-    None
-):
+def test_agreement_compares_states_at_the_same_point() -> None:
     for answers in itertools.combinations_with_replacement(ANSWERS, 3):
         given: dict[tuple[str, int], list[str]] = {}
         for answer in answers:
@@ -60,7 +58,7 @@ def test_states_are_different_where_two_are_of_one_point_and_differ_and_the_same
 
 
 @pytest.mark.parametrize("third", [SAME, OTHER])
-def test_ledgers_that_differ_up_to_one_entry_are_named_although_the_states_agree(third: str) -> None:
+def test_differing_ledgers_are_named_although_states_agree(third: str) -> None:
     answers = [said(f"r{number}", (7, SAME, {})) for number in (1, 2, 3)]
     for answer, digest in zip(answers, (SAME, SAME, third), strict=True):
         assert answer.checkpoints is not None
@@ -80,7 +78,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 
 @pytest.mark.parametrize("third", [SAME, OTHER])
-def test_states_that_differ_end_with_a_failed_verification(
+def test_differing_states_exit_with_verification_failed(
     config: Config, monkeypatch: pytest.MonkeyPatch, third: str
 ) -> None:
     told: dict[str, Answer] = {"r1": (7, SAME, {}), "r2": (8, None, {4096: SAME}), "r3": (7, third, {4096: SAME})}

@@ -1,4 +1,4 @@
-"""Words that a command does not take: exit code 2 before anything is sent, naming the word and a remedy."""
+"""Invalid arguments: exit code 2 before any request, with the argument and a remedy in the message."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ REJECTED: dict[str, tuple[str, ...]] = {
     "--node 'n1'": ("cluster", "init", "new", "--host", "r1=10.0.0.1", "--node", "n1"),
     "--replica-account 'no.such.account'": ("cluster", "init", "new", "--replica-account", "no.such.account"),
 }
-"""What the message names -> a command line."""
+"""Text that the message must contain -> command line."""
 
 
 @pytest.mark.parametrize("named", REJECTED)
-def test_a_word_that_a_command_does_not_take_is_named(
+def test_an_invalid_argument_is_named_in_the_error(
     named: str, double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`cert issue` and `cert list`: who gets which certificate, and what is refused."""
+"""`cert issue` and `cert list`: issued certificates and rejected requests."""
 
 import stat
 from pathlib import Path
@@ -39,7 +39,7 @@ def issued(config: Config, name: str, role: str, *words: str) -> Result:
     return forebay(config, "cert", "issue", name, "--role", role, *words)
 
 
-def test_the_certificates_are_listed_with_role_and_expiry_and_nothing_to_warn_of(founded: Config) -> None:
+def test_valid_certificates_are_listed_without_warnings(founded: Config) -> None:
     assert listed(founded)["alice"] == "user"
     assert (
         listed(founded).items() >= {"ca": "authority", "n1": "agent", "operator": "operator", "r1": "replica"}.items()
@@ -47,7 +47,7 @@ def test_the_certificates_are_listed_with_role_and_expiry_and_nothing_to_warn_of
     assert forebay(founded, "cert", "list").stderr == ""
 
 
-def test_a_certificate_that_ends_soon_and_one_that_has_ended_are_warned_of(founded: Config) -> None:
+def test_expiring_and_expired_certificates_cause_warnings(founded: Config) -> None:
     now = SystemClock().now()
     for days, expected in (
         (CERTIFICATE_LIFETIME_DAYS - EXPIRY_NOTICE_DAYS + 1, "of alice expires in 58 days"),
@@ -58,9 +58,7 @@ def test_a_certificate_that_ends_soon_and_one_that_has_ended_are_warned_of(found
 
 
 @pytest.mark.parametrize(("name", "role"), [("bob", "user"), ("carol", "operator"), ("n7", "agent")])
-def test_an_issued_certificate_is_one_of_the_cluster_and_its_key_is_private(
-    founded: Config, name: str, role: str
-) -> None:
+def test_an_issued_certificate_belongs_to_the_cluster_with_a_private_key(founded: Config, name: str, role: str) -> None:
     result = issued(founded, name, role)
     assert result.exit_code == 0
     assert f"for {role} {name}, valid until 20" in result.stdout
@@ -75,7 +73,7 @@ def test_an_issued_certificate_is_one_of_the_cluster_and_its_key_is_private(
     assert files.key.read_bytes() != key
 
 
-def test_a_replica_is_reached_where_the_configuration_says_unless_told_otherwise(founded: Config) -> None:
+def test_replica_certificates_have_the_configured_hosts_by_default(founded: Config) -> None:
     assert issued(founded, "r1", "replica", "--replace").exit_code == 0
     server_context(founded.tls_files("r1"))
     assert "127.0.0.1" in forebay(founded, "cert", "list").stdout
@@ -96,7 +94,7 @@ def test_a_replica_is_reached_where_the_configuration_says_unless_told_otherwise
         ("dora", "user", ["--host", "x"], "accepts no connections"),
     ],
 )
-def test_nobody_gets_the_name_or_the_role_of_somebody_else(
+def test_issuing_a_used_name_or_another_role_is_rejected(
     founded: Config, name: str, role: str, words: list[str], expected: str
 ) -> None:
     before = {path: path.read_bytes() for path in founded.tls.certificates.iterdir()}
@@ -106,7 +104,7 @@ def test_nobody_gets_the_name_or_the_role_of_somebody_else(
     assert {path: path.read_bytes() for path in founded.tls.certificates.iterdir()} == before
 
 
-def test_a_person_gets_a_directory_that_is_enough_to_talk_to_the_cluster(founded: Config, tmp_path: Path) -> None:
+def test_a_user_certificate_directory_suffices_to_use_the_cluster(founded: Config, tmp_path: Path) -> None:
     result = issued(founded, "erin", "user", "--into", str(tmp_path / "tls"))
     assert result.exit_code == 0 and "chown" in result.stderr
     assert {path.name for path in (tmp_path / "tls").iterdir()} == {"ca.pem", "erin.pem", "erin.key"}
@@ -114,9 +112,7 @@ def test_a_person_gets_a_directory_that_is_enough_to_talk_to_the_cluster(founded
     client_context(Config.load(tmp_path / "forebay.toml").tls_files("erin"))
 
 
-def test_without_the_authoritys_key_nothing_is_issued_and_the_remedy_says_where(
-    founded: Config, tmp_path: Path
-) -> None:
+def test_issuing_without_the_authority_key_fails_with_a_remedy(founded: Config, tmp_path: Path) -> None:
     assert issued(founded, "frank", "user", "--into", str(tmp_path / "tls")).exit_code == 0
     (tmp_path / "forebay.toml").write_text(founded.file.read_text())
     result = issued(Config.load(tmp_path / "forebay.toml"), "grace", "user")
@@ -125,7 +121,7 @@ def test_without_the_authoritys_key_nothing_is_issued_and_the_remedy_says_where(
     assert not (tmp_path / "tls" / "grace.pem").exists()
 
 
-def test_the_authority_of_another_cluster_issues_nothing_for_this_one(founded: Config, tmp_path: Path) -> None:
+def test_the_authority_of_another_cluster_is_rejected(founded: Config, tmp_path: Path) -> None:
     other = create_site(tmp_path / "other", Founding(replicas=1, agents=0), clock=SystemClock())
     (other.file.parent / "forebay.toml").write_text(founded.file.read_text())
     result = issued(Config.load(other.file), "heidi", "user")

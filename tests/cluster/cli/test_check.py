@@ -1,4 +1,4 @@
-"""`forebay cluster check` says what a start would find, and each of its refusals is one that a start would meet."""
+"""`forebay cluster check` reports the faults that a start would meet, and no others."""
 
 import contextlib
 import importlib.metadata
@@ -39,17 +39,17 @@ def checked(config: Config, *words: str) -> tuple[int, dict[tuple[str, str], tup
     return result.exit_code, {(row["name"], row["check"]): (row["verdict"], row["found"]) for row in rows}
 
 
-def test_a_bundle_is_ready_as_it_is_and_only_what_is_its_own_is_looked_at(config: Config) -> None:
+def test_check_passes_for_a_new_bundle_and_its_own_processes(config: Config) -> None:
     code, found = checked(config)
     assert code == ExitCode.OK and {name for name, _ in found} == {"r1", "n1"}, found
     assert {verdict for (_, what), (verdict, _) in found.items() if not what.startswith(("reaches", "clock"))} == {"ok"}
-    # The others do not run yet, which is no failure.
+    # The other replicas do not run yet, which is no failure.
     assert found["r1", "reaches r2"][0] == "note"
     table = forebay(config, "cluster", "check")
     assert table.exit_code == ExitCode.OK and "certificate hosts" in table.stdout
 
 
-def test_a_replica_that_runs_here_fails_no_check(config: Config) -> None:
+def test_a_running_replica_passes_every_check(config: Config) -> None:
     row = config.replica("r1")
     serving = server_context(config.tls_files("r1"))
 
@@ -72,16 +72,14 @@ def test_a_replica_that_runs_here_fails_no_check(config: Config) -> None:
     )
 
 
-def test_another_account_than_root_checks_no_agent_that_needs_root(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_root_checks_agents_that_need_root(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.cluster.cli.check.os.geteuid", lambda: 1000)
     needs_root = config.agent("n1").accounts != "own"
     assert {name for name, _ in checked(config)[1]} == ({"r1"} if needs_root else {"r1", "n1"})
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
-def test_where_traces_are_sent_it_is_looked_whether_anything_can_send_them(
+def test_the_traces_check_reports_a_missing_opentelemetry(
     config: Config, is_installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ("r1", "traces") not in checked(config)[1]
@@ -102,10 +100,10 @@ def test_where_traces_are_sent_it_is_looked_whether_anything_can_send_them(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another account")
-def test_root_checks_a_replica_as_the_account_that_it_runs_as(config: Config) -> None:
+def test_root_checks_a_replica_as_its_account(config: Config) -> None:
     nobody = 65534
     tls = config.tls.certificates
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # which other accounts may pass
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # other accounts may traverse it
         os.chmod(directory, 0o755)
         moved = shutil.copytree(config.file.parent, Path(directory) / "forebay")
         moved.chmod(0o755)
@@ -120,7 +118,7 @@ def test_root_checks_a_replica_as_the_account_that_it_runs_as(config: Config) ->
         assert os.geteuid() == 0
 
 
-def test_each_thing_that_a_start_would_fail_at_fails(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_cause_of_a_failed_start_fails_its_check(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.cluster.cli.check.HANDSHAKE_S", 0.2)
     text = config.file.read_text()
     row = config.replica("r1")

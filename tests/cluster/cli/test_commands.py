@@ -1,4 +1,4 @@
-"""The commands against an HTTPS double of the API: what is sent, what is printed where, and the exit code."""
+"""Commands against an HTTPS double of the API: requests, output, and exit codes."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def test_a_submit_sends_the_script_and_prints_the_job_id_as_sbatch_does(double: 
     assert len(body["command_id"]) == 32
 
 
-def test_a_script_may_come_from_standard_input(double: Double) -> None:
+def test_a_script_is_read_from_standard_input(double: Double) -> None:
     double.answer("POST", "/v1/jobs", PENDING, 201)
     result = forebay(double.config, "submit", "-", stdin=b"#!/bin/sh\ntrue\n")
     assert result.stdout == "Submitted batch job 42\n"
@@ -102,7 +102,7 @@ def test_a_submit_with_json_prints_the_job_and_warnings_go_to_stderr(double: Dou
     assert result.stderr == "forebay: warning: pfs= was kept but is not understood\n"
 
 
-def test_a_refused_request_prints_place_and_cause_first_and_slurms_sentence_last(double: Double, script: str) -> None:
+def test_a_rejection_prints_place_and_cause_and_ends_with_the_slurm_line(double: Double, script: str) -> None:
     double.refuse(
         "POST", "/v1/jobs", 400, "invalid_capacity", "the size '1XB' has an unknown suffix 'XB'", remedy="use MiB",
         place="script line 3, column 20",
@@ -125,7 +125,7 @@ def test_a_refused_request_prints_place_and_cause_first_and_slurms_sentence_last
         ("root_not_allowed", "user", "user"),
     ],
 )
-def test_other_refusals_of_a_submit_do_not_blame_the_burst_buffer(
+def test_unrelated_rejections_of_a_submit_lack_the_burst_buffer_line(
     double: Double, script: str, code: str, place: str, shown: str
 ) -> None:
     double.refuse("POST", "/v1/jobs", 400, code, "it cannot be", place=place)
@@ -143,7 +143,7 @@ def test_other_refusals_of_a_submit_do_not_blame_the_burst_buffer(
         (400, "limit_exceeded", "--bbf line 7, column 1"),
     ],
 )
-def test_every_rejection_of_the_request_itself_ends_with_slurms_sentence(
+def test_every_rejection_of_the_request_ends_with_the_slurm_line(
     double: Double, script: str, status: int, code: str, place: str
 ) -> None:
     double.refuse("POST", "/v1/jobs", status, code, "it cannot be", place=place)
@@ -169,7 +169,7 @@ def test_every_rejection_of_the_request_itself_ends_with_slurms_sentence(
         (400, "invalid_field", "Node count specification invalid", "nodes", "Node count specification invalid"),
     ],
 )
-def test_refusals_that_slurm_has_another_sentence_for_end_with_that_one(
+def test_rejections_with_their_own_slurm_line_end_with_that_line(
     double: Double, script: str, status: int, code: str, sentence: str, place: str, last: str
 ) -> None:
     double.refuse("POST", "/v1/jobs", status, code, sentence, place=place)
@@ -177,7 +177,7 @@ def test_refusals_that_slurm_has_another_sentence_for_end_with_that_one(
     assert sentence in lines[0] and lines[-1] == last
 
 
-def test_a_file_for_bbf_that_is_not_there_ends_with_slurms_sentence(double: Double, script: str) -> None:
+def test_a_missing_bbf_file_ends_with_the_slurm_line(double: Double, script: str) -> None:
     result = forebay(double.config, "submit", script, "--bbf=/nonexistent")
     assert result.exit_code == ExitCode.BAD_INPUT and double.asked == []
     assert result.stderr.splitlines()[-1] == "Invalid --bbf specification"
@@ -213,16 +213,16 @@ WANTED = {
 }
 
 
-def test_a_bad_script_is_refused_before_anything_is_sent(double: Double) -> None:
+def test_a_bad_script_is_rejected_before_any_request(double: Double) -> None:
     result = forebay(double.config, "submit", "-", stdin=b"#!/bin/sh\n#SBATCH --spread-jobs\n")
     assert result.exit_code == ExitCode.BAD_INPUT
     assert result.stderr.startswith("forebay: script line 2, column 9: option '--spread-jobs' is unknown\n")
     assert double.asked == []
 
 
-def test_a_submit_whose_outcome_is_unknown_says_how_to_repeat_it_once(double: Double, script: str) -> None:
+def test_a_submit_with_unknown_outcome_prints_how_to_repeat_it(double: Double, script: str) -> None:
     double.refuse("POST", "/v1/jobs", 503, "outcome_unknown", "leadership was lost", outcome="unknown")
-    for deadline_s in (0.3, 1, 4, 16):  # on a busy machine nothing may even be asked within the first
+    for deadline_s in (0.3, 1, 4, 16):  # a busy machine may send no request within the first
         result = forebay(double.config, "submit", script, deadline_s=deadline_s)
         if double.asked:
             break
@@ -232,7 +232,7 @@ def test_a_submit_whose_outcome_is_unknown_says_how_to_repeat_it_once(double: Do
     assert f"--command-id {sent.pop()}" in result.stderr
 
 
-def test_a_repeated_submit_carries_the_id_it_was_given(double: Double, script: str) -> None:
+def test_a_repeated_submit_sends_the_given_command_id(double: Double, script: str) -> None:
     double.answer("POST", "/v1/jobs", PENDING, 201)
     command_id = new_command_id(SystemClock())
     assert forebay(double.config, "submit", script, "--command-id", command_id).exit_code == 0
@@ -257,7 +257,7 @@ def test_a_repeated_submit_carries_the_id_it_was_given(double: Double, script: s
 )
 def test_each_kind_of_rejection_has_its_exit_code(double: Double, status: int, code: str, expected: ExitCode) -> None:
     double.refuse("GET", "/v1/jobs/42", status, code, "it was refused", remedy="do otherwise")
-    # Only what may pass is asked again until the deadline.
+    # Only temporary errors are retried until the deadline.
     result = forebay(double.config, "job", "show", "42", deadline_s=2.0 if status in (429, 503) else 60.0)
     assert result.exit_code == expected
     assert expected in MEANINGS
@@ -266,7 +266,7 @@ def test_each_kind_of_rejection_has_its_exit_code(double: Double, status: int, c
     assert "what to do: do otherwise" in result.stderr
 
 
-def test_a_cluster_that_nobody_serves_is_unreachable(double: Double, tmp_path: Path) -> None:
+def test_an_unreachable_cluster_has_its_exit_code(double: Double, tmp_path: Path) -> None:
     other = tmp_path / "forebay.toml"
     text = double.config.file.read_text().replace(str(double.config.replicas[0].api), "127.0.0.1:1")
     other.write_text(text.replace('"tls', f'"{double.config.tls.certificates}'))
@@ -276,7 +276,7 @@ def test_a_cluster_that_nobody_serves_is_unreachable(double: Double, tmp_path: P
     assert "127.0.0.1:1 cannot be reached" in result.stderr
 
 
-def test_the_identity_chooses_the_certificate(double: Double) -> None:
+def test_the_identity_option_selects_the_certificate(double: Double) -> None:
     double.answer("GET", "/v1/jobs/42", PENDING)
     assert forebay(double.config, "job", "show", "42", identity="alice").exit_code == 0
     assert forebay(double.config, "job", "show", "42").exit_code == 0
@@ -286,7 +286,7 @@ def test_the_identity_chooses_the_certificate(double: Double) -> None:
     assert "mallory" in unknown.stderr
 
 
-def test_a_key_that_others_may_read_is_refused(double: Double) -> None:
+def test_a_key_readable_by_others_is_rejected(double: Double) -> None:
     key = double.config.tls.certificates / "alice.key"
     key.chmod(0o644)
     try:
@@ -298,13 +298,13 @@ def test_a_key_that_others_may_read_is_refused(double: Double) -> None:
     assert double.asked == []
 
 
-def test_a_directory_of_certificates_of_somebody_else_is_permission_denied_in_a_sentence(
+def test_another_accounts_certificate_directory_is_permission_denied(
     double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exists = Path.exists
 
     def denied(path: Path) -> bool:
-        # As the kernel does for everybody but the owner, and for root too, whom it would let in.
+        # Deny access as the kernel does for other accounts; root itself would be admitted.
         if path.parent == double.config.tls.certificates:
             raise PermissionError(13, "Permission denied", str(path))
         return exists(path)
@@ -316,7 +316,7 @@ def test_a_directory_of_certificates_of_somebody_else_is_permission_denied_in_a_
     assert "forebay cert issue" in result.stderr and "fault" not in result.stderr
 
 
-def test_a_configuration_of_somebody_else_is_permission_denied(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_accounts_configuration_is_permission_denied(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Path.open
 
     def denied(path: Path, *arguments: Any, **options: Any) -> Any:
@@ -328,7 +328,7 @@ def test_a_configuration_of_somebody_else_is_permission_denied(double: Double, m
     assert forebay(double.config, "queue").exit_code == ExitCode.PERMISSION_DENIED
 
 
-def test_a_certificate_that_cannot_be_used_is_permission_denied(double: Double) -> None:
+def test_an_unusable_certificate_is_permission_denied(double: Double) -> None:
     key = double.config.tls.certificates / "alice.key"
     text = key.read_bytes()
     key.write_bytes((double.config.tls.certificates / "operator.key").read_bytes())
@@ -341,7 +341,7 @@ def test_a_certificate_that_cannot_be_used_is_permission_denied(double: Double) 
     assert "Traceback" not in result.stderr
 
 
-def test_jobs_that_have_ended_are_listed_on_request_only(double: Double) -> None:
+def test_ended_jobs_are_listed_only_with_all(double: Double) -> None:
     double.answer("GET", "/v1/jobs.*", JOBS)
     for words in ([], ["--all"], ["--state", "pd,running"], ["--user", "bob", "--limit", "5"]):
         assert forebay(double.config, "queue", *words).exit_code == 0
@@ -363,7 +363,7 @@ def test_jobs_that_have_ended_are_listed_on_request_only(double: Double) -> None
         (["config", "show"], "/v1/configuration"),
     ],
 )  # fmt: skip
-def test_every_listing_asks_about_a_moment_by_revision_or_by_time(double: Double, words: list[str], path: str) -> None:
+def test_every_listing_accepts_a_past_revision_or_time(double: Double, words: list[str], path: str) -> None:
     for at, sent in (("77", "77"), ("2026-01-02T03:04:05Z", "2026-01-02T03%3A04%3A05.000000Z")):
         double.asked.clear()
         forebay(double.config, *words, "--at", at)
@@ -375,33 +375,31 @@ def test_every_listing_asks_about_a_moment_by_revision_or_by_time(double: Double
         assert result.exit_code == ExitCode.BAD_INPUT and "--at" in result.stderr and not double.asked
 
 
-def test_how_long_a_job_had_run_is_as_of_the_moment_that_is_asked_about(double: Double) -> None:
+def test_run_times_of_a_past_listing_end_at_the_past_time(double: Double) -> None:
     running = msgspec.structs.replace(PENDING, state="RUNNING", start_time="2026-01-02T03:00:00Z", end_time=None)
     double.answer("GET", "/v1/jobs.*", JobsAnswer(revision=7, jobs=(running,), at="2026-01-02T03:04:05Z"))
     for words in (["queue"], ["queue"]):
         assert " 4:05 " in forebay(double.config, *words, "--at", "7").stdout
 
 
-def test_what_is_watched_has_no_moment_of_the_past(double: Double) -> None:
+def test_watch_and_at_exclude_each_other(double: Double) -> None:
     result = forebay(double.config, "queue", "--watch", "--at", "7")
     assert result.exit_code == ExitCode.BAD_INPUT and "--watch and --at" in result.stderr
 
 
-def test_an_unknown_job_state_is_refused_with_the_near_one(double: Double) -> None:
+def test_an_unknown_job_state_is_rejected_with_a_suggestion(double: Double) -> None:
     result = forebay(double.config, "queue", "--state", "RUNING")
     assert result.exit_code == ExitCode.BAD_INPUT
     assert "did you mean RUNNING?" in result.stderr
 
 
-def test_a_list_that_was_cut_off_says_so_on_stderr(double: Double) -> None:
+def test_a_truncated_list_prints_a_note_on_stderr(double: Double) -> None:
     double.answer("GET", "/v1/jobs.*", JobsAnswer(revision=1, jobs=(PENDING,), truncated=True))
     assert "Only the newest 1 jobs" in forebay(double.config, "queue").stderr
 
 
 @pytest.mark.parametrize(("limit", "cut"), [(12_345, True), (25_000, False), (20_003, False)])
-def test_more_jobs_than_one_page_are_read_page_by_page_and_the_newest_are_kept(
-    double: Double, limit: int, cut: bool
-) -> None:
+def test_job_lists_are_read_in_pages_and_keep_the_newest_jobs(double: Double, limit: int, cut: bool) -> None:
     def page(first: int, last: int, truncated: bool) -> JobsAnswer:
         jobs = tuple(msgspec.structs.replace(PENDING, job_id=number) for number in range(first, last + 1))
         return JobsAnswer(revision=last, jobs=jobs, truncated=truncated)
@@ -416,28 +414,28 @@ def test_more_jobs_than_one_page_are_read_page_by_page_and_the_newest_are_kept(
     assert (found.revision, found.truncated) == (20_003, cut)
 
 
-def test_buffers_that_are_gone_are_listed_on_request_only(double: Double) -> None:
+def test_deleted_buffers_are_listed_only_with_all(double: Double) -> None:
     double.answer("GET", "/v1/buffers.*", BuffersAnswer(revision=5, buffers=(BUFFER,)))
     for words in ([], ["--all"]):
         assert forebay(double.config, "buffer", "list", *words).exit_code == 0
     assert [asked.target for asked in double.asked] == ["/v1/buffers?live=yes", "/v1/buffers"]
 
 
-def test_where_a_buffer_lies_is_listed(double: Double) -> None:
+def test_the_location_of_a_buffer_is_listed(double: Double) -> None:
     placed = msgspec.structs.replace(BUFFER, path="/bb/fast/demo/42.1")
     double.answer("GET", "/v1/buffers.*", BuffersAnswer(revision=5, buffers=(BUFFER, placed)))
     lines = forebay(double.config, "buffer", "list").stdout.splitlines()
     assert [line.split()[-1] for line in lines] == ["PATH", "-", "/bb/fast/demo/42.1"]
 
 
-def test_what_the_api_advises_is_said_with_the_commands_of_the_command_line(double: Double) -> None:
+def test_api_remedies_name_commands_instead_of_routes(double: Double) -> None:
     double.refuse("GET", "/v1/jobs/99", 404, "unknown_job", "there is no job 99", remedy="see /v1/jobs")
     assert "what to do: see `forebay queue --all`\n" in forebay(double.config, "job", "show", "99").stderr
     double.refuse("GET", "/v1/jobs/99", 404, "unknown_job", "job 99 is over", remedy="see /v1/jobs/99/history")
     assert "what to do: see `forebay job history 99`\n" in forebay(double.config, "job", "show", "99").stderr
 
 
-def test_the_list_of_replicas_is_completed_by_what_each_says_of_itself(double: Double) -> None:
+def test_the_replica_list_includes_each_replicas_own_report(double: Double) -> None:
     api = str(double.config.replicas[0].api)
     follower = msgspec.structs.replace(
         MEMBER, name="r2", api=api, role="follower", term=None, commit_index=None, applied_index=None, revision=None
@@ -456,7 +454,7 @@ def test_the_list_of_replicas_is_completed_by_what_each_says_of_itself(double: D
     assert msgspec.json.decode(result.stdout, type=MembersAnswer) == answer
 
 
-def test_watching_shows_the_list_again_until_it_is_interrupted(double: Double) -> None:
+def test_watch_repeats_the_list_until_interrupted(double: Double) -> None:
     double.answer("GET", "/v1/jobs.*", JOBS)
     with on_a_terminal(double.config, "queue", "--watch") as (ours, _, watching):
         seen = b""
@@ -489,13 +487,11 @@ READS = {
 
 
 SOFT = {("transfer", "list"), ("transfer", "show")}
-"""What only the leader knows."""
+"""Fields that only the leader knows."""
 
 
 @pytest.mark.parametrize("words", READS, ids=" ".join)
-def test_every_listing_has_json_that_is_the_answer_itself_and_nothing_else(
-    double: Double, words: tuple[str, ...]
-) -> None:
+def test_every_listing_prints_the_answer_alone_as_json(double: Double, words: tuple[str, ...]) -> None:
     path, view = READS[words]
     double.answer("GET", path + r"(\?.*)?", view)
     result = forebay(double.config, *words, "--json")
@@ -504,14 +500,14 @@ def test_every_listing_has_json_that_is_the_answer_itself_and_nothing_else(
 
 
 @pytest.mark.parametrize("words", [words for words in READS if words[:2] not in SOFT], ids=" ".join)
-def test_stale_reads_are_asked_for_by_the_global_option(double: Double, words: tuple[str, ...]) -> None:
+def test_the_global_option_stale_requests_stale_reads(double: Double, words: tuple[str, ...]) -> None:
     path, view = READS[words]
     double.answer("GET", path + r"(\?.*)?", view)
     assert forebay(double.config, *words, stale=True).exit_code == 0
     assert "stale=ok" in double.asked[0].target
 
 
-def test_why_asks_about_a_time_as_about_a_revision(double: Double) -> None:
+def test_why_accepts_a_time_like_a_revision(double: Double) -> None:
     double.answer("GET", r"/v1/jobs/42/why\?at=2026-01-02T03%3A04%3A05.000000Z", WHY)
     result = forebay(double.config, "job", "why", "42", "--at", "2026-01-02T03:04:05Z")
     assert result.exit_code == 0 and "At revision" in result.stdout
@@ -520,7 +516,7 @@ def test_why_asks_about_a_time_as_about_a_revision(double: Double) -> None:
         assert result.exit_code == ExitCode.BAD_INPUT and "--at" in result.stderr
 
 
-def test_why_asks_about_the_past_and_explains_with_figures(double: Double) -> None:
+def test_why_explains_a_past_wait_with_figures(double: Double) -> None:
     double.answer("GET", r"/v1/jobs/42/why\?at=77", WHY)
     result = forebay(double.config, "job", "why", "42", "--at", "77")
     assert result.stdout.splitlines() == [
@@ -531,7 +527,7 @@ def test_why_asks_about_the_past_and_explains_with_figures(double: Double) -> No
     ]
 
 
-def test_tasks_of_an_array_are_named_as_slurm_names_them(double: Double) -> None:
+def test_array_tasks_have_the_names_of_slurm(double: Double) -> None:
     double.answer("POST", "/v1/jobs/42_.*/(cancel|hold|release)", PENDING)
     double.answer("GET", "/v1/jobs/42_3", PENDING)
     for command, word, asked in (
@@ -545,7 +541,7 @@ def test_tasks_of_an_array_are_named_as_slurm_names_them(double: Double) -> None
         assert double.asked[-1].target == asked
 
 
-def test_many_jobs_are_changed_by_one_request_that_goes_on_after_a_rejection_and_exits_with_the_first_code(
+def test_a_bulk_change_continues_after_a_rejection_and_exits_with_its_code(
     double: Double,
 ) -> None:
     unknown = ErrorView(code="unknown_job", sentence="there is no job 7")
@@ -569,9 +565,7 @@ def test_many_jobs_are_changed_by_one_request_that_goes_on_after_a_rejection_and
     assert [one["nice"] for one in sent[-1]] == [3, 3]
 
 
-def test_more_jobs_than_fit_into_one_request_are_changed_by_several(
-    double: Double, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_jobs_are_changed_in_several_requests(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.cluster.schemas.BULK_COMMANDS_MAX", 2)
     results = tuple(CommandResult(command_id="a" * 32, status=200, job=PENDING) for _ in range(2))
     double.answer("POST", "/v1/commands", BulkAnswer(revision=5, results=results))
@@ -579,21 +573,21 @@ def test_more_jobs_than_fit_into_one_request_are_changed_by_several(
     assert [len(asked.body["commands"]) for asked in double.asked] == [2, 2]
 
 
-def test_a_request_that_nobody_answers_ends_the_change_of_many_jobs(double: Double) -> None:
+def test_a_bulk_change_ends_at_an_unanswered_request(double: Double) -> None:
     double.refuse("POST", "/v1/commands", 403, "permission_denied", "not with this certificate")
     result = forebay(double.config, "job", "hold", "1", "2")
     assert (result.exit_code, result.stderr) == (ExitCode.PERMISSION_DENIED, "forebay: not with this certificate\n")
     assert len(double.asked) == 1
 
 
-def test_hurry_is_sent_only_when_asked_for(double: Double) -> None:
+def test_hurry_is_sent_only_on_request(double: Double) -> None:
     double.answer("POST", "/v1/jobs/42/cancel", PENDING)
     forebay(double.config, "cancel", "42")
     forebay(double.config, "cancel", "42", "--hurry")
     assert [asked.body.get("hurry") for asked in double.asked] == [None, True]
 
 
-def test_changing_one_thing_of_a_pool_sends_nothing_else(double: Double) -> None:
+def test_a_pool_change_sends_only_the_given_properties(double: Double) -> None:
     double.answer("POST", "/v1/pools/fast/change", POOL)
     result = forebay(double.config, "pool", "set", "fast", "--quantity", "64MiB")
     assert result.stdout.startswith("Pool fast: total 96MiB, free 80MiB") and result.stdout.endswith(", default\n")
@@ -603,7 +597,7 @@ def test_changing_one_thing_of_a_pool_sends_nothing_else(double: Double) -> None
     assert nothing.exit_code == ExitCode.BAD_INPUT and "use an option" in nothing.stderr
 
 
-def test_a_quantity_that_is_no_multiple_of_the_granularity_is_warned_of(double: Double) -> None:
+def test_a_quantity_off_the_granularity_causes_a_warning(double: Double) -> None:
     for granularity, warning in ((10 * 1024**2, "the last 6MiB cannot be used"), (8 * 1024**2, "")):
         double.answer("POST", "/v1/pools/fast/change", msgspec.structs.replace(POOL, granularity_bytes=granularity))
         result = forebay(double.config, "pool", "set", "fast", "--granularity", str(granularity))
@@ -611,7 +605,7 @@ def test_a_quantity_that_is_no_multiple_of_the_granularity_is_warned_of(double: 
         assert warning in result.stderr and bool(warning) == bool(result.stderr)
 
 
-def test_a_size_that_cannot_be_read_names_option_and_character(double: Double) -> None:
+def test_an_invalid_size_error_names_option_and_character(double: Double) -> None:
     result = forebay(double.config, "pool", "create", "fast", "--quantity", "64XiB")
     assert result.exit_code == ExitCode.BAD_INPUT
     assert result.stderr.startswith("forebay: --quantity, character 3: ")
@@ -629,7 +623,7 @@ def test_nodes_are_drained_with_a_reason_and_resumed(double: Double) -> None:
     assert forebay(double.config, "node", "drain", "n1", "--reason", " ").exit_code == ExitCode.BAD_INPUT
 
 
-def test_each_replica_is_asked_for_its_own_status(double: Double) -> None:
+def test_probe_asks_each_replica_for_its_own_status(double: Double) -> None:
     double.answer("GET", r"/v1/status\?digest=yes", STATUS)
     result = forebay(double.config, "cluster", "probe", "--digest", "--json")
     assert result.exit_code == 0
@@ -637,7 +631,7 @@ def test_each_replica_is_asked_for_its_own_status(double: Double) -> None:
     assert (answer["name"], answer["reachable"], answer["status"]["state_digest"]) == ("r1", True, "ab" * 32)
 
 
-def test_no_replica_that_answers_for_itself_is_unreachable(double: Double) -> None:
+def test_probe_without_any_answer_exits_as_unreachable(double: Double) -> None:
     double.refuse("GET", "/v1/status", 503, "stopping", "the replica is stopping")
     result = forebay(double.config, "cluster", "probe", deadline_s=0.2)
     assert result.exit_code == ExitCode.UNREACHABLE
@@ -645,7 +639,7 @@ def test_no_replica_that_answers_for_itself_is_unreachable(double: Double) -> No
     assert forebay(double.config, "cluster", "probe", "r9").exit_code == ExitCode.BAD_INPUT
 
 
-def test_a_snapshot_is_saved_by_the_replica_that_was_named(double: Double) -> None:
+def test_the_named_replica_writes_the_snapshot(double: Double) -> None:
     double.answer("POST", "/v1/snapshots", SNAPSHOT)
     result = forebay(double.config, "cluster", "snapshot", "--name", "r1", "--json")
     assert msgspec.json.decode(result.stdout, type=SnapshotView) == SNAPSHOT
@@ -661,7 +655,7 @@ def every_text(value: Any) -> Iterator[str]:
             yield from every_text(inner)
 
 
-def test_what_other_users_wrote_cannot_take_over_the_terminal(double: Double) -> None:
+def test_text_of_other_users_cannot_control_the_terminal(double: Double) -> None:
     evil = "\x1b]0;x\x07[red]\r\n\x9b31m\u202e"
     found = job(name=evil, system_comment=evil, burst_buffer=f"#DW {evil}", reason=evil, workdir=evil)
     double.answer("GET", "/v1/jobs.*", JobsAnswer(revision=1, jobs=(found,)))
@@ -674,7 +668,7 @@ def test_what_other_users_wrote_cannot_take_over_the_terminal(double: Double) ->
         assert result.exit_code == 0
         assert [character for character in result.stdout if not character.isprintable() and character != "\n"] == []
         assert "[red]" in result.stdout
-        # JSON says the same text, with escapes: it is read on terminals, too.
+        # JSON contains the same text with escapes, because it is also read on terminals.
         result = forebay(double.config, "job", *words, "--json")
         assert result.exit_code == 0
         assert [character for character in result.stdout if not character.isprintable() and character != "\n"] == []
@@ -697,7 +691,7 @@ def test_what_other_users_wrote_cannot_take_over_the_terminal(double: Double) ->
         (["audit", "verify", "--from", "1"], "--from"),
     ],
 )
-def test_wrong_usage_exits_with_its_code_and_no_traceback(double: Double, words: list[str], expected: str) -> None:
+def test_a_usage_error_has_its_exit_code_and_no_traceback(double: Double, words: list[str], expected: str) -> None:
     result = forebay(double.config, *words)
     assert result.exit_code == ExitCode.BAD_INPUT
     assert result.stdout == ""
@@ -705,7 +699,7 @@ def test_wrong_usage_exits_with_its_code_and_no_traceback(double: Double, words:
     assert "Traceback" not in result.stderr
 
 
-def test_a_missing_configuration_says_how_to_make_one(tmp_path: Path, double: Double) -> None:
+def test_a_missing_configuration_error_names_the_init_command(tmp_path: Path, double: Double) -> None:
     missing = msgspec.structs.replace(double.config, file=tmp_path / "none.toml")
     result = forebay(missing, "queue")
     assert result.exit_code == ExitCode.BAD_INPUT
@@ -713,7 +707,7 @@ def test_a_missing_configuration_says_how_to_make_one(tmp_path: Path, double: Do
     assert "forebay cluster init" in result.stderr
 
 
-def test_a_fault_of_forebay_is_a_sentence_too(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_is_printed_as_a_message(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("by hand")
 

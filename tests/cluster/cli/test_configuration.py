@@ -1,4 +1,4 @@
-"""`forebay config …`: what is read from files, what is sent, what is printed where, and the exit codes."""
+"""`forebay config …`: reading of files, requests, output, and exit codes."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def written(directory: Path, text: str, name: str = "burst_buffer.conf") -> str:
     return str(path)
 
 
-def test_the_configuration_is_shown_as_a_file_that_can_be_applied_again(answering: Double) -> None:
+def test_the_printed_configuration_can_be_applied_again(answering: Double) -> None:
     result = forebay(answering.config, "config", "show")
     assert (result.exit_code, result.stdout) == (ExitCode.OK, PRESENT.text)
     assert "last changed at revision 41" in result.stderr
@@ -59,7 +59,7 @@ def test_the_configuration_is_shown_as_a_file_that_can_be_applied_again(answerin
     assert result.exit_code == ExitCode.BAD_INPUT
 
 
-def test_a_file_is_applied_as_it_is_and_based_on_what_was_compared_with(answering: Double, tmp_path: Path) -> None:
+def test_apply_sends_the_file_with_the_compared_revision(answering: Double, tmp_path: Path) -> None:
     file = written(tmp_path, "# site\nallowusers=alan,brenda\nOtherTimeout=9\n")
     result = forebay(answering.config, "config", "apply", file)
     assert result.exit_code == ExitCode.OK, result.stderr
@@ -77,7 +77,7 @@ def test_a_file_is_applied_as_it_is_and_based_on_what_was_compared_with(answerin
     assert applied.body["expect_revision"] == COMPARED.revision and "partial" not in applied.body
 
 
-def test_a_dry_run_and_a_diff_only_compare(answering: Double, tmp_path: Path) -> None:
+def test_dry_run_and_diff_change_nothing(answering: Double, tmp_path: Path) -> None:
     file = written(tmp_path, "OtherTimeout=9\n")
     result = forebay(answering.config, "config", "apply", file, "--dry-run")
     assert result.exit_code == ExitCode.OK and "nothing was changed" in result.stderr
@@ -88,13 +88,13 @@ def test_a_dry_run_and_a_diff_only_compare(answering: Double, tmp_path: Path) ->
     assert "no difference" in forebay(answering.config, "config", "diff", file).stderr
 
 
-def test_the_revision_that_is_named_is_expected(answering: Double, tmp_path: Path) -> None:
+def test_a_given_revision_is_sent_as_the_expected_one(answering: Double, tmp_path: Path) -> None:
     file = written(tmp_path, "OtherTimeout=9\n")
     forebay(answering.config, "config", "apply", file, "--expect-revision", "7")
     assert [asked.body["expect_revision"] for asked in answering.asked] == [7, 7]
 
 
-def test_single_keys_are_set_and_all_others_left(answering: Double) -> None:
+def test_setting_keys_leaves_other_keys_unchanged(answering: Double) -> None:
     result = forebay(answering.config, "config", "set", "OtherTimeout=9", "Flags=PrivateData")
     assert result.exit_code == ExitCode.OK
     body = answering.asked[-1].body
@@ -103,7 +103,7 @@ def test_single_keys_are_set_and_all_others_left(answering: Double) -> None:
     assert result.exit_code == ExitCode.BAD_INPUT and "has no equals sign" in result.stderr
 
 
-def test_every_fault_of_a_file_is_told_with_its_place_and_nothing_is_sent(answering: Double, tmp_path: Path) -> None:
+def test_every_fault_of_a_file_is_reported_with_its_place_before_any_request(answering: Double, tmp_path: Path) -> None:
     file = written(tmp_path, "OtherTimeout=soon\nNonsense=1\nFlags=Foo\n")
     for command in (("apply", file), ("apply", file, "--dry-run"), ("diff", file)):
         result = forebay(answering.config, "config", *command)
@@ -113,7 +113,7 @@ def test_every_fault_of_a_file_is_told_with_its_place_and_nothing_is_sent(answer
     assert answering.asked == []
 
 
-def test_what_the_leader_refuses_is_told_with_its_place(answering: Double, tmp_path: Path) -> None:
+def test_a_rejection_by_the_leader_is_reported_with_its_place(answering: Double, tmp_path: Path) -> None:
     answering.refuse(
         "POST", DIFF, 400, "unknown_pool", "there is no pool 'ssd'", place="burst_buffer.conf line 1, column 13"
     )
@@ -122,7 +122,7 @@ def test_what_the_leader_refuses_is_told_with_its_place(answering: Double, tmp_p
     assert [asked.target for asked in answering.asked] == [DIFF]
 
 
-def test_included_files_are_read_from_where_the_including_one_is(answering: Double, tmp_path: Path) -> None:
+def test_included_files_are_relative_to_the_including_file(answering: Double, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     written(tmp_path / "sub", "OtherTimeout=9\n", "more.conf")
     file = written(tmp_path, "Flags=PrivateData\nInclude sub/more.conf\n")
@@ -132,9 +132,7 @@ def test_included_files_are_read_from_where_the_including_one_is(answering: Doub
     assert "sub/more.conf line 1, column 1: the key 'Oops'" in forebay(answering.config, "config", "diff", file).stderr
 
 
-def test_a_file_that_cannot_be_read_is_told_by_name_and_never_read_without_a_bound(
-    answering: Double, tmp_path: Path
-) -> None:
+def test_unreadable_files_are_named_and_reads_are_bounded(answering: Double, tmp_path: Path) -> None:
     gone = forebay(answering.config, "config", "apply", str(tmp_path / "gone.conf"))
     assert gone.exit_code == ExitCode.NOT_FOUND and "gone.conf" in gone.stderr
     of_itself = written(tmp_path, "Include burst_buffer.conf\n")
@@ -153,7 +151,7 @@ def test_a_file_that_cannot_be_read_is_told_by_name_and_never_read_without_a_bou
     assert answering.asked == []
 
 
-def test_ids_of_users_become_their_names_on_the_machine_where_the_file_is(answering: Double, tmp_path: Path) -> None:
+def test_user_ids_become_names_on_the_machine_of_the_file(answering: Double, tmp_path: Path) -> None:
     me = pwd.getpwuid(os.getuid()).pw_name
     unknown = "4294967000"
     file = written(tmp_path, f"DenyUsers=alan:{os.getuid()}:{unknown}\n")

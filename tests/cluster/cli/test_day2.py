@@ -13,12 +13,12 @@ from tests.faults.day2.table import PART, ROWS, TABLE
 from tests.packages.day2_rows import EXERCISES as UNDER_SYSTEMD
 
 
-def test_the_table_has_a_row_for_every_line_of_it() -> None:
+def test_the_task_table_is_parsed_completely() -> None:
     assert len(ROWS) == sum(line.startswith("| ") for line in PART.splitlines()) - 1 >= 18
 
 
 @pytest.mark.parametrize(("task", "command", "section"), ROWS)
-def test_a_row_is_a_command_that_is_understood(task: str, command: str, section: str) -> None:
+def test_every_task_row_is_a_valid_command(task: str, command: str, section: str) -> None:
     link = re.fullmatch(r"\[[\w ]+\]\(([\w./-]+\.md)(?:#([\w-]+))?\)", section)
     assert link is not None
     page = (TABLE.parent / link[1]).read_text(encoding="utf-8")
@@ -36,9 +36,9 @@ def test_a_row_is_a_command_that_is_understood(task: str, command: str, section:
     found.parse_args(context, words)
 
 
-def test_every_row_is_exercised_and_every_exercise_is_of_a_row() -> None:
+def test_rows_and_exercises_correspond() -> None:
     assert sorted(one.task for one in EXERCISES.values()) == sorted(row.task for row in ROWS)
 
 
-def test_every_row_is_typed_under_systemd() -> None:
+def test_every_row_is_also_exercised_under_systemd() -> None:
     assert {*UNDER_SYSTEMD} == {*EXERCISES}

@@ -1,4 +1,4 @@
-"""`forebay support debug` has what a helper needs to see, whatever does not answer, and nothing that is secret."""
+"""`forebay support debug` collects all available diagnostics, and no secrets."""
 
 import gzip
 import json
@@ -43,7 +43,7 @@ def written(
     return found, rows
 
 
-def test_what_answers_is_in_it_and_what_does_not_is_named_with_its_reason(double: Double, tmp_path: Path) -> None:
+def test_the_bundle_has_answers_and_the_reasons_of_missing_parts(double: Double, tmp_path: Path) -> None:
     double.answer("GET", "/v1/nodes", NodesAnswer(revision=7, nodes=()))
     double.refuse("GET", "/v1/configuration", 403, "forbidden", "user alice may not do that")
     found, rows = written(double, tmp_path)
@@ -55,7 +55,7 @@ def test_what_answers_is_in_it_and_what_does_not_is_named_with_its_reason(double
     assert {row["check"] for row in json.loads(found["machine/check.json"])} >= {"certificate", "disk", "clock"}
 
 
-def test_of_jobs_there_is_only_what_was_asked_for(double: Double, tmp_path: Path) -> None:
+def test_only_requested_jobs_are_in_the_bundle(double: Double, tmp_path: Path) -> None:
     double.asked.clear()
     written(double, tmp_path)
     assert not [one.target for one in double.asked if "/jobs" in one.target or "/transfers" in one.target]
@@ -69,7 +69,7 @@ def test_of_jobs_there_is_only_what_was_asked_for(double: Double, tmp_path: Path
         assert refused.exit_code == ExitCode.BAD_INPUT and "is not a job" in refused.stderr
 
 
-def test_no_key_gets_into_it_by_any_way_and_a_log_is_cut_at_its_beginning(double: Double, tmp_path: Path) -> None:
+def test_keys_never_enter_the_bundle_and_only_log_ends_are_kept(double: Double, tmp_path: Path) -> None:
     key = double.config.tls.certificates / "r1.key"
     assert NEVER in key.read_bytes()
     log = tmp_path / "a.log"
@@ -80,12 +80,12 @@ def test_no_key_gets_into_it_by_any_way_and_a_log_is_cut_at_its_beginning(double
     assert len(tail) == PART_BYTES_MAX and tail.endswith(b"new") and not tail.startswith(b"old")
     secret = b"".join(key.read_bytes().splitlines()[1:-1])[:40]
     assert secret not in gzip.decompress((tmp_path / "b.tar.gz").read_bytes())
-    # Names and sizes of keys are no secrets: that one is missing, or may be read by all, is a cause of trouble.
+    # Names and sizes of keys are not secret; a missing or readable key may be the problem.
     listed = {row["path"]: row for row in json.loads(found["machine/files.json"])}
     assert listed[str(key)]["mode"].endswith("600")
 
 
-def test_what_lies_in_buffers_is_not_even_named(double: Double, tmp_path: Path) -> None:
+def test_files_in_buffers_are_not_named_in_the_bundle(double: Double, tmp_path: Path) -> None:
     (agent,) = double.config.agents
     mine = agent.directory / "buffers" / "alices-secret-project"
     mine.mkdir(parents=True)
@@ -94,7 +94,7 @@ def test_what_lies_in_buffers_is_not_even_named(double: Double, tmp_path: Path) 
     assert mine.name.encode() not in found["machine/files.json"]
 
 
-def test_nothing_is_overwritten_and_nothing_half_done_is_left(
+def test_an_existing_bundle_is_kept_and_no_partial_one_is_left(
     double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = tmp_path / "there"
@@ -115,7 +115,7 @@ def test_nothing_is_overwritten_and_nothing_half_done_is_left(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_cluster_that_is_down_is_no_reason_to_have_nothing(double: Double, tmp_path: Path) -> None:
+def test_a_bundle_is_written_even_if_the_cluster_is_down(double: Double, tmp_path: Path) -> None:
     text = double.config.file.read_text()
     port = double.config.replicas[0].api.port
     try:
@@ -126,7 +126,7 @@ def test_a_cluster_that_is_down_is_no_reason_to_have_nothing(double: Double, tmp
     assert rows["cluster/overview.json"]["size"] is None and "machine/about.json" in found
 
 
-def test_a_machine_where_nobody_may_ask_the_cluster_says_so_and_has_all_else(double: Double, tmp_path: Path) -> None:
+def test_a_machine_without_access_gets_a_bundle_with_local_parts(double: Double, tmp_path: Path) -> None:
     found, rows = written(double, tmp_path, identity=None)
     assert "there is no gateway" in rows["cluster"]["missing"] and "machine/check.json" in found
 
@@ -140,7 +140,7 @@ def test_a_machine_where_nobody_may_ask_the_cluster_says_so_and_has_all_else(dou
         ("exec sleep 60", None, "timed out"),
     ],
 )
-def test_the_journal_is_in_it_or_why_not(
+def test_the_journal_is_included_or_its_absence_is_explained(
     double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, found: bytes | None, missing: str
 ) -> None:
     program = tmp_path / "journalctl"
@@ -172,7 +172,7 @@ environment."LITERAL" = 'C:\\secret\\path'
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_the_sites_programs_are_told_is_in_no_part(double: Double, tmp_path: Path, form: str) -> None:
+def test_provider_environment_values_are_in_no_part(double: Double, tmp_path: Path, form: str) -> None:
     file, log = double.config.file, tmp_path / "some.log"
     before = file.read_text()
     text = FORMS[form] + before if form == "dotted from the top" else before + "\n" + FORMS[form]
@@ -193,7 +193,7 @@ VALUES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\
 
 
 @given(st.dictionaries(st.sampled_from("ABCDE"), VALUES), st.sampled_from(("table", "inline", "dotted")), st.booleans())
-def test_whatever_stands_in_a_table_is_taken_out_of_it_and_nothing_else(
+def test_redaction_removes_all_values_of_a_table_and_nothing_else(
     values: dict[str, str], form: str, above: bool
 ) -> None:
     rows = [f"{name} = {quote(value)}" for name, value in values.items()]

@@ -1,4 +1,4 @@
-"""What goes wrong with --json is the last line of stderr, as the API says errors; stdout has nothing of it."""
+"""With --json, an error is the last line of stderr, in the API's form, and stdout is empty."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from forebay.cluster.schemas import ErrorAnswer, ErrorView
 from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.test_what_is_imported import EVERY
 
-# What follows bbstat is the site's provider's.
+# The words after bbstat belong to the site's provider.
 OURS = tuple(words for words in EVERY if words != ("slurm", "bbstat"))
 
 
@@ -23,9 +23,7 @@ def said(result: Result) -> ErrorView:
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("words", OURS, ids=" ".join)
-def test_each_command_says_a_usage_that_is_wrong_as_one_object(
-    double: Double, words: tuple[str, ...], first: bool
-) -> None:
+def test_every_usage_error_is_one_json_object(double: Double, words: tuple[str, ...], first: bool) -> None:
     typed = ("--json", *words, "--no-such-option") if first else (*words, "--json", "--no-such-option")
     result = forebay(double.config, *typed)
     assert (result.exit_code, result.stdout) == (ExitCode.BAD_INPUT, "")
@@ -39,27 +37,27 @@ def test_each_command_says_a_usage_that_is_wrong_as_one_object(
     ("status", "exit_code"),
     [(400, ExitCode.BAD_INPUT), (403, ExitCode.PERMISSION_DENIED), (404, ExitCode.NOT_FOUND), (409, ExitCode.REFUSED)],
 )
-def test_what_the_api_refuses_keeps_its_code_its_place_and_its_exit_code(
-    double: Double, status: int, exit_code: ExitCode
-) -> None:
+def test_an_api_rejection_keeps_code_place_and_exit_code(double: Double, status: int, exit_code: ExitCode) -> None:
     double.refuse("GET", "/v1/jobs/7", status, "its_code", "it is so", remedy="GET /v1/jobs", place="id")
     result = forebay(double.config, "job", "show", "7", "--json")
     assert (result.exit_code, result.stdout) == (exit_code, "")
     assert said(result) == ErrorView(
         code="its_code", sentence="it is so", remedy="GET `forebay queue --all`", place="id"
     )
-    # Without it, it is the sentences that there were.
+    # Without --json, the errors are sentences.
     text = forebay(double.config, "job", "show", "7")
     assert text.stderr.splitlines()[0] == "forebay: id: it is so" and text.exit_code == exit_code
 
 
-def test_a_rejected_submit_keeps_the_code_of_the_api(double: Double, tmp_path: Path) -> None:
+def test_a_rejected_submit_keeps_the_api_code(double: Double, tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text("#!/bin/sh\ntrue\n")
     double.refuse("POST", "/v1/jobs", 507, "journal_full", "the journal is 80% full")
     assert said(forebay(double.config, "submit", str(tmp_path / "job.sh"), "--json")).code == "journal_full"
 
 
-def test_configuration_interruption_and_faults_are_said_so_too(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configuration_errors_interrupts_and_internal_errors_are_json(
+    double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = double.config.file.read_text()
     double.config.file.write_text(text + "[nonsense]\n")
     try:
@@ -81,7 +79,7 @@ def test_configuration_interruption_and_faults_are_said_so_too(double: Double, m
         assert "\x1b" not in result.stderr
 
 
-def test_an_answer_that_says_what_failed_stays_one_object_on_stdout(double: Double) -> None:
+def test_a_partly_failed_answer_stays_one_object_on_stdout(double: Double) -> None:
     text = double.config.file.read_text()
     port = double.config.replicas[0].api.port
     double.config.file.write_text(text.replace(f":{port}", ":1"))

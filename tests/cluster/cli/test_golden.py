@@ -1,6 +1,6 @@
-"""What people see, character for character, at a fixed width.
+"""Exact output of commands at a fixed width.
 
-With FOREBAY_REWRITE_GOLDEN=1 the files are written again: look at the difference before it is committed.
+FOREBAY_REWRITE_GOLDEN=1 writes the files again; check the difference before you commit it.
 """
 
 import datetime
@@ -102,7 +102,7 @@ SHOWN: dict[str, Callable[[], None]] = {
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_what_people_see_is_what_it_was(
+def test_command_output_matches_the_golden_files(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(WIDTH))
@@ -115,13 +115,11 @@ def test_what_people_see_is_what_it_was(
     assert max(map(len, text.splitlines())) <= WIDTH
 
 
-def test_no_golden_file_is_left_over() -> None:
+def test_every_golden_file_is_used() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == set(SHOWN)
 
 
-def test_a_pipe_gets_each_job_on_one_line_however_long_its_reason_is(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_gets_each_job_on_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     show(jobs_table([job(reason="x" * 500)], NOW))
     lines = capsys.readouterr().out.splitlines()
@@ -129,9 +127,7 @@ def test_a_pipe_gets_each_job_on_one_line_however_long_its_reason_is(
     assert lines[1].endswith("x" * 500)
 
 
-def test_every_table_has_a_word_in_each_cell_so_that_columns_can_be_counted(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_table_cell_has_a_word(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     show(jobs_table([PENDING, NO_BUFFER], NOW))
     header, *rows = capsys.readouterr().out.splitlines()
@@ -139,7 +135,7 @@ def test_every_table_has_a_word_in_each_cell_so_that_columns_can_be_counted(
 
 
 @pytest.mark.parametrize("name", [name for name in SHOWN if name.endswith("list")])
-def test_what_fits_is_written_exactly_as_rich_draws_it(
+def test_a_fitting_table_is_identical_to_the_rich_output(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -151,7 +147,7 @@ def test_what_fits_is_written_exactly_as_rich_draws_it(
     assert written == capsys.readouterr().out
 
 
-# Rich drops blanks at the end of a cell that stands on the right, and a cell of signs that take no room by themselves.
+# Rich drops trailing blanks of the last cell, and cells that contain only zero-width characters.
 _CELLS = (
     st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
     .map(str.strip)
@@ -163,7 +159,7 @@ _CELLS = (
     st.lists(st.tuples(*[_CELLS] * 3), max_size=5),
     st.booleans(),
 )
-def test_any_cells_are_written_as_rich_draws_them(rows: list[tuple[str, str, str]], header: bool) -> None:
+def test_random_cells_are_identical_to_the_rich_output(rows: list[tuple[str, str, str]], header: bool) -> None:
     made = table(("A", "LONGER", "C"), rows, right=frozenset({"LONGER"}), flexible=frozenset({"C"}), header=header)
     console = Console(file=io.StringIO(), width=1_000, highlight=False, markup=False, emoji=False, no_color=True)
     console.print(made)
@@ -176,7 +172,7 @@ def test_any_cells_are_written_as_rich_draws_them(rows: list[tuple[str, str, str
     st.lists(st.tuples(*[st.text("0123456789", min_size=1, max_size=30)] * 5, st.text("abc", max_size=90)), min_size=1),
     st.integers(30, 120),
 )
-def test_no_figure_is_cut_however_narrow_the_terminal_is(rows: list[tuple[str, ...]], room: int) -> None:
+def test_figures_are_never_cut_in_narrow_terminals(rows: list[tuple[str, ...]], room: int) -> None:
     made = table(("A", "B", "C", "D", "E", "REASON"), rows, right=frozenset({"B"}), flexible=frozenset({"REASON"}))
     lines = made.text(room=room).splitlines()
     each, rest = divmod(len(lines), len(rows) + 1)
@@ -195,7 +191,7 @@ def test_no_figure_is_cut_however_narrow_the_terminal_is(rows: list[tuple[str, .
 
 @pytest.mark.parametrize("columns", [80, 100, 120])
 @pytest.mark.parametrize("name", [name for name in SHOWN if name.endswith("list")])
-def test_every_list_has_all_of_each_figure_in_a_narrow_terminal(
+def test_every_listing_keeps_whole_figures_in_a_narrow_terminal(
     name: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -209,7 +205,7 @@ def test_every_list_has_all_of_each_figure_in_a_narrow_terminal(
     assert missing == []
 
 
-def test_a_timeline_of_80_columns_has_all_of_each_state_and_duration(
+def test_an_80_column_timeline_keeps_whole_states_and_durations(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -221,7 +217,7 @@ def test_a_timeline_of_80_columns_has_all_of_each_state_and_duration(
     assert "DURATION  SHARE" in bars and "10.00 s" in bars and "█" * 32 in bars
 
 
-def test_a_long_reason_takes_one_line_and_a_mark_and_a_line_break_in_it_breaks_nothing(
+def test_a_long_reason_is_shortened_to_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
@@ -230,7 +226,7 @@ def test_a_long_reason_takes_one_line_and_a_mark_and_a_line_break_in_it_breaks_n
     assert len(lines) == 2 and len(lines[1]) <= 100 and lines[1].endswith(MARK)
 
 
-def test_a_very_long_table_is_not_drawn_by_rich(
+def test_a_very_long_table_is_printed_without_rich(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def drawn(self: Listing) -> None:
@@ -242,7 +238,7 @@ def test_a_very_long_table_is_not_drawn_by_rich(
     assert len(capsys.readouterr().out.splitlines()) == ROWS_STYLED_MAX + 2
 
 
-def test_the_spans_of_a_history_fill_it_without_overlap() -> None:
+def test_the_spans_of_a_history_cover_it_without_overlap() -> None:
     found = spans(HISTORY.rows)
     assert found[0].start == parse_instant(HISTORY.rows[0].at)
     assert found[-1].until == parse_instant(HISTORY.rows[-1].at)
@@ -251,9 +247,7 @@ def test_the_spans_of_a_history_fill_it_without_overlap() -> None:
 
 
 @pytest.mark.parametrize(("reachable", "shown"), [(True, "yes (data lost: "), (False, "no (data lost: ")])
-def test_a_replica_that_lost_its_data_is_listed_with_the_command_that_brings_it_back(
-    reachable: bool, shown: str
-) -> None:
+def test_a_replica_with_lost_data_is_listed_with_the_replace_command(reachable: bool, shown: str) -> None:
     row = msgspec.structs.replace(LOST, role="rejected", reachable=reachable, forgot=True)
     text = members_table([row]).text()
     assert f"{shown}cluster replace r2)" in text and "rejected" in text

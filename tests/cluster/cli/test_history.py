@@ -1,4 +1,4 @@
-"""`forebay audit history`, `audit leaders`, `diff`: what they ask, in which stretches, and what they print."""
+"""`forebay audit history`, `audit leaders`, `diff`: requests, pages, and output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def stretch(read: int, *rows: StoryRow, last: int = 9) -> StoryAnswer:
 
 @pytest.fixture
 def told(double: Double) -> Double:
-    """A history in three stretches, of which the second one has nothing."""
+    """History in three pages, of which the second is empty."""
     refused = row(9, event="rejected", actor="user ada", command="hold_job", sentence="there is no job 7", remedy="see")
     double.answer("GET", r"/v1/history(\?(?!.*after=).*)?", stretch(3, row(2, job_id=4, user="ada\x1b[2J")))
     double.answer("GET", r"/v1/history\?.*after=3.*", stretch(8))
@@ -41,7 +41,7 @@ def told(double: Double) -> Double:
     return double
 
 
-def test_a_history_is_read_to_its_end_a_stretch_at_a_time_and_each_thing_is_a_line(told: Double) -> None:
+def test_a_history_is_read_in_pages_and_printed_as_one_line_per_event(told: Double) -> None:
     result = forebay(told.config, "audit", "history", "--from", "2", "--user", "ada", "--kind", "rejected")
     lines = result.stdout.splitlines()
     assert result.exit_code == 0 and len(lines) == 2
@@ -62,7 +62,7 @@ def test_a_history_is_read_to_its_end_a_stretch_at_a_time_and_each_thing_is_a_li
     ]
 
 
-def test_a_history_as_json_is_one_object_also_where_nothing_happened(told: Double, double: Double) -> None:
+def test_an_empty_history_as_json_is_one_object(told: Double, double: Double) -> None:
     found = json.loads(forebay(told.config, "audit", "history", "--json").stdout)
     assert [one["revision"] for one in found["rows"]] == [2, 9]
     assert (found["revision"], found["read"], found["read_at"]) == (9, 9, AT)
@@ -79,7 +79,9 @@ def test_a_history_as_json_is_one_object_also_where_nothing_happened(told: Doubl
         (("--of", "account=chem"), "of=account&name=chem"),
     ],
 )
-def test_what_is_nobodys_job_is_asked_for_by_kind_and_name(double: Double, words: tuple[str, str], query: str) -> None:
+def test_changes_of_other_objects_are_queried_by_kind_and_name(
+    double: Double, words: tuple[str, str], query: str
+) -> None:
     double.answer("GET", r"/v1/history.*", stretch(9))
     double.answer("GET", r"/v1/diff.*", DiffAnswer(revision=9, since=MOMENT, until=MOMENT, changes=(), more=False))
     assert forebay(double.config, "audit", "history", *words).exit_code == 0
@@ -90,7 +92,7 @@ def test_what_is_nobodys_job_is_asked_for_by_kind_and_name(double: Double, words
 MOMENT = MomentView(revision=4, at=AT)
 
 
-def test_what_contradicts_itself_is_refused_before_anybody_is_asked(double: Double) -> None:
+def test_contradicting_options_are_rejected_before_any_request(double: Double) -> None:
     for words, place in (
         (("audit", "history", "--pool", "a", "--of", "node"), "--pool and --of"),
         (("audit", "history", "--follow", "--to", "7"), "--follow"),
@@ -102,7 +104,7 @@ def test_what_contradicts_itself_is_refused_before_anybody_is_asked(double: Doub
     assert double.asked == []
 
 
-def test_a_difference_says_of_each_thing_what_it_was_and_who_changed_it(double: Double) -> None:
+def test_a_diff_shows_old_and_new_values_and_the_author(double: Double) -> None:
     by = {"revision": 8, "at": AT, "actor": "operator", "command": "set_pool"}
     nobody = dict.fromkeys(by)
     changes = (
@@ -136,7 +138,7 @@ def test_a_difference_says_of_each_thing_what_it_was_and_who_changed_it(double: 
     ]
 
 
-def test_who_led_is_a_table(double: Double) -> None:
+def test_leader_terms_are_printed_as_a_table(double: Double) -> None:
     first = LeaderTermView(term=1, leader=None, first_index=1, last_index=4, from_at=AT, to_at=AT, silent_s=None)
     second = LeaderTermView(term=3, leader="r2", first_index=5, last_index=5, from_at=None, to_at=None, silent_s=0.25)
     double.answer("GET", r"/v1/history/leaders.*", LeadersAnswer(revision=9, terms=(first, second)))

@@ -1,4 +1,4 @@
-"""How people name jobs on the command line."""
+"""References to jobs on the command line."""
 
 import click
 import pytest
@@ -7,11 +7,11 @@ from forebay.cluster.cli.commands.options import JOB_ID
 
 
 @pytest.mark.parametrize("named", ["12", "12_3", "12_[1-4]", "slurm:42", "slurm:1234_7", "a.b-c:42"])
-def test_a_job_is_named_by_its_number_or_as_its_own_scheduler_names_it(named: str) -> None:
+def test_a_job_reference_is_an_id_or_an_external_job_name(named: str) -> None:
     assert JOB_ID.convert(named, None, None) == named
 
 
 @pytest.mark.parametrize("named", ["slurm:", ":42", "slurm:../x", "slurm:4:2", "sl urm:42", "slurm:" + "1" * 41])
-def test_what_can_be_no_external_job_is_refused_with_how_to_write_one(named: str) -> None:
+def test_an_invalid_external_job_is_rejected_with_an_example(named: str) -> None:
     with pytest.raises(click.UsageError, match="write for example slurm:42"):
         JOB_ID.convert(named, None, None)

@@ -1,4 +1,4 @@
-"""`forebay cluster …`: what is asked, what is printed where, and the exit codes."""
+"""`forebay cluster …` for feature levels and clocks: requests, output, and exit codes."""
 
 import json
 
@@ -26,7 +26,7 @@ RAISED = msgspec.structs.replace(PRESENT, feature_level=2, next_level=None, may_
 PATH = "/v1/feature-level"
 
 
-def test_the_level_is_shown_with_what_each_replica_knows_and_what_may_be_turned_on(double: Double) -> None:
+def test_the_feature_level_is_shown_with_each_replicas_support(double: Double) -> None:
     double.answer("GET", PATH, PRESENT)
     result = forebay(double.config, "cluster", "feature-level")
     assert result.exit_code == ExitCode.OK
@@ -41,7 +41,7 @@ def test_the_level_is_shown_with_what_each_replica_knows_and_what_may_be_turned_
     assert "is not available yet: upgrade every replica" in result.stderr
 
 
-def test_a_raise_without_a_level_asks_for_the_next_one(double: Double) -> None:
+def test_raise_without_a_level_requests_the_next_level(double: Double) -> None:
     double.answer("GET", PATH, PRESENT)
     double.answer("POST", PATH, RAISED)
     result = forebay(double.config, "cluster", "raise-feature-level", "--json")
@@ -52,7 +52,7 @@ def test_a_raise_without_a_level_asks_for_the_next_one(double: Double) -> None:
     assert double.asked[-1].body["level"] == 3 and result.stderr == ""
 
 
-def test_a_raise_where_nothing_is_left_is_refused_before_it_is_sent(double: Double) -> None:
+def test_raise_at_the_highest_level_is_rejected_locally(double: Double) -> None:
     double.answer("GET", PATH, RAISED)
     result = forebay(double.config, "cluster", "raise-feature-level")
     assert result.exit_code == ExitCode.REFUSED
@@ -60,13 +60,13 @@ def test_a_raise_where_nothing_is_left_is_refused_before_it_is_sent(double: Doub
     assert [asked.method for asked in double.asked] == ["GET"]
 
 
-def test_what_the_leader_refuses_is_told_with_its_sentence(double: Double) -> None:
+def test_a_rejected_raise_prints_the_leaders_message(double: Double) -> None:
     double.refuse("POST", PATH, 409, "wrong_state", "not every member is known to support feature level 2: r2 knows 1")
     result = forebay(double.config, "cluster", "raise-feature-level", "2")
     assert result.exit_code == ExitCode.REFUSED and "r2 knows 1" in result.stderr and result.stdout == ""
 
 
-def test_a_replica_of_a_release_without_feature_levels_is_told_apart_from_a_wrong_address(double: Double) -> None:
+def test_a_release_without_feature_levels_differs_from_a_wrong_address(double: Double) -> None:
     for method in ("GET", "POST"):
         double.refuse(method, PATH, 404, "unknown_route", "there is nothing at /v1/feature-level")
     for words in (("feature-level",), ("raise-feature-level",), ("raise-feature-level", "2")):
@@ -85,7 +85,7 @@ def test_the_exit_code_of_a_release_that_is_too_old_is_documented() -> None:
     assert "start the release that stderr names" in SERVE_MEANINGS[EXIT_RELEASE_NEEDED]
 
 
-def test_whose_clock_is_off_is_named_beside_the_time_of_the_cluster(double: Double) -> None:
+def test_replicas_with_wrong_clocks_are_named_beside_the_cluster_time(double: Double) -> None:
     answer = ClockAnswer(revision=5, at="2026-01-31T12:00:00Z", off=("r2",))
     double.answer("GET", "/v1/clock", answer)
     result = forebay(double.config, "cluster", "clock")

@@ -1,4 +1,4 @@
-"""`cluster init`, `cluster up`, `run replica`, `run agent`: what they write, what they start, and how it ends."""
+"""`cluster init`, `cluster up`, `run replica`, `run agent`: written files, started processes, and their end."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ def child(name: str, code: str, kind: str = "replica") -> Child:
 
 
 def real(*words: str, directory: Path, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run the command line as a process of its own."""
+    """Run the command line as a separate process."""
     return subprocess.run(
         [sys.executable, *options, "-m", "forebay.cluster.cli", *words],
         cwd=directory,
@@ -49,7 +49,7 @@ def real(*words: str, directory: Path, options: tuple[str, ...] = ()) -> subproc
     )
 
 
-def test_init_writes_a_configuration_that_loads_and_keys_that_are_private(tmp_path: Path) -> None:
+def test_init_writes_a_valid_configuration_and_private_keys(tmp_path: Path) -> None:
     result = typed(
         "cluster", "init", str(tmp_path / "c"), "--replicas", "3", "--agents", "1", "--pool",
         "fast=96MiB/8MiB,default", "--pool", "slow=1GiB/64MiB",
@@ -71,7 +71,7 @@ def test_init_writes_a_configuration_that_loads_and_keys_that_are_private(tmp_pa
     assert f"forebay --config {config.file} cluster up" in result.stdout
 
 
-def test_init_overwrites_nothing_and_says_what_is_wrong(tmp_path: Path) -> None:
+def test_init_keeps_existing_files_and_reports_them(tmp_path: Path) -> None:
     assert typed("cluster", "init", str(tmp_path / "c")).exit_code == 0
     before = (tmp_path / "c" / "forebay.toml").read_text()
     again = typed("cluster", "init", str(tmp_path / "c"))
@@ -90,20 +90,20 @@ def test_init_overwrites_nothing_and_says_what_is_wrong(tmp_path: Path) -> None:
         (["--user", "operator"], "taken"),
     ],
 )
-def test_init_refuses_what_cannot_be_and_leaves_nothing_behind(tmp_path: Path, words: list[str], expected: str) -> None:
+def test_a_rejected_init_leaves_no_files(tmp_path: Path, words: list[str], expected: str) -> None:
     result = typed("cluster", "init", str(tmp_path / "c"), *words)
     assert result.exit_code == ExitCode.BAD_INPUT
     assert expected in result.stderr
     assert not (tmp_path / "c").exists() or not list((tmp_path / "c").iterdir())
 
 
-def test_init_says_until_when_the_certificates_are_valid(tmp_path: Path) -> None:
+def test_init_prints_the_end_of_the_certificates_validity(tmp_path: Path) -> None:
     result = typed("cluster", "init", str(tmp_path / "c"))
     until = describe_certificate(tmp_path / "c" / "tls" / "operator.pem").rpartition("valid until ")[2].rstrip(")")
     assert f"valid until {until}." in result.stdout
 
 
-def test_init_asks_for_the_fixed_part_of_a_root_only(tmp_path: Path) -> None:
+def test_init_checks_only_the_fixed_part_of_a_staging_root(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     roots = (("home/%u", False), ("home/%u/data", False), ("work/%u", True), ("work", True))
     for number, (root, warned) in enumerate(roots):
@@ -114,7 +114,7 @@ def test_init_asks_for_the_fixed_part_of_a_root_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("user_id", "words", "warned"), [(0, [], True), (0, ["--allow-root"], False), (1000, [], False)]
 )
-def test_init_tells_root_that_root_may_not_submit(
+def test_init_warns_root_that_root_jobs_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user_id: int, words: list[str], warned: bool
 ) -> None:
     founded = typed("cluster", "init", str(tmp_path / "first"))
@@ -126,7 +126,7 @@ def test_init_tells_root_that_root_may_not_submit(
 
 
 @pytest.mark.parametrize(("user_id", "accounts"), [(0, "switch"), (1000, "own")])
-def test_init_as_root_has_jobs_run_as_their_users_and_never_as_root(
+def test_init_as_root_runs_jobs_as_their_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user_id: int, accounts: str
 ) -> None:
     monkeypatch.setattr("forebay.cluster.cli.commands.local.os.geteuid", lambda: user_id)
@@ -134,7 +134,7 @@ def test_init_as_root_has_jobs_run_as_their_users_and_never_as_root(
     assert {agent.accounts for agent in Config.load(tmp_path / "c" / "forebay.toml").agents} == {accounts}
 
 
-def test_init_says_which_users_have_no_account_to_run_their_jobs_as(tmp_path: Path) -> None:
+def test_init_names_users_without_an_account(tmp_path: Path) -> None:
     known = pwd.getpwuid(os.geteuid()).pw_name
     result = typed(
         "cluster", "init", str(tmp_path / "c"), "--accounts", "switch", "--user", known, "--user", "nobody-at-all"
@@ -143,7 +143,7 @@ def test_init_says_which_users_have_no_account_to_run_their_jobs_as(tmp_path: Pa
     assert f"no account {known}" not in result.stderr
 
 
-def test_init_for_services_of_this_machine_shows_the_command_that_starts_them(tmp_path: Path) -> None:
+def test_init_prints_the_start_command_of_local_services(tmp_path: Path) -> None:
     me = pwd.getpwuid(os.geteuid()).pw_name
     result = typed("cluster", "init", str(tmp_path / "c"), "--replicas", "1", "--agents", "1", "--replica-account", me)
     units = "forebay-controller@r1 forebay-gateway@local forebay-agent@n1"
@@ -153,16 +153,14 @@ def test_init_for_services_of_this_machine_shows_the_command_that_starts_them(tm
 NAMED = ("--host", "r1=a.test", "--node", "n1=b.test", "--data-directory", "/is/on/other/machines")
 
 
-def test_init_asks_nothing_of_this_machine_where_the_cluster_is_on_others(tmp_path: Path) -> None:
+def test_init_for_other_hosts_checks_nothing_on_this_machine(tmp_path: Path) -> None:
     roots = ("--source-root", "/is/on/others", "--destination-root", "/is/on/others", "--user", "nobody-at-all")
     result = typed("cluster", "init", str(tmp_path / "c"), *NAMED, "--accounts", "switch", *roots)
     assert result.exit_code == ExitCode.OK, result.stderr
     assert [line for line in result.stderr.splitlines() if "root may not submit" not in line] == []
 
 
-def test_init_for_services_on_other_machines_says_which_script_starts_them_and_needs_no_account_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_init_for_remote_services_names_the_setup_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.cluster.cli.commands.local.os.geteuid", lambda: 1000)
     result = typed("cluster", "init", str(tmp_path / "c"), *NAMED, "--replica-account", "nobody-at-all")
     assert result.exit_code == ExitCode.OK, result.stderr
@@ -174,10 +172,10 @@ def test_init_for_services_on_other_machines_says_which_script_starts_them_and_n
 
 @pytest.mark.parametrize("user_id", [0, 1000])
 @pytest.mark.parametrize("written", ["switch", "own", "own-as-root", None])
-def test_an_agent_starts_only_as_the_account_that_its_configuration_is_for(
+def test_an_agent_starts_only_with_the_account_of_its_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str | None, user_id: int
 ) -> None:
-    """Root where jobs become their users, or where the configuration says in words that they may be root; else not."""
+    """Root is required by `switch` and `own-as-root`, and rejected by `own`."""
     assert typed("cluster", "init", str(tmp_path / "c"), "--agents", "1", "--accounts", written or "own").exit_code == 0
     file = tmp_path / "c" / "forebay.toml"
     lines = file.read_text().splitlines()
@@ -205,11 +203,11 @@ def test_an_agent_starts_only_as_the_account_that_its_configuration_is_for(
     assert remedy in up.stderr
 
 
-def test_init_warns_when_jobs_may_stage_nothing(tmp_path: Path) -> None:
+def test_init_warns_if_no_staging_is_allowed(tmp_path: Path) -> None:
     assert "cannot stage in or out" in typed("cluster", "init", str(tmp_path / "c")).stderr
 
 
-def test_every_replica_and_agent_of_the_configuration_is_started_from_safe_modules(tmp_path: Path) -> None:
+def test_up_starts_every_configured_process_with_safe_module_paths(tmp_path: Path) -> None:
     assert typed("cluster", "init", str(tmp_path / "c")).exit_code == 0
     replicas, agents, helpers = list_children(Config.load(tmp_path / "c" / "forebay.toml"))
     assert helpers == [], "nothing is allowed where nothing says so"
@@ -220,7 +218,7 @@ def test_every_replica_and_agent_of_the_configuration_is_started_from_safe_modul
         assert one.command[-2:] == ("--name", one.name)
 
 
-def test_a_cluster_runs_until_it_is_asked_to_end_and_agents_end_before_replicas() -> None:
+def test_up_runs_until_stopped_and_ends_agents_before_replicas() -> None:
     lines: list[str] = []
     started = asyncio.Event()
 
@@ -242,7 +240,7 @@ def test_a_cluster_runs_until_it_is_asked_to_end_and_agents_end_before_replicas(
     assert not any("to restart it" in line for line in lines)
 
 
-def test_what_ends_by_itself_is_reported_and_the_rest_goes_on() -> None:
+def test_up_reports_an_ended_child_and_continues() -> None:
     lines: list[str] = []
     reported = asyncio.Event()
 
@@ -261,7 +259,7 @@ def test_what_ends_by_itself_is_reported_and_the_rest_goes_on() -> None:
     assert not any(line.startswith("r2 | ended with") for line in lines)
 
 
-def test_it_ends_by_itself_when_everything_has_ended() -> None:
+def test_up_ends_when_all_children_have_ended() -> None:
     lines: list[str] = []
 
     async def announce() -> None:
@@ -271,7 +269,7 @@ def test_it_ends_by_itself_when_everything_has_ended() -> None:
     assert lines[-1] == "r1 | ended with exit code 3; to restart it: forebay run replica --name r1"
 
 
-def test_a_child_that_does_not_end_is_killed_by_its_pid() -> None:
+def test_up_kills_a_hanging_child_by_its_pid() -> None:
     lines: list[str] = []
     started = asyncio.Event()
 
@@ -288,7 +286,7 @@ def test_a_child_that_does_not_end_is_killed_by_its_pid() -> None:
     assert "r1 did not end within 0.05 s and is killed" in lines
 
 
-def test_long_lines_and_escapes_of_children_are_shown_harmlessly() -> None:
+def test_long_lines_and_escapes_of_children_are_printed_safely() -> None:
     lines: list[str] = []
 
     async def announce() -> None:
@@ -302,8 +300,8 @@ def test_long_lines_and_escapes_of_children_are_shown_harmlessly() -> None:
     assert "no newline" in shown
 
 
-def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
-    """The pipe that only the child holds reaches its end when the child is gone."""
+def test_children_end_when_up_is_killed(tmp_path: Path) -> None:
+    """Only the child holds the pipe, so its end shows that the child has ended."""
     read_end, write_end = os.pipe()
     program = (
         "import asyncio, os, sys\n"
@@ -329,7 +327,7 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
         os.close(read_end)
 
 
-def test_serve_and_agent_refuse_a_name_that_is_not_configured(tmp_path: Path) -> None:
+def test_unconfigured_names_of_services_are_rejected(tmp_path: Path) -> None:
     assert typed("cluster", "init", str(tmp_path / "c")).exit_code == 0
     config = str(tmp_path / "c" / "forebay.toml")
     for kind in ("replica", "agent"):
@@ -338,7 +336,7 @@ def test_serve_and_agent_refuse_a_name_that_is_not_configured(tmp_path: Path) ->
         assert f"there is no {kind} 'x9'" in result.stderr
 
 
-def test_the_command_line_is_a_program_with_exit_codes_and_no_tracebacks(tmp_path: Path) -> None:
+def test_the_command_line_has_exit_codes_and_no_tracebacks(tmp_path: Path) -> None:
     found = real("queue", directory=tmp_path)
     assert found.returncode == ExitCode.BAD_INPUT
     assert found.stdout == ""
@@ -349,7 +347,7 @@ def test_the_command_line_is_a_program_with_exit_codes_and_no_tracebacks(tmp_pat
     assert "Everyday:" in shown.stdout
 
 
-def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_output_pipe_is_no_error(tmp_path: Path) -> None:
     writer = subprocess.Popen(
         [sys.executable, "-m", "forebay.cluster.cli", "--help"],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -362,8 +360,8 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     assert writer.wait(timeout=60) == 0
 
 
-def test_a_module_in_the_present_directory_does_not_stand_in_for_one_of_forebay(tmp_path: Path) -> None:
-    """`forebay audit …` starts a process; a file here must not run in it."""
+def test_modules_in_the_working_directory_do_not_shadow_forebay(tmp_path: Path) -> None:
+    """`forebay audit …` starts a process, which must not import a file of the current directory."""
     (tmp_path / "forebay").mkdir()
     (tmp_path / "forebay" / "__init__.py").write_text("raise SystemExit('the wrong module ran')")
     found = real("audit", "verify", "--data", str(tmp_path), directory=tmp_path, options=("-P",))

@@ -1,7 +1,6 @@
-"""Commands that messages name: they exist, and are whole where more than their name is given.
+"""Commands named in messages exist, and are complete if they have arguments.
 
-A remedy is typed as it is read. One whose options do not exist, or that lacks a required one, says the opposite of what
-happens.
+Users type a remedy as it is printed, so its options must exist and none may be missing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 PACKAGES = ("cluster", "replica", "wal", "snapshots")
 
 VALUE = "\x00"
-"""What a placeholder of an f-string stands for."""
+"""Example value of an f-string's placeholder."""
 
 NAMED = re.compile(r"\bforebay ([a-z][a-z-]*(?: [^;`'\"(),:]*)?)")
 PLACEHOLDER = re.compile(r"[A-Z][A-Z:]+")
@@ -44,13 +43,13 @@ UNKNOWN_YET = {
     "submit SCRIPT && forebay queue": "an example",
     "transfer receipt JOB": "how the command is used",
 }
-"""Commands whose placeholder only the reader can fill in -> why."""
+"""Commands with a placeholder that only the reader can replace -> reason."""
 
 
 RECORDED = {
     ("replica/decide/drills.py", f"drill abort {VALUE}"): "it lacks --reason TEXT",
 }
-"""Refusals in the golden ledger, to be put right when that is made again -> what is wrong with them."""
+"""Rejections in the golden ledger to correct when it is written again -> their fault."""
 
 
 class Said(NamedTuple):
@@ -77,7 +76,7 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def said() -> Iterator[Said]:
-    """Yield each command that a string of the product names, from its first word on."""
+    """Yield each command named in a string of the product."""
     for package in PACKAGES:
         for file in sorted((ROOT / package).rglob("*.py")):
             for line, text in texts(ast.parse(file.read_text())):
@@ -87,7 +86,7 @@ def said() -> Iterator[Said]:
 
 
 def fault_of(text: str) -> str:
-    """Return why a command cannot be typed as it is named; empty: it can, or it is prose."""
+    """Return why a command is invalid; empty if it is valid or only prose."""
     words = [word.rstrip(".") for word in text.split()]
     found: click.Command = cli
     while words and isinstance(found, click.Group) and words[0] in found.commands:
@@ -116,16 +115,16 @@ COMMON = frozenset({"--json", "--help"})
 FOUND = sorted(set(said()))
 
 
-def test_there_are_many_commands_that_messages_name() -> None:
+def test_messages_name_many_commands() -> None:
     assert len(FOUND) > 200 and sum(VALUE in one.text for one in FOUND) > 50
 
 
 @pytest.mark.parametrize("one", FOUND, ids=lambda one: f"{one.place} {one.text.replace(VALUE, '…')[:40]}")
-def test_a_command_that_a_message_names_can_be_typed_so(one: Said) -> None:
+def test_every_command_named_in_a_message_is_valid(one: Said) -> None:
     assert fault_of(one.text) == "", one
 
 
-def test_a_placeholder_is_printed_only_where_the_reader_alone_can_fill_it_in() -> None:
+def test_placeholders_are_printed_only_for_values_of_the_reader() -> None:
     found = [one for one in FOUND if any(PLACEHOLDER.fullmatch(word) for word in one.text.split())]
     unknown = {one.text for one in found}
     assert [one for one in found if one.text not in UNKNOWN_YET] == []
@@ -136,7 +135,7 @@ DRILLS = ROOT / "cluster" / "drills"
 
 
 def typed_by_drills() -> Iterator[Said]:
-    """Yield each command that a drill on a copy types itself, as words of a call or of a list."""
+    """Yield each command that a drill on a copy runs."""
     for file in sorted(DRILLS.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "audit"
@@ -152,12 +151,12 @@ TYPED_BY_DRILLS = sorted(set(typed_by_drills()))
 
 
 @pytest.mark.parametrize("one", TYPED_BY_DRILLS, ids=lambda one: f"{one.place} {one.text.replace(VALUE, '…')[:40]}")
-def test_a_command_that_a_drill_types_exists(one: Said) -> None:
+def test_every_command_typed_by_a_drill_exists(one: Said) -> None:
     first = one.text.split()[0]
     assert first in cli.list_commands(click.Context(cli)) and fault_of(one.text) == "", one
 
 
-def test_drills_type_commands() -> None:
+def test_the_scan_finds_commands_in_drills() -> None:
     assert len(TYPED_BY_DRILLS) >= 5
 
 
@@ -173,5 +172,5 @@ def test_drills_type_commands() -> None:
         ("stops the job", ""),
     ],
 )
-def test_the_law_finds_what_cannot_be_typed(text: str, fault: str) -> None:
+def test_the_check_finds_invalid_commands(text: str, fault: str) -> None:
     assert fault_of(text) == fault

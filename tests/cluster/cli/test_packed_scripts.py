@@ -1,4 +1,4 @@
-"""Scripts that are too long for the ledger: packed where they are submitted, unpacked where they run."""
+"""Scripts that are too long for the ledger: packed at the submit and unpacked on the node."""
 
 import base64
 import lzma
@@ -45,7 +45,7 @@ def decided(script: str) -> Rejection | int:
 
 
 @given(SCRIPTS)
-def test_a_packed_script_is_unpacked_as_it_was_and_its_directives_stay_where_they_are(script: str) -> None:
+def test_unpacking_restores_a_script_and_packing_keeps_directives(script: str) -> None:
     found = pack_script(script, "job.sh")
     assert unpack_script(found) == script
     head, rest = split_packed(found) or ("", "")
@@ -58,7 +58,7 @@ def test_a_packed_script_is_unpacked_as_it_was_and_its_directives_stay_where_the
 
 
 @given(SCRIPTS)
-def test_a_script_that_is_not_packed_stays_as_it_is(script: str) -> None:
+def test_short_scripts_are_sent_unpacked(script: str) -> None:
     assert unpack_script(script) == script and script_bytes_max(script) == SCRIPT_BYTES_MAX
 
 
@@ -67,27 +67,27 @@ def test_a_script_that_is_not_packed_stays_as_it_is(script: str) -> None:
     ["", "abc", "not base85 \"", base64.b85encode(b"no lzma").decode(), "é",
      base64.b85encode(lzma.compress(b"\xff")).decode(), base64.b85encode(lzma.compress(b"x" * 99)[:-9]).decode()],
 )  # fmt: skip
-def test_what_only_looks_packed_runs_as_it_is(rest: str) -> None:
+def test_a_script_that_only_looks_packed_runs_unchanged(rest: str) -> None:
     script = f"#!/bin/sh{PACKED_MARK}{rest}\n"
     assert unpack_script(script) == script
 
 
 @pytest.mark.parametrize("rest", ['"' * 9, "\x01" * 9, "a b", "a\nb"])
-def test_what_is_longer_once_it_is_sent_has_the_bound_of_every_script(rest: str) -> None:
+def test_scripts_that_grow_when_sent_have_the_ordinary_limit(rest: str) -> None:
     """A packed script is as long in JSON, where it is sent to its agent."""
     script = f"#!/bin/sh{PACKED_MARK}{rest}"
     assert (split_packed(script), script_bytes_max(script)) == (None, SCRIPT_BYTES_MAX)
     assert script_bytes_max(f"#!/bin/sh{PACKED_MARK}abc") == PACKED_SCRIPT_BYTES_MAX
 
 
-def test_no_more_is_unpacked_than_may_be_submitted() -> None:
+def test_unpacking_is_limited_to_the_submit_size() -> None:
     bomb = base64.b85encode(lzma.compress(bytes(64 * 1024 * 1024))).decode()
     script = f"#!/bin/sh{PACKED_MARK}{bomb}\n"
     assert len(bomb) < PACKED_SCRIPT_BYTES_MAX and unpack_script(script) == script
 
 
 def long_script() -> str:
-    """Return a script of the greatest length, of commands with numbers of their own."""
+    """Return a script of the maximum length with numbered commands."""
     numbers = random.Random(7)
     lines = [HEAD]
     size = len(HEAD)
@@ -97,7 +97,7 @@ def long_script() -> str:
     return "".join(lines).ljust(SUBMITTED_SCRIPT_BYTES_MAX)[:SUBMITTED_SCRIPT_BYTES_MAX]
 
 
-def test_a_script_of_four_megabytes_is_accepted_and_runs_as_it_was_written() -> None:
+def test_a_four_megabyte_script_runs_unchanged() -> None:
     script = long_script()
     prepared = submitted(script)
     sent = prepared.fields["script"]
@@ -108,12 +108,12 @@ def test_a_script_of_four_megabytes_is_accepted_and_runs_as_it_was_written() -> 
     assert read_request(sent, "").request == read_request(script[:4096], "").request
 
 
-def test_a_long_script_of_comments_alone_is_accepted() -> None:
+def test_a_long_script_of_comments_is_accepted() -> None:
     script = "#!/bin/sh\n" + "# text of a generated script\n" * 140_000
     assert unpack_script(submitted(script).fields["script"]) == script
 
 
-def test_a_long_script_that_cannot_be_compressed_is_rejected_with_both_bounds() -> None:
+def test_an_incompressible_long_script_is_rejected_with_both_limits() -> None:
     script = "#!/bin/sh\n" + random.Random(7).randbytes(SCRIPT_BYTES_MAX * 2).hex()
     with pytest.raises(Failure) as caught:
         submitted(script)
@@ -121,14 +121,14 @@ def test_a_long_script_that_cannot_be_compressed_is_rejected_with_both_bounds() 
     assert str(SCRIPT_BYTES_MAX) in caught.value.sentence and str(PACKED_SCRIPT_BYTES_MAX) in caught.value.sentence
 
 
-def test_too_many_lines_that_may_be_directives_are_rejected_with_what_to_do() -> None:
+def test_too_many_comment_lines_at_the_top_are_rejected_with_a_remedy() -> None:
     script = "#!/bin/sh\n" + "#text\n" * SCRIPT_BYTES_MAX
     with pytest.raises(Failure, match=rf"comment lines .* more than {PACKED_HEAD_BYTES_MAX} bytes"):
         submitted(script)
 
 
 @pytest.mark.parametrize("excess", [0, 1])
-def test_the_controller_accepts_a_packed_script_up_to_its_bound(excess: int) -> None:
+def test_the_controller_accepts_packed_scripts_up_to_its_limit(excess: int) -> None:
     beginning = f"#!/bin/sh{PACKED_MARK}"
     found = decided(beginning.ljust(PACKED_SCRIPT_BYTES_MAX + excess, "x"))
     if excess:
@@ -137,5 +137,5 @@ def test_the_controller_accepts_a_packed_script_up_to_its_bound(excess: int) -> 
         assert isinstance(found, int)
 
 
-def test_the_entry_of_the_longest_script_is_below_that_of_a_batch() -> None:
+def test_the_longest_script_fits_into_a_batch() -> None:
     assert PACKED_SCRIPT_BYTES_MAX + ENVIRONMENT_BYTES_MAX + 3 * 64 * 1024 < BATCH_BYTES_MAX

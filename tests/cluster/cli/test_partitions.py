@@ -1,6 +1,4 @@
-"""`forebay policy partition …`, `forebay policy usage …`, `forebay job update`: what is sent, what is printed, what is
-bad input.
-"""
+"""`forebay policy partition …`, `forebay policy usage …`, `forebay job update`: requests, output, and bad input."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ def sent_by(double: Double) -> dict[str, object]:
     return body
 
 
-def test_partitions_are_listed_with_a_star_at_the_default_one(double: Double) -> None:
+def test_the_default_partition_has_a_star(double: Double) -> None:
     double.answer("GET", "/v1/partitions", PartitionsAnswer(revision=9, partitions=(BATCH, DEBUG)))
     result = forebay(double.config, "policy", "partition", "list", columns=120)
     assert result.exit_code == ExitCode.OK, result.stderr
@@ -41,7 +39,7 @@ def test_partitions_are_listed_with_a_star_at_the_default_one(double: Double) ->
     assert missing.exit_code == ExitCode.NOT_FOUND and "batch, debug" in missing.stderr
 
 
-def test_what_is_not_named_of_a_partition_stays_as_it_is(double: Double) -> None:
+def test_unnamed_partition_properties_do_not_change(double: Double) -> None:
     answer = PartitionsAnswer(revision=9, partitions=(BATCH,))
     double.answer("GET", "/v1/partitions", answer)
     double.answer("PUT", "/v1/partitions/[a-z]+", answer)
@@ -58,19 +56,19 @@ def test_what_is_not_named_of_a_partition_stays_as_it_is(double: Double) -> None
 
 
 @pytest.mark.parametrize("words", [("--max-time", "soon"), ("--max-nodes", "many"), ("--state", "SIDEWAYS")])
-def test_what_cannot_be_of_a_partition_is_bad_input(double: Double, words: tuple[str, ...]) -> None:
+def test_invalid_partition_options_are_bad_input(double: Double, words: tuple[str, ...]) -> None:
     double.answer("GET", "/v1/partitions", PartitionsAnswer(revision=9, partitions=()))
     result = forebay(double.config, "policy", "partition", "set", "batch", *words)
     assert result.exit_code != ExitCode.OK and not any(asked.method == "PUT" for asked in double.asked)
 
 
-def test_a_partition_is_deleted_by_its_name(double: Double) -> None:
+def test_a_partition_is_deleted_by_name(double: Double) -> None:
     double.answer("POST", "/v1/partitions/batch/delete", PartitionsAnswer(revision=9, partitions=(DEBUG,)))
     result = forebay(double.config, "policy", "partition", "delete", "batch", "--yes")
     assert result.exit_code == ExitCode.OK and "debug" in result.stdout
 
 
-def test_usage_is_printed_as_space_times_minutes_and_reset_for_one(double: Double) -> None:
+def test_usage_is_printed_in_space_minutes_and_reset(double: Double) -> None:
     rows = (
         UsageView(account="lab", qos=None, user="alice", pool="fast", byte_minutes=3 * 2**30),
         UsageView(account=None, qos="high", user=None, pool=None, byte_minutes=0),
@@ -117,11 +115,11 @@ def changed(double: Double, *words: str) -> dict[str, object]:
         (("-J", "another"), {"name": "another"}),
     ],
 )
-def test_only_what_is_named_is_changed(double: Double, words: tuple[str, ...], sent: dict[str, object]) -> None:
+def test_a_job_update_sends_only_given_fields(double: Double, words: tuple[str, ...], sent: dict[str, object]) -> None:
     assert changed(double, *words) == sent
 
 
-def test_a_request_may_come_from_a_file(double: Double, tmp_path: Path) -> None:
+def test_an_update_reads_the_request_from_a_file(double: Double, tmp_path: Path) -> None:
     file = tmp_path / "request"
     file.write_text("#DW jobdw capacity=1GiB type=scratch access_mode=striped\n", encoding="utf-8")
     assert changed(double, "--bbf", str(file)) == {"bbf": file.read_text(encoding="utf-8")}
@@ -140,7 +138,7 @@ def test_a_request_may_come_from_a_file(double: Double, tmp_path: Path) -> None:
         (("-L", "a,,b"), "--licenses"),
     ],
 )
-def test_what_cannot_be_read_is_bad_input_and_nothing_is_sent(
+def test_invalid_update_values_are_bad_input_before_any_request(
     double: Double, words: tuple[str, ...], place: str
 ) -> None:
     result = forebay(double.config, "job", "update", "7", *words)

@@ -1,4 +1,4 @@
-"""`forebay pool …` for pools in use: what is sent, how amounts are printed, and what a person is warned of."""
+"""`forebay pool …` for pools in use: requests, formatted quantities, and warnings."""
 
 import json
 
@@ -33,7 +33,7 @@ NODES = PoolView(
         (("set", "fast", "--unit", "nodes"), {"unit": "nodes"}),
     ],
 )
-def test_each_command_changes_what_it_names_and_nothing_else(
+def test_each_pool_command_changes_only_what_it_names(
     double: Double, words: tuple[str, ...], sent: dict[str, object]
 ) -> None:
     double.answer("POST", "/v1/pools/fast/change", FAST)
@@ -47,7 +47,7 @@ def test_each_command_changes_what_it_names_and_nothing_else(
     )
 
 
-def test_a_pool_of_nodes_is_added_and_printed_in_nodes(double: Double) -> None:
+def test_a_pool_of_nodes_is_printed_in_nodes(double: Double) -> None:
     double.answer("POST", "/v1/pools/nodes/add", NODES)
     result = forebay(double.config, "pool", "create", "nodes", "--quantity", "40N", "--unit", "nodes")
     assert result.stdout == "Pool nodes: total 40N, free 40N, held 0N by 0 buffers, out of service 0N, granularity 1N\n"
@@ -57,7 +57,7 @@ def test_a_pool_of_nodes_is_added_and_printed_in_nodes(double: Double) -> None:
     assert len(double.asked) == 1
 
 
-def test_a_person_is_told_that_more_is_held_than_there_is(double: Double) -> None:
+def test_overcommitted_pools_cause_a_warning(double: Double) -> None:
     shrunk = msgspec.structs.replace(FAST, quantity_bytes=20 * GIB + 5, free_bytes=0, overcommitted_bytes=12 * GIB)
     double.answer("POST", "/v1/pools/fast/change", shrunk)
     result = forebay(double.config, "pool", "set", "fast", "--quantity", "20GiB")
@@ -67,14 +67,14 @@ def test_a_person_is_told_that_more_is_held_than_there_is(double: Double) -> Non
     assert json.loads(result.stdout)["overcommitted_bytes"] == 12 * GIB
 
 
-def test_one_pool_is_shown_or_is_not_there(double: Double) -> None:
+def test_a_missing_pool_is_not_found(double: Double) -> None:
     double.answer("GET", "/v1/pools", PoolsAnswer(revision=9, pools=(FAST, NODES)))
     assert forebay(double.config, "pool", "show", "nodes").stdout.startswith("Pool nodes: total 40N")
     assert forebay(double.config, "pool", "show", "none").exit_code == ExitCode.NOT_FOUND
     assert "40N" in forebay(double.config, "pool", "list").stdout
 
 
-def test_a_pool_is_removed_or_the_holders_are_named(double: Double) -> None:
+def test_deleting_a_used_pool_names_its_users(double: Double) -> None:
     double.answer("POST", "/v1/pools/nodes/remove", PoolRemovedAnswer(revision=9, removed="nodes", pools=(FAST,)))
     result = forebay(double.config, "pool", "delete", "nodes", "--yes")
     assert result.exit_code == ExitCode.OK and "fast" in result.stdout and "96GiB" in result.stdout

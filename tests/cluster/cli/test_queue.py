@@ -15,7 +15,7 @@ def numbers(double: Double, *words: str) -> list[str]:
     return [line.split()[0] for line in forebay(double.config, "queue", *words).stdout.splitlines()[1:]]
 
 
-def test_pending_tasks_of_an_array_share_a_line_and_running_ones_have_their_own(double: Double) -> None:
+def test_pending_array_tasks_share_a_line_and_running_ones_do_not(double: Double) -> None:
     running = task(1, state="RUNNING", reason="None", node="n1", start_time="2026-01-31T10:57:55.000000Z")
     waiting = [task(number) for number in (2, 3, 4, 7)]
     other = task(9, reason="Dependency")
@@ -25,7 +25,7 @@ def test_pending_tasks_of_an_array_share_a_line_and_running_ones_have_their_own(
     assert sorted(numbers(double, "-o", "%i")) == sorted(["17_1", "17_2", "17_3", "17_4", "17_7", "17_9", "40"])
 
 
-def test_all_shows_what_failed_first_and_keeps_the_order_of_the_rest(double: Double) -> None:
+def test_queue_with_all_lists_failed_jobs_first(double: Double) -> None:
     states = {1: "COMPLETED", 2: "FAILED", 3: "RUNNING", 4: "NODE_FAIL", 5: "TIMEOUT", 6: "CANCELLED"}
     jobs = tuple(job(job_id=number, state=state, reason="None") for number, state in states.items())
     double.answer("GET", r"/v1/jobs\?.*", JobsAnswer(revision=5, jobs=jobs))

@@ -1,4 +1,4 @@
-"""The reference and the help: complete, current, and honest about exit codes."""
+"""The reference and the help are complete and current, including exit codes."""
 
 import re
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ ALL = dict(commands(cli))
 
 
 @pytest.mark.parametrize("words", GUESSES, ids=" ".join)
-def test_a_guessed_word_runs_the_command_that_it_stands_for(words: tuple[str, ...]) -> None:
+def test_a_guessed_word_runs_the_matching_command(words: tuple[str, ...]) -> None:
     assert words not in ALL, "a guess must hide no command"
     help_text = ALL[GUESSES[words]].help
     assert help_text is not None
@@ -43,7 +43,7 @@ def render() -> str:
     return "\n".join(getattr(cli_reference, name)() for name in names)
 
 
-def test_the_reference_names_every_command_every_option_and_every_exit_code() -> None:
+def test_the_reference_names_every_command_option_and_exit_code() -> None:
     text = render()
     for path, command in ALL.items():
         assert f"{'#' * min(len(path) + 1, 4)} `forebay {' '.join(path)}`\n" in text
@@ -56,7 +56,7 @@ def test_the_reference_names_every_command_every_option_and_every_exit_code() ->
         assert f"| `{option.long}` |" in text
 
 
-def test_the_reference_is_the_same_in_every_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     wide = render()
     monkeypatch.setenv("COLUMNS", "40")
@@ -64,7 +64,7 @@ def test_the_reference_is_the_same_in_every_terminal(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
-def test_every_command_and_every_option_says_what_it_does(path: tuple[str, ...]) -> None:
+def test_every_command_and_option_has_help(path: tuple[str, ...]) -> None:
     command = ALL[path]
     assert command.help
     assert [
@@ -74,14 +74,14 @@ def test_every_command_and_every_option_says_what_it_does(path: tuple[str, ...])
     ] == []
 
 
-def test_every_option_of_a_script_is_an_option_of_the_command_line_too() -> None:
+def test_every_script_option_is_a_command_line_option() -> None:
     known = {name for parameter in submit.params for name in (*parameter.opts, *parameter.secondary_opts)}
     carried_out = {option for option in OPTIONS if option.treatment is Treatment.CARRIED_OUT}
     written = {option.long for option in carried_out if option.field not in UNNAMED_FIELDS}
     assert written - known == {"--workdir"}, "which no release of sbatch has that scripts are written for"
 
 
-def test_the_commands_of_the_issue_are_all_there() -> None:
+def test_the_required_commands_exist() -> None:
     wanted = """submit queue cancel status top; job show why history update hold release requeue suspend resume;
         buffer list export clear; transfer list show receipt; pool list create set delete drain resume history;
         node list show admit drain resume lost; policy account qos license partition reservation usage scheduling;
@@ -110,7 +110,7 @@ def test_the_commands_of_the_issue_are_all_there() -> None:
         ["cluster", "recover", "--name", "r1", "--confirm=-5f", "--leave-behind", "r2", "--by=a b"],
     ],
 )
-def test_options_that_are_passed_on_are_the_same_there(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forwarded_options_match_the_audit_commands(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     became: list[list[str]] = []
     parsed: list[dict[str, object]] = []
     encode = offline.encode_options
@@ -124,12 +124,12 @@ def test_options_that_are_passed_on_are_the_same_there(words: list[str], monkeyp
     assert parsed[0]["config"] == Path("/etc/odd name.toml") and parsed[0]["as_json"] == ("--json" in words)
 
 
-def test_every_command_that_is_carried_out_elsewhere_is_known_there() -> None:
+def test_every_forwarded_command_has_an_implementation() -> None:
     started = re.findall(r'start_audit\("([a-z-]+)"', Path(offline.__file__ or "").read_text())
     assert sorted(started) == sorted(COMMANDS)
 
 
-def test_the_codes_with_which_a_replica_ends_are_those_of_its_process() -> None:
+def test_documented_replica_exit_codes_match_the_process() -> None:
     codes = {value for name, value in vars(forebay.cluster.serve).items() if name.startswith("EXIT_")}
     assert set(SERVE_MEANINGS) == codes
     for code, meaning in SERVE_MEANINGS.items():

@@ -1,4 +1,4 @@
-"""`forebay job suspend|resume|requeue` and `forebay buffer clear`: what is sent, and what is bad input."""
+"""`forebay job suspend|resume|requeue` and `forebay buffer clear`: requests and bad input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cluster.cli.views import HISTORY, PENDING, job
 
 
 @pytest.mark.parametrize("word", ["suspend", "resume", "requeue"])
-def test_one_job_is_asked_for_by_its_own_path_and_its_standing_is_said(double: Double, word: str) -> None:
+def test_one_job_is_requested_by_its_path(double: Double, word: str) -> None:
     double.answer("POST", f"/v1/jobs/1/{word}", PENDING)
     result = forebay(double.config, "job", word, "1")
     assert result.exit_code == ExitCode.OK, result.stderr
@@ -25,7 +25,7 @@ def test_one_job_is_asked_for_by_its_own_path_and_its_standing_is_said(double: D
     assert result.stdout.count("JobState=") == 1
 
 
-def test_a_buffer_is_cleared_by_its_job_or_by_its_name_and_data_is_only_discarded_when_that_is_said(
+def test_clear_takes_a_job_or_a_name_and_discards_only_on_request(
     double: Double,
 ) -> None:
     double.answer("POST", "/v1/jobs/1/clear", PENDING)
@@ -38,7 +38,7 @@ def test_a_buffer_is_cleared_by_its_job_or_by_its_name_and_data_is_only_discarde
 
 
 @pytest.mark.parametrize("words", [(), ("1", "--name", "lake")])
-def test_clear_without_a_buffer_or_with_two_kinds_of_them_is_bad_input(double: Double, words: tuple[str, ...]) -> None:
+def test_clear_without_a_buffer_or_with_both_kinds_is_bad_input(double: Double, words: tuple[str, ...]) -> None:
     result = forebay(double.config, "buffer", "clear", *words)
     assert result.exit_code == ExitCode.BAD_INPUT and not double.asked
 
@@ -49,7 +49,7 @@ def task(number: int, state: str = "CANCELLED", reason: str = "None") -> JobView
     return job(job_id=9 + number, state=state, reason=reason, burst_buffer_state=None, details=details)
 
 
-def test_tasks_of_an_array_that_stand_alike_after_a_change_share_a_line(double: Double) -> None:
+def test_changed_array_tasks_in_the_same_state_share_a_line(double: Double) -> None:
     double.answer("POST", "/v1/jobs/10/cancel", task(1))
     tasks = (task(1), task(2), task(3, "RUNNING"), task(4), task(5, "COMPLETED"))
     double.answer("GET", r"/v1/jobs\?job=10&.*after=0", JobsAnswer(revision=9, jobs=tasks[:3], truncated=True))
@@ -63,26 +63,26 @@ def test_tasks_of_an_array_that_stand_alike_after_a_change_share_a_line(double: 
     ]
 
 
-def test_a_change_that_has_happened_is_no_failure_because_the_other_tasks_cannot_be_listed(double: Double) -> None:
+def test_a_successful_change_is_no_failure_if_tasks_cannot_be_listed(double: Double) -> None:
     double.answer("POST", "/v1/jobs/10/cancel", task(1))
     double.refuse("GET", r"/v1/jobs\?.*", 400, "unknown_query", "the query parameter 'job' is unknown here")
     result = forebay(double.config, "cancel", "10")
     assert (result.exit_code, result.stdout) == (ExitCode.OK, "JobId=10_1 JobState=CANCELLED Reason=None\n")
 
 
-def test_one_task_is_said_by_its_name_without_asking_for_others(double: Double) -> None:
+def test_a_change_of_one_task_prints_it_without_further_requests(double: Double) -> None:
     double.answer("POST", "/v1/jobs/10_3/hold", task(3, "PENDING", "JobHeldUser"))
     result = forebay(double.config, "job", "hold", "10_3")
     assert (result.stdout, len(double.asked)) == ("JobId=10_3 JobState=PENDING Reason=JobHeldUser\n", 1)
 
 
-def test_a_job_that_is_the_array_s_first_task_in_number_only_is_said_alone(double: Double) -> None:
+def test_a_job_with_the_id_of_an_arrays_first_task_is_printed_alone(double: Double) -> None:
     double.answer("POST", "/v1/jobs/12/hold", task(3, "PENDING", "JobHeldUser"))
     result = forebay(double.config, "job", "hold", "12")
     assert (result.stdout, len(double.asked)) == ("JobId=10_3 JobState=PENDING Reason=JobHeldUser\n", 1)
 
 
-def test_tasks_are_listed_and_explained_by_what_people_call_them(double: Double) -> None:
+def test_tasks_are_listed_and_explained_by_their_array_names(double: Double) -> None:
     double.answer("GET", r"/v1/jobs\?.*", JobsAnswer(revision=9, jobs=(PENDING, task(3, "PENDING", "Dependency"))))
     lines = forebay(double.config, "queue").stdout.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["42", "10_3"]
@@ -95,7 +95,7 @@ def test_tasks_are_listed_and_explained_by_what_people_call_them(double: Double)
     assert said.startswith("Job 10_3: ") and "Waiting for jobs 10_1, 10_2." in said
 
 
-def test_a_job_that_waits_is_shown_with_when_it_should_start_as_scontrol_does(double: Double) -> None:
+def test_a_pending_job_is_shown_with_its_expected_start(double: Double) -> None:
     waiting = job(expected_start="2026-11-20T22:13:17.5Z", expected_after=("space", "cpus"), time_limit_s=60)
     double.answer("GET", "/v1/jobs/42", waiting)
     with local_zone("UTC"):
@@ -108,7 +108,7 @@ def test_a_job_that_waits_is_shown_with_when_it_should_start_as_scontrol_does(do
     assert said.endswith(" WaitsFor=hold\n")
 
 
-def test_listings_and_timelines_name_a_task_as_its_array_does(double: Double) -> None:
+def test_listings_and_timelines_name_tasks_by_array(double: Double) -> None:
     history = msgspec.structs.replace(HISTORY, task="10_3")
     double.answer("GET", "/v1/jobs/10_3/history", history)
     assert "Job 10_3: " in forebay(double.config, "job", "history", "10_3").stdout

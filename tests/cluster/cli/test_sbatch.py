@@ -13,12 +13,12 @@ from forebay.replica.values.limits import SUBMITTED_SCRIPT_BYTES_MAX
 
 
 def options(*lines: str) -> ScriptOptions:
-    """Return what lines after the first one of a script ask for, whatever is wrong with it."""
+    """Return the options and errors of a script with these lines after the first."""
     return read_options("\n".join(["#!/bin/sh", *lines, "true", ""]), "job.sh")
 
 
 def read(*lines: str) -> dict[str, str]:
-    """Return what lines after the first one of a script ask for, which has no fault."""
+    """Return the options of a script with these lines after the first; the script has no errors."""
     found = options(*lines)
     assert not found.faults, found.faults[0].lines()
     return {field: setting.value for field, setting in found.settings.items()}
@@ -47,7 +47,7 @@ WITH_VALUE = [option for option in CARRIED_OUT if option.value is Value.REQUIRED
 
 
 @pytest.mark.parametrize(("option", "line"), [(option, line) for option in WITH_VALUE for line in forms(option, "a-1")])
-def test_every_option_is_read_in_every_form(option: Option, line: str) -> None:
+def test_every_option_is_parsed_in_every_form(option: Option, line: str) -> None:
     assert read(f"#SBATCH {line}") == {option.field: "a-1"}
 
 
@@ -61,8 +61,8 @@ def all_forms(option: Option) -> list[str]:
 @pytest.mark.parametrize(
     ("option", "form"), [(option, form) for option in OPTIONS if option.reason for form in all_forms(option)]
 )
-def test_what_is_not_carried_out_is_ignored_or_rejected_in_every_form(option: Option, form: str) -> None:
-    """Nothing that follows it is taken for its value, and nothing of it for an option."""
+def test_options_without_effect_are_ignored_or_rejected_in_every_form(option: Option, form: str) -> None:
+    """The next word is not the option's value, and the rest of its word is not an option."""
     found = options(f"#SBATCH {form} --time=5 # why", "#SBATCH -c2")
     assert {field: setting.value for field, setting in found.settings.items()} == {"time_limit_s": "5", "cpus": "2"}
     if option.treatment is Treatment.IGNORED:
@@ -76,7 +76,7 @@ def test_what_is_not_carried_out_is_ignored_or_rejected_in_every_form(option: Op
     assert option.reason in failure.sentence and option.remedy == failure.remedy
 
 
-def test_every_option_has_one_class_and_a_reason_unless_it_is_carried_out() -> None:
+def test_every_option_has_one_treatment_and_a_reason() -> None:
     assert len(LONG) == len(OPTIONS)
     shorts = [option.short for option in OPTIONS if option.short]
     assert len(set(shorts)) == len(shorts)
@@ -87,14 +87,14 @@ def test_every_option_has_one_class_and_a_reason_unless_it_is_carried_out() -> N
         )
 
 
-def test_what_says_where_data_goes_is_never_ignored() -> None:
+def test_options_that_direct_output_are_never_ignored() -> None:
     says = """output error input chdir bb bbf array dependency nodes wrap export-file volume container uid gid
         open-mode nodefile begin deadline hold test-only"""
     assert all(LONG[f"--{name}"].treatment is not Treatment.IGNORED for name in says.split())
 
 
 @pytest.mark.parametrize("long", sorted(LONG))
-def test_the_beginning_of_a_name_stands_for_it_as_in_getopt(long: str) -> None:
+def test_an_option_prefix_is_resolved_as_in_getopt(long: str) -> None:
     for length in range(3, len(long) + 1):
         meant = [name for name in LONG if name.startswith(long[:length])]
         found = [option.long for option in options_for(long[:length])]
@@ -102,11 +102,11 @@ def test_the_beginning_of_a_name_stands_for_it_as_in_getopt(long: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["--license=SCRATCH", "--lic SCRATCH", "--licenses SCRATCH"])
-def test_an_abbreviated_option_is_read(line: str) -> None:
+def test_an_abbreviated_option_is_accepted(line: str) -> None:
     assert read(f"#SBATCH {line}") == {"licenses": "SCRATCH"}
 
 
-def test_all_faults_of_a_script_are_found_at_once_each_with_its_place() -> None:
+def test_all_script_errors_are_reported_with_places() -> None:
     found = options(
         "#SBATCH --tiem=10 --gpu-typo v100 -J x", "#SBATCH -F n1 -N", '#SBATCH --bb="x', "#SBATCH --gpu=1 word -t=5"
     )
@@ -122,12 +122,12 @@ def test_all_faults_of_a_script_are_found_at_once_each_with_its_place() -> None:
     assert {field: setting.value for field, setting in found.settings.items()} == {"name": "x"}
 
 
-def test_options_follow_the_mark_without_a_blank_as_in_sbatch() -> None:
+def test_options_follow_the_sbatch_mark_as_in_sbatch() -> None:
     assert read("#SBATCH--time=1", "#SBATCH-c 2") == {"time_limit_s": "1", "cpus": "2"}
 
 
 @pytest.mark.parametrize("line", ["#PBS -o out", "#BSUB -J x", "#COBALT -n 2", "#$ -cwd"])
-def test_lines_for_other_batch_systems_are_warned_of(line: str) -> None:
+def test_lines_of_other_batch_systems_cause_warnings(line: str) -> None:
     found = options(line, "#SBATCH -t 1")
     assert found.warnings == (f"job.sh line 2: {line.split()[0]} lines are ignored; write #SBATCH",)
 
@@ -137,13 +137,13 @@ def test_a_heterogeneous_job_is_rejected(word: str) -> None:
     assert "one node" in refused("#SBATCH -c 1", f"#SBATCH {word}").sentence
 
 
-def test_a_requeue_in_haste_is_a_requeue() -> None:
+def test_an_expedited_requeue_is_an_ordinary_requeue() -> None:
     found = options("#SBATCH --requeue=expedite")
     assert ([one.written for one in found.ignored], found.faults) == (["--requeue=expedite"], ())
 
 
 @pytest.mark.parametrize("line", ["--hold", "-H", "  -H  ", "\t--hold # until tomorrow"])
-def test_a_flag_is_read_in_every_form(line: str) -> None:
+def test_a_flag_is_parsed_in_every_form(line: str) -> None:
     assert read(f"#SBATCH {line}") == {"hold": "yes"}
 
 
@@ -158,11 +158,11 @@ def test_a_flag_is_read_in_every_form(line: str) -> None:
         ("--requeue --no-requeue", {"requeue": "no"}),
     ],
 )
-def test_what_may_stand_alone_never_takes_the_next_word(line: str, fields: dict[str, str]) -> None:
+def test_an_optional_value_is_never_the_next_word(line: str, fields: dict[str, str]) -> None:
     assert read(f"#SBATCH {line}") == fields
 
 
-def test_every_pair_of_options_may_share_a_line() -> None:
+def test_any_two_options_can_share_a_line() -> None:
     for first, second in itertools.permutations(WITH_VALUE, 2):
         expected = {second.field: "b"} if first.field == second.field else {first.field: "a", second.field: "b"}
         assert read(f"#SBATCH {first.long}=a {second.long} b") == expected
@@ -173,18 +173,18 @@ def test_short_flags_and_options_combine_as_in_getopt() -> None:
     assert read("#SBATCH -HJ night") == {"hold": "yes", "name": "night"}
 
 
-def test_types_of_mail_add_up_as_in_sbatch() -> None:
+def test_mail_types_are_combined_as_in_sbatch() -> None:
     lines = ("#SBATCH --mail-type=BEGIN", "#SBATCH --mail-type=END,FAIL --mail-type REQUEUE")
     assert read(*lines) == {"mail_types": "BEGIN,END,FAIL,REQUEUE"}
 
 
-def test_options_of_earlier_releases_and_of_srun_are_known() -> None:
+def test_options_of_earlier_releases_and_srun_are_known() -> None:
     found = options("#SBATCH --workdir=/w --share --cpu_bind=cores --cpu-bind=none")
     assert found.settings["workdir"].value == "/w" and not found.faults
     assert [one.written for one in found.ignored] == ["--share", "--cpu_bind", "--cpu-bind"]
 
 
-def test_the_last_of_two_wins() -> None:
+def test_the_last_of_repeated_options_wins() -> None:
     assert read("#SBATCH -t 1", "#SBATCH --time=2 -t3") == {"time_limit_s": "3"}
 
 
@@ -204,11 +204,11 @@ def test_the_last_of_two_wins() -> None:
         ('--bb=a"b c"d', "ab cd"),
     ],
 )
-def test_quotes_backslashes_and_comments_are_read_as_in_sbatch(line: str, value: str) -> None:
+def test_quotes_backslashes_and_comments_are_parsed_as_in_sbatch(line: str, value: str) -> None:
     assert read(f"#SBATCH {line}") == {"bb": value}
 
 
-def test_only_lines_before_the_first_command_are_read_and_later_ones_are_warned_of() -> None:
+def test_option_lines_after_the_first_command_are_ignored_with_a_warning() -> None:
     script = "#!/bin/sh\n\n# text\n#SBATCH -t 1\n   \n  # indented\n#SBATCH -J a\necho\n#SBATCH -J b\n"
     found = read_options(script, "job.sh")
     assert {field: setting.value for field, setting in found.settings.items()} == {"time_limit_s": "1", "name": "a"}
@@ -218,7 +218,7 @@ def test_only_lines_before_the_first_command_are_read_and_later_ones_are_warned_
 @pytest.mark.parametrize(
     "line", ["##SBATCH --nope", "#SBATCHED --nope", "# SBATCH --nope", " #SBATCH --nope", "#SBATCH", "#SBATCH   "]
 )
-def test_what_is_a_comment_asks_for_nothing(line: str) -> None:
+def test_comment_lines_set_no_options(line: str) -> None:
     assert read(line) == {}
 
 
@@ -245,7 +245,7 @@ def test_what_is_a_comment_asks_for_nothing(line: str) -> None:
         ('#SBATCH --bb="x', "line 2, column 9", '"', "add"),
     ],
 )
-def test_each_mistake_names_its_place_and_what_would_be_right(line: str, place: str, word: str, remedy: str) -> None:
+def test_each_option_error_names_place_and_remedy(line: str, place: str, word: str, remedy: str) -> None:
     failure = refused(line)
     assert failure.code is ExitCode.BAD_INPUT
     assert failure.place == f"job.sh {place}"
@@ -254,7 +254,7 @@ def test_each_mistake_names_its_place_and_what_would_be_right(line: str, place: 
 
 
 @given(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=60))
-def test_any_line_is_read_or_refused_with_its_place(text: str) -> None:
+def test_any_line_is_parsed_or_rejected_with_its_place(text: str) -> None:
     found = options(f"#SBATCH {text}")
     for failure in (*found.faults, *(one.rejection() for one in found.ignored)):
         assert failure.place.startswith("job.sh line 2, column ")
@@ -264,7 +264,7 @@ def test_any_line_is_read_or_refused_with_its_place(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from([form for option in OPTIONS for form in all_forms(option)]), max_size=6))
-def test_options_on_one_line_come_to_what_they_come_to_on_lines_of_their_own(written: list[str]) -> None:
+def test_options_on_one_line_equal_options_on_separate_lines(written: list[str]) -> None:
     def said(found: ScriptOptions) -> object:
         values = {field: setting.value for field, setting in found.settings.items()}
         return values, [one.written for one in found.ignored], [failure.sentence for failure in found.faults]
@@ -289,7 +289,7 @@ def test_any_value_survives_quoting(value: str) -> None:
         (b"#!/bin/sh\n" + b"#" * SUBMITTED_SCRIPT_BYTES_MAX, "job.sh", "files"),
     ],
 )
-def test_what_is_not_a_batch_script_is_refused(data: bytes, place: str, remedy: str) -> None:
+def test_a_file_that_is_no_batch_script_is_rejected(data: bytes, place: str, remedy: str) -> None:
     with pytest.raises(Failure) as caught:
         check_script(data, "job.sh")
     assert caught.value.place == place

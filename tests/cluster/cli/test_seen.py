@@ -1,4 +1,4 @@
-"""`forebay slurm burst` and `forebay queue` as they are typed: text, one line, JSON, formats, and what is refused."""
+"""`forebay slurm burst` and `forebay queue`: text, one line, JSON, formats, and rejected options."""
 
 from __future__ import annotations
 
@@ -49,35 +49,35 @@ def _in_utc() -> Iterator[None]:
         yield
 
 
-def test_burst_prints_what_scontrol_show_burst_prints(double: Double) -> None:
+def test_burst_output_matches_scontrol(double: Double) -> None:
     double.answer("GET", "/v1/burst", BURST)
     result = forebay(double.config, "slurm", "burst")
     assert (result.exit_code, result.stdout) == (0, TEXT)
 
 
-def test_burst_on_one_line_is_the_same_words(double: Double) -> None:
+def test_the_oneliner_output_of_burst_has_the_same_words(double: Double) -> None:
     double.answer("GET", "/v1/burst", BURST)
     assert forebay(double.config, "slurm", "burst", "-o").stdout == " ".join(TEXT.split()) + "\n"
 
 
-def test_burst_with_json_prints_the_answer(double: Double) -> None:
+def test_burst_with_json_prints_the_answer_alone(double: Double) -> None:
     double.answer("GET", "/v1/burst", BURST)
     assert msgspec.json.decode(forebay(double.config, "slurm", "burst", "--json").stdout, type=BurstAnswer) == BURST
 
 
-def test_a_number_that_the_replica_does_not_know_is_looked_up_here(double: Double) -> None:
+def test_user_ids_unknown_to_the_replica_are_looked_up_locally(double: Double) -> None:
     unknown = msgspec.structs.replace(BURST.uses[0], user="root", uid=None)
     double.answer("GET", "/v1/burst", msgspec.structs.replace(BURST, uses=(unknown,)))
     assert "    UserID=root(0) Used=1KiB\n" in forebay(double.config, "slurm", "burst").stdout
 
 
-def test_names_of_other_people_do_not_take_the_terminal_over(double: Double) -> None:
+def test_user_names_in_burst_output_cannot_control_the_terminal(double: Double) -> None:
     evil = msgspec.structs.replace(BURST.uses[0], user="a\x1b[2J\nb")
     double.answer("GET", "/v1/burst", msgspec.structs.replace(BURST, uses=(evil,)))
     assert "UserID=a\\x1b[2J\\nb(20001)" in forebay(double.config, "slurm", "burst").stdout
 
 
-def test_queue_asks_for_jobs_that_have_not_ended_and_lists_them_as_squeue_does(double: Double) -> None:
+def test_queue_lists_unfinished_jobs_in_the_squeue_format(double: Double) -> None:
     double.answer("GET", r"/v1/jobs\?.*", JOBS)
     lines = forebay(double.config, "queue", "-o", "squeue").stdout.splitlines()
     assert lines[0] == "             JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)"
@@ -85,7 +85,7 @@ def test_queue_asks_for_jobs_that_have_not_ended_and_lists_them_as_squeue_does(d
     assert "COMPLETED" not in double.asked[-1].target and "PENDING" in double.asked[-1].target
 
 
-def test_queue_chooses_states_jobs_and_columns(double: Double) -> None:
+def test_queue_filters_by_states_jobs_and_columns(double: Double) -> None:
     double.answer("GET", r"/v1/jobs\?.*", JOBS)
     result = forebay(double.config, "queue", "-t", "all", "-j", "42", "--noheader", "-o", "%i:%t:%5r|%.4u")
     assert result.stdout == "42:PD:Burst|alic\n"
@@ -95,7 +95,7 @@ def test_queue_chooses_states_jobs_and_columns(double: Double) -> None:
 
 
 @pytest.mark.parametrize("layout", ["%!", "%", "%99999i", "%Y", "x" * 2_000])
-def test_a_format_that_cannot_be_read_is_refused(double: Double, layout: str) -> None:
+def test_an_invalid_queue_format_is_rejected(double: Double, layout: str) -> None:
     result = forebay(double.config, "queue", "-o", layout)
     assert result.exit_code == ExitCode.BAD_INPUT
     assert "--format" in result.stderr

@@ -1,4 +1,4 @@
-"""`set` changes what is named of a record and nothing else: accounts, QOS, reservations."""
+"""`set` changes only the named fields of a record: accounts, QOS, reservations."""
 
 from itertools import combinations
 from typing import Any
@@ -81,14 +81,14 @@ def sent(double: Double, kind: str, *words: str) -> dict[str, Any]:
 
 
 def fields_of(kind: str, record: msgspec.Struct) -> dict[str, Any]:
-    """Return what a request says, or a record has by the names of the request, defaults too."""
+    """Return all fields of a request, or of a record by the request's names, including defaults."""
     names = [name for name in ASKED[kind].__struct_fields__ if name not in ("command_id", "if_match")]
     values = ((name, getattr(record, name)) for name in names)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_is_named_the_rest_is_sent_as_it_is(double: Double, kind: str) -> None:
+def test_setting_one_field_resends_the_others_unchanged(double: Double, kind: str) -> None:
     for count in range(len(NAMED[kind]) + 1):
         for chosen in combinations(NAMED[kind], count):
             words = [word for some, _ in chosen for word in some]
@@ -98,12 +98,12 @@ def test_whatever_is_named_the_rest_is_sent_as_it_is(double: Double, kind: str) 
             assert sent(double, kind, *words) == expected, words
 
 
-def test_who_leaves_an_account_leaves_his_own_limits_there(double: Double) -> None:
+def test_removing_a_user_from_an_account_removes_the_users_limits(double: Double) -> None:
     body = sent(double, "account", "--users", "alan")
     assert (body["users"], body["user_limits"]) == (["alan"], {})
 
 
-def test_a_limit_of_minus_one_is_none_any_more_whoever_it_was_for(double: Double) -> None:
+def test_a_limit_of_minus_one_is_removed(double: Double) -> None:
     words = ("--limit", "MaxJobsPerUser=-1", "--user-limit", "ada:maxjobsperuser=-1")
     body = sent(double, "account", *words)
     assert (body["limits"], body["user_limits"]) == ({"GrpBB:bb/fast": "10GiB"}, {})
@@ -119,7 +119,7 @@ def test_a_limit_of_minus_one_is_none_any_more_whoever_it_was_for(double: Double
         ("--user-limit", "ada:MaxJobsPerUser"),
     ],
 )
-def test_a_limit_of_another_form_is_bad_input(double: Double, option: str, value: str) -> None:
+def test_a_malformed_limit_is_bad_input(double: Double, option: str, value: str) -> None:
     path, answer, record = KINDS["account"]
     double.answer("GET", path, answer)
     result = forebay(double.config, "policy", "account", "set", record.name, option, value)
@@ -127,12 +127,12 @@ def test_a_limit_of_another_form_is_bad_input(double: Double, option: str, value
     assert not double.asked
 
 
-def test_limits_of_pools_whose_names_differ_by_their_letters_are_two(double: Double) -> None:
+def test_pool_limits_distinguish_case_in_pool_names(double: Double) -> None:
     body = sent(double, "account", "--limit", "GrpBB:bb/Fast=1GiB")
     assert body["limits"] == {**ACCOUNT.limits, "GrpBB:bb/Fast": "1GiB"}
 
 
-def test_a_record_that_is_not_there_begins_with_nothing_but_what_is_named(double: Double) -> None:
+def test_a_new_record_has_only_the_given_fields(double: Double) -> None:
     double.answer("GET", "/v1/qos", v.QosAnswer(revision=1, qos=()))
     double.answer("PUT", "/v1/qos/new", v.QosAnswer(revision=2, qos=()))
     forebay(double.config, "policy", "qos", "set", "new", "--users", "ada", "--limit", "MaxJobsPerUser=1")
@@ -142,7 +142,7 @@ def test_a_record_that_is_not_there_begins_with_nothing_but_what_is_named(double
 
 
 @pytest.mark.parametrize("words", [(), ("--end", "2030-02-01T00:00:00Z"), ("--burst-buffer", "fast:1GiB")])
-def test_a_new_reservation_says_until_when_and_what(double: Double, words: tuple[str, ...]) -> None:
+def test_a_new_reservation_needs_its_end_and_space(double: Double, words: tuple[str, ...]) -> None:
     double.answer("GET", "/v1/reservations", v.ReservationsAnswer(revision=1, reservations=()))
     result = forebay(double.config, "policy", "reservation", "set", "new", *words)
     assert result.exit_code == ExitCode.BAD_INPUT
@@ -150,7 +150,7 @@ def test_a_new_reservation_says_until_when_and_what(double: Double, words: tuple
 
 
 @pytest.mark.parametrize(("place", "tries"), [("if_match", CHANGE_TRIES), ("limits", 1)])
-def test_a_record_that_is_changed_meanwhile_is_read_again_a_few_times(double: Double, place: str, tries: int) -> None:
+def test_a_concurrently_changed_record_is_reread_a_few_times(double: Double, place: str, tries: int) -> None:
     double.answer("GET", "/v1/qos", KINDS["qos"][1])
     double.refuse("PUT", "/v1/qos/high", 409, "wrong_state", "QOS high was changed", place=place)
     result = forebay(double.config, "policy", "qos", "set", "high", "--priority", "9")

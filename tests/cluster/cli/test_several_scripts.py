@@ -1,4 +1,4 @@
-"""`forebay submit` of several scripts: one request, a line for each, and none of them stands in another's way."""
+"""`forebay submit` of several scripts: one request, one line each, and independent failures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ IDS = ("0" * 32, "1" * 32, "2" * 32, "3" * 32, "4" * 32)
 
 @pytest.fixture
 def scripts(tmp_path: Path) -> list[str]:
-    """Three scripts: a.sh, b.sh, c.sh."""
+    """Create three scripts: a.sh, b.sh, c.sh."""
     paths = [tmp_path / f"{letter}.sh" for letter in "abc"]
     for path in paths:
         path.write_text(SCRIPT + f"# {path.stem}\n")
@@ -46,7 +46,7 @@ def names(double: Double) -> list[list[str]]:
     return [[one["name"] for one in asked.body["commands"]] for asked in double.asked]
 
 
-def test_several_scripts_go_in_one_request_and_each_has_its_line_in_order(double: Double, scripts: list[str]) -> None:
+def test_several_scripts_share_a_request_and_print_lines_in_order(double: Double, scripts: list[str]) -> None:
     answer(double, *map(submitted, (2, 1, 3)))
     result = forebay(double.config, "submit", "--hold", *scripts)
     lines = "Submitted batch job 42\nSubmitted batch job 41\nSubmitted batch job 43\n"
@@ -59,9 +59,7 @@ def test_several_scripts_go_in_one_request_and_each_has_its_line_in_order(double
     assert len({one["command_id"] for one in commands}) == 3
 
 
-def test_a_list_of_scripts_may_come_from_standard_input_and_others_stand_beside_it(
-    double: Double, scripts: list[str]
-) -> None:
+def test_a_script_list_on_standard_input_can_be_combined_with_arguments(double: Double, scripts: list[str]) -> None:
     answer(double, *map(submitted, range(3)))
     listed = f"{scripts[1]}\n\n  {scripts[2]}  ".encode()
     result = forebay(double.config, "submit", scripts[0], "-", stdin=listed)
@@ -69,25 +67,21 @@ def test_a_list_of_scripts_may_come_from_standard_input_and_others_stand_beside_
     assert names(double) == [["a.sh", "b.sh", "c.sh"]]
 
 
-def test_a_list_of_one_script_is_that_script(double: Double, scripts: list[str]) -> None:
+def test_a_list_with_one_script_submits_that_script(double: Double, scripts: list[str]) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
     result = forebay(double.config, "submit", "-", stdin=f"{scripts[0]}\n".encode())
     assert (result.stdout, double.asked[0].body["name"]) == ("Submitted batch job 42\n", "a.sh")
 
 
 @pytest.mark.parametrize("text", [b"", b"\n\n", b"echo hello\n", b"\x7fELF\0\n", b"\xff\xfe\n", b"a\0b.sh\n", b"/\n"])
-def test_standard_input_that_is_neither_a_script_nor_names_one_is_refused_as_a_script(
-    double: Double, text: bytes
-) -> None:
+def test_other_standard_input_is_rejected_as_an_invalid_script(double: Double, text: bytes) -> None:
     result = forebay(double.config, "submit", "-", stdin=text)
     assert result.exit_code == ExitCode.BAD_INPUT
     assert result.stderr.startswith("forebay: script line 1")
     assert double.asked == []
 
 
-def test_of_several_scripts_the_refused_one_is_named_and_the_others_are_submitted(
-    double: Double, scripts: list[str]
-) -> None:
+def test_a_rejected_script_is_named_and_the_others_are_submitted(double: Double, scripts: list[str]) -> None:
     fault = refused(400, "invalid_directive", "there is no such word", place="script line 2, column 5")
     limit = refused(409, "limit_exceeded", "alice has too many jobs", remedy="wait")
     answer(double, submitted(0), fault, limit)
@@ -102,10 +96,8 @@ def test_of_several_scripts_the_refused_one_is_named_and_the_others_are_submitte
 
 
 @pytest.mark.parametrize("fault", ["missing", "no interpreter", "unknown option"])
-def test_nothing_is_sent_where_one_of_several_is_no_batch_script(
-    double: Double, scripts: list[str], fault: str
-) -> None:
-    """`submit job.sh data.txt` is what somebody types to whom the second word is an argument of the first."""
+def test_an_invalid_script_prevents_the_submit_of_all(double: Double, scripts: list[str], fault: str) -> None:
+    """A user who types `submit job.sh data.txt` means data.txt as an argument of the script."""
     path = Path(scripts[1])
     if fault == "missing":
         path.unlink()
@@ -117,7 +109,7 @@ def test_nothing_is_sent_where_one_of_several_is_no_batch_script(
     assert double.asked == []
 
 
-def test_with_json_several_scripts_are_one_object_and_refusals_go_to_stderr(double: Double, scripts: list[str]) -> None:
+def test_several_scripts_with_json_print_one_object(double: Double, scripts: list[str]) -> None:
     answer(double, submitted(0, warnings=("look at it",)), refused(403, "denied", "not yours"), submitted(2))
     result = forebay(double.config, "submit", "--json", *scripts)
     printed = msgspec.json.decode(result.stdout, type=JobsAnswer)
@@ -129,9 +121,7 @@ def test_with_json_several_scripts_are_one_object_and_refusals_go_to_stderr(doub
     ]
 
 
-def test_scripts_of_which_nobody_knows_what_became_are_each_named_with_an_id_of_their_own(
-    double: Double, scripts: list[str]
-) -> None:
+def test_scripts_with_unknown_outcome_each_get_a_command_id(double: Double, scripts: list[str]) -> None:
     double.refuse("POST", "/v1/commands", 503, "late", "nobody knows", outcome="unknown")
     result = forebay(double.config, "submit", *scripts, deadline_s=0.5)
     assert (result.exit_code, result.stdout) == (ExitCode.OUTCOME_UNKNOWN, "")
@@ -141,7 +131,7 @@ def test_scripts_of_which_nobody_knows_what_became_are_each_named_with_an_id_of_
         assert f"--command-id {command['command_id']}:" in result.stderr
 
 
-def test_more_scripts_than_a_request_takes_go_in_several_until_nobody_answers(
+def test_many_scripts_go_in_several_requests_until_one_is_unanswered(
     double: Double, scripts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forebay.cluster.schemas.BULK_COMMANDS_MAX", 2)
@@ -156,9 +146,7 @@ def test_more_scripts_than_a_request_takes_go_in_several_until_nobody_answers(
     ]
 
 
-def test_an_id_to_repeat_belongs_to_one_script_and_standard_input_is_read_once(
-    double: Double, scripts: list[str]
-) -> None:
+def test_command_id_needs_one_script_and_standard_input_one_use(double: Double, scripts: list[str]) -> None:
     identified = forebay(double.config, "submit", *scripts, "--command-id", "017f22e279b07cc398c4dc0c0c07398f")
     twice = forebay(double.config, "submit", "-", "-", stdin=SCRIPT.encode())
     assert (identified.exit_code, twice.exit_code) == (ExitCode.BAD_INPUT, ExitCode.BAD_INPUT)
@@ -168,7 +156,7 @@ def test_an_id_to_repeat_belongs_to_one_script_and_standard_input_is_read_once(
 
 
 @given(st.lists(st.integers(0, BULK_BYTES_MAX // 3), max_size=12))
-def test_commands_are_cut_into_requests_in_order_and_none_is_larger_than_a_replica_takes(sizes: list[int]) -> None:
+def test_bulk_commands_are_split_by_size_in_order(sizes: list[int]) -> None:
     commands: Sequence[SubmitCommand] = [
         SubmitCommand(command_id=IDS[0], script="x" * size, time_limit_s=at + 1, workdir="/")
         for at, size in enumerate(sizes)

@@ -1,4 +1,4 @@
-"""A snapshot that is fetched: whole and on the disk before anything is done with it."""
+"""Fetched snapshots are complete and synced before they are used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SNAPSHOT = bytes(range(256)) * 5
 
 
 class Replica:
-    """Answers with pieces of a snapshot, at most so many bytes at once, and with nothing after `ends_at`."""
+    """Sends a snapshot in pieces of limited size, and nothing after `ends_at`."""
 
     def __init__(self, most: int, ends_at: int = len(SNAPSHOT)) -> None:
         self.most = most
@@ -34,7 +34,7 @@ def receive(replica: Replica, part: Path, size_bytes: int = len(SNAPSHOT)) -> No
 
 
 @pytest.mark.parametrize("most", [1, 255, 256, 5000])
-def test_all_of_a_fetched_snapshot_is_on_the_disk_when_it_is_said_to_be_there(
+def test_a_fetched_snapshot_is_synced_before_it_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     part, synced = tmp_path / ".part", list[int]()
@@ -51,9 +51,7 @@ def test_all_of_a_fetched_snapshot_is_on_the_disk_when_it_is_said_to_be_there(
 
 
 @pytest.mark.parametrize(("replica", "size_bytes"), [(Replica(100, 1000), 1280), (Replica(100), 1279)])
-def test_a_snapshot_of_another_size_than_announced_is_refused(
-    tmp_path: Path, replica: Replica, size_bytes: int
-) -> None:
+def test_a_snapshot_of_an_unexpected_size_is_rejected(tmp_path: Path, replica: Replica, size_bytes: int) -> None:
     with pytest.raises(Failure) as refused:
         receive(replica, tmp_path / ".part", size_bytes)
     assert refused.value.code is ExitCode.VERIFICATION_FAILED

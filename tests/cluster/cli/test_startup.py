@@ -1,4 +1,4 @@
-"""Modules that are imported without being loaded: what uses them finds what it would have found."""
+"""Deferred modules behave like loaded ones."""
 
 import importlib
 import inspect
@@ -21,11 +21,11 @@ TEXTS = st.text(st.sampled_from("ab \t\n\f\r\x0b\u00a0\u2028"), max_size=12)
 
 
 @given(TEXTS | st.text())
-def test_help_is_cleaned_up_as_inspect_does_it(text: str) -> None:
+def test_help_is_cleaned_as_by_inspect(text: str) -> None:
     assert startup._cleandoc(text) == inspect.cleandoc(text)
 
 
-def test_what_a_stand_in_has_itself_is_what_the_module_has() -> None:
+def test_placeholder_attributes_equal_the_module_attributes() -> None:
     had = {(module, name): value for module, own in startup.DEFERRED.items() for name, value in own.items()}
     assert {name: had.pop(("string", name)) for name in startup.DEFERRED["string"]} == {
         name: getattr(string, name) for name in startup.DEFERRED["string"]
@@ -51,7 +51,7 @@ def run(program: str) -> str:
 
 
 @pytest.mark.parametrize("name", startup.DEFERRED)
-def test_a_module_that_was_deferred_is_the_real_one_as_soon_as_something_of_it_is_looked_at(name: str) -> None:
+def test_a_deferred_module_is_loaded_on_first_access(name: str) -> None:
     real = importlib.import_module(name)
     attribute = next(one for one in sorted(vars(real)) if not one.startswith("_") and one not in startup.DEFERRED[name])
     said = run(
@@ -70,14 +70,14 @@ def test_a_module_that_was_deferred_is_the_real_one_as_soon_as_something_of_it_i
     assert said.strip() == name
 
 
-def test_a_name_that_a_module_does_not_have_is_an_attribute_error() -> None:
+def test_a_missing_attribute_of_a_deferred_module_raises_attribute_error() -> None:
     with pytest.raises(AttributeError):
         _ = startup._LazyModule("fnmatch").no_such_name
     with pytest.raises(AttributeError):
         _ = startup._LazyModule("fnmatch").__path__
 
 
-def test_threads_that_look_at_once_load_a_module_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_threads_load_a_deferred_module_once(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "this_is_deferred"
     began = threading.Barrier(8)
     loaded, found = [], []

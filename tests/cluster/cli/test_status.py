@@ -1,4 +1,4 @@
-"""`forebay status`: ten lines, and an exit code that says whether anything needs attention."""
+"""`forebay status`: ten lines, and an exit code that shows whether anything needs attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.cluster.cli.double import Double, forebay
 from tests.cluster.cli.test_top import seen
 
 
-def test_a_healthy_cluster_takes_ten_lines_of_eighty_columns_and_exit_code_0(double: Double) -> None:
+def test_a_healthy_cluster_status_has_ten_lines_and_exit_code_0(double: Double) -> None:
     state = seen(pools=4)
     double.answer("GET", "/v1/overview", state.overview)
     double.answer("GET", "/v1/pools", state.pools)
@@ -35,7 +35,7 @@ def test_each_item_that_needs_attention_is_shown_with_its_remedy_and_exit_code_1
     assert forebay(double.config, "status", "--json").exit_code == ExitCode.REFUSED
 
 
-def test_only_the_fullest_pools_are_shown_and_the_others_counted(double: Double) -> None:
+def test_only_the_fullest_pools_are_shown_in_the_status(double: Double) -> None:
     state = seen(pools=9)
     emptiest = msgspec.structs.replace(state.pools.pools[0], held_bytes=0, name="empty")
     double.answer("GET", "/v1/overview", state.overview)

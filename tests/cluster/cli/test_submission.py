@@ -1,4 +1,4 @@
-"""From script and command line to one submit: the command line wins, and places are those that the user knows."""
+"""Conversion of a script and the command line to a submit request: precedence, and places of errors."""
 
 import datetime
 from pathlib import Path
@@ -100,7 +100,7 @@ def test_a_plain_script_gets_the_defaults() -> None:
     }
 
 
-def test_the_script_says_what_the_command_line_does_not(tmp_path: Path) -> None:
+def test_script_options_apply_without_command_line_options(tmp_path: Path) -> None:
     (tmp_path / "more.bb").write_text("#DW jobdw capacity=1GiB\n")
     found = submitted(ALL, tmp_path)
     assert found.name == "script"
@@ -113,7 +113,7 @@ def test_the_script_says_what_the_command_line_does_not(tmp_path: Path) -> None:
     assert (found.output, found.priority, found.cpus, found.hold) == ("script.out", 5, 2, False)
 
 
-def test_the_command_line_wins_field_by_field(tmp_path: Path) -> None:
+def test_command_line_options_override_script_options(tmp_path: Path) -> None:
     (tmp_path / "more.bb").write_text("script")
     (tmp_path / "mine.bb").write_text("mine")
     found = submitted(
@@ -129,11 +129,11 @@ def test_the_command_line_wins_field_by_field(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "nodes"), [("1", 1), ("0", 0), ("1-4", 1), ("0-0", 0), ("01", 1)])
-def test_a_node_count_is_a_number_or_a_range_with_one_in_it(text: str, nodes: int) -> None:
+def test_a_node_count_is_one_or_a_range_with_one(text: str, nodes: int) -> None:
     assert submitted(f"#!/bin/sh\n#SBATCH -N {text}\n").nodes == nodes
 
 
-def test_slurms_options_may_stand_in_the_script() -> None:
+def test_slurm_option_names_are_accepted_in_scripts() -> None:
     found = submitted(
         "#!/bin/sh\n#SBATCH -N0 -a 1-3%2 -A proj -q high -L m:2,n --nice --no-requeue\n"
         "#SBATCH --mail-type=ALL --mail-user=alan --comment='a b' -p debug --reservation=r -d singleton,afterok:01_02\n"
@@ -150,7 +150,7 @@ def test_slurms_options_may_stand_in_the_script() -> None:
     assert found.dependencies == ("singleton", "afterok:1_2")
 
 
-def test_hold_in_the_script_holds() -> None:
+def test_a_hold_option_in_the_script_holds_the_job() -> None:
     assert submitted("#!/bin/sh\n#SBATCH -H\n").hold
 
 
@@ -178,17 +178,17 @@ def test_hold_in_the_script_holds() -> None:
         ({"export": ("UNSET",)}, "--export", "UNSET=VALUE"),
     ],
 )
-def test_each_bad_option_names_itself_and_what_would_be_right(given: dict[str, Any], place: str, remedy: str) -> None:
+def test_each_option_error_names_the_option_and_remedy(given: dict[str, Any], place: str, remedy: str) -> None:
     failure = refused(**given)
     assert failure.place == place
     assert remedy in failure.remedy
 
 
-def test_a_bad_value_in_the_script_names_line_and_column() -> None:
+def test_a_bad_script_value_is_reported_with_line_and_column() -> None:
     assert refused("#!/bin/sh\n\n#SBATCH --time=x\n").place == "dir/job.sh line 3, column 16"
 
 
-def test_a_file_of_directives_has_its_bound(tmp_path: Path) -> None:
+def test_a_directive_file_has_a_size_limit(tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(b"#" * (DIRECTIVE_TEXT_BYTES_MAX + 1))
     assert str(DIRECTIVE_TEXT_BYTES_MAX) in refused(bbf=str(tmp_path / "big")).sentence
 
@@ -202,7 +202,7 @@ def test_a_file_of_directives_has_its_bound(tmp_path: Path) -> None:
         ("afterok:01,afterok:1", ("afterok:1",)),
     ],
 )
-def test_dependencies_are_read(text: str, expected: tuple[str, ...]) -> None:
+def test_dependencies_are_parsed(text: str, expected: tuple[str, ...]) -> None:
     assert parse_dependencies(text) == expected
 
 
@@ -228,12 +228,12 @@ def test_dependencies_are_read(text: str, expected: tuple[str, ...]) -> None:
         ",".join(f"after:{job}" for job in range(1, DEPENDENCIES_MAX + 2)),
     ],
 )
-def test_what_is_not_a_dependency_is_refused_with_what_would_be_right(text: str) -> None:
+def test_an_invalid_dependency_is_rejected_with_a_remedy(text: str) -> None:
     with pytest.raises(ValueError, match="; |at most"):
         parse_dependencies(text)
 
 
-def test_too_many_exported_variables_are_refused() -> None:
+def test_too_many_exported_variables_are_rejected() -> None:
     with pytest.raises(Failure, match=str(ENVIRONMENT_VARIABLES_MAX + 1)):
         parse_exports([f"V{number}=1" for number in range(ENVIRONMENT_VARIABLES_MAX + 1)], {})
     assert (
@@ -258,7 +258,7 @@ def test_too_many_exported_variables_are_refused() -> None:
         ("#!/bin/sh\n", {}, "begin_at", "begin_at"),
     ],
 )
-def test_places_of_the_server_become_those_that_the_user_knows(
+def test_places_in_server_errors_are_translated_for_the_user(
     script: str, given: dict[str, Any], place: str, expected: str
 ) -> None:
     assert locate(place, prepared(script, **given).sources) == expected

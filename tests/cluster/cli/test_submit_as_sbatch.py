@@ -1,4 +1,4 @@
-"""What sbatch can be told of a submit: arguments, a command instead of a script, one number to print, and waiting."""
+"""Submit features of sbatch: script arguments, --wrap, --parsable, and --wait."""
 
 import re
 from pathlib import Path
@@ -27,14 +27,14 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_what_follows_two_dashes_are_the_arguments_of_the_script(double: Double, script: str) -> None:
+def test_words_after_two_dashes_are_script_arguments(double: Double, script: str) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
     assert forebay(double.config, "submit", "--hold", script, "--", "-n", "a b", "--", "").exit_code == 0
     [asked] = double.asked
     assert (asked.body["arguments"], asked.body["hold"]) == (["-n", "a b", "--", ""], True)
 
 
-def test_a_word_that_is_no_script_is_refused_with_where_arguments_stand(
+def test_an_unknown_argument_error_names_the_place_of_script_arguments(
     double: Double, script: str, tmp_path: Path
 ) -> None:
     (tmp_path / "input.txt").write_text("1 2 3\n")
@@ -43,7 +43,7 @@ def test_a_word_that_is_no_script_is_refused_with_where_arguments_stand(
     assert "to pass arguments to a script, write them after --" in result.stderr
 
 
-def test_a_command_of_the_command_line_is_a_script_of_its_own(double: Double) -> None:
+def test_wrap_submits_a_generated_script(double: Double) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
     assert forebay(double.config, "submit", "--wrap", "sort a | uniq", "-c2").exit_code == 0
     body = double.asked[0].body
@@ -52,18 +52,20 @@ def test_a_command_of_the_command_line_is_a_script_of_its_own(double: Double) ->
 
 
 @pytest.mark.parametrize("words", [("--wrap", "x", "SCRIPT"), ("--wrap", "x", "--", "a"), ()])
-def test_a_command_and_a_script_or_neither_are_refused(double: Double, script: str, words: tuple[str, ...]) -> None:
+def test_wrap_excludes_a_script_and_one_of_them_is_required(
+    double: Double, script: str, words: tuple[str, ...]
+) -> None:
     result = forebay(double.config, "submit", "--hold", *(script if word == "SCRIPT" else word for word in words))
     assert (result.exit_code, double.asked) == (ExitCode.BAD_INPUT, [])
     assert "--wrap" in result.stderr
 
 
-def test_a_program_that_submits_reads_the_number_alone(double: Double, script: str) -> None:
+def test_parsable_prints_the_job_id_alone(double: Double, script: str) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
     assert forebay(double.config, "submit", "--parsable", script).stdout == "42\n"
 
 
-def test_files_and_how_they_are_opened_reach_the_controller(double: Double, script: str) -> None:
+def test_output_files_and_open_modes_reach_the_controller(double: Double, script: str) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
     words = ("-o", "out-%j", "-e", "err-%j", "--open-mode=append", "--ntasks=1")
     assert forebay(double.config, "submit", *words, script).exit_code == 0
@@ -81,9 +83,7 @@ IGNORED = {name: option for option in OPTIONS if option.treatment is Treatment.I
 
 
 @pytest.mark.parametrize("name", sorted(REJECTED.keys() - {"--wrap", "--uid", "--help", "--usage", "--version", "-h"}))
-def test_an_option_of_sbatch_that_is_rejected_is_so_on_the_command_line_as_in_a_script(
-    double: Double, script: str, name: str
-) -> None:
+def test_rejected_sbatch_options_are_rejected_on_the_command_line(double: Double, script: str, name: str) -> None:
     option = REJECTED[name]
     words = [name, "1"] if option.value is Value.REQUIRED else [name]
     result = forebay(double.config, "submit", *words, script)
@@ -96,7 +96,7 @@ def test_an_option_of_sbatch_that_is_rejected_is_so_on_the_command_line_as_in_a_
 
 
 @pytest.mark.parametrize("name", sorted(IGNORED))
-def test_an_option_without_effect_is_named_to_the_controller(double: Double, script: str, name: str) -> None:
+def test_ignored_options_are_sent_to_the_controller(double: Double, script: str, name: str) -> None:
     """On the command line as in a script."""
     option = IGNORED[name]
     words = [name, "1"] if option.value is Value.REQUIRED else [name]
@@ -111,7 +111,7 @@ def test_an_option_without_effect_is_named_to_the_controller(double: Double, scr
         assert (one.exit_code, one.stdout) == (0, "Submitted batch job 42\n")
 
 
-def test_a_site_that_accepts_no_such_option_has_each_named_with_its_place(double: Double, script: str) -> None:
+def test_a_strict_site_rejects_each_ignored_option_with_its_place(double: Double, script: str) -> None:
     sentence = "Forebay does not carry out --mem, --gres"
     double.refuse("POST", "/v1/jobs", 400, "invalid_field", sentence, place="ignored_options")
     Path(script).write_text("#!/bin/sh\n#SBATCH -t 1 --mem=4G\n#SBATCH --gres=gpu:1\n")
@@ -124,7 +124,7 @@ def test_a_site_that_accepts_no_such_option_has_each_named_with_its_place(double
     ]
 
 
-def test_every_error_of_a_request_is_reported_at_once(double: Double, script: str) -> None:
+def test_all_errors_of_a_request_are_reported_together(double: Double, script: str) -> None:
     Path(script).write_text("#!/bin/sh\n#SBATCH --tiem=1 -N 2\n#SBATCH -t soon -n 0\n#SBATCH --export=1X=2\ntrue\n")
     result = forebay(double.config, "submit", "--begin", "whenever", script)
     assert (result.exit_code, double.asked) == (ExitCode.BAD_INPUT, [])
@@ -142,7 +142,7 @@ def test_every_error_of_a_request_is_reported_at_once(double: Double, script: st
 WRONG_DIRECTIVES = "#DW jobdw capacity=many\n#DW stage_in type=files\n#DW wobble\n"
 
 
-def test_errors_of_directives_are_reported_beside_those_of_options(double: Double, script: str, tmp_path: Path) -> None:
+def test_directive_errors_are_reported_with_option_errors(double: Double, script: str, tmp_path: Path) -> None:
     Path(script).write_text(f"#!/bin/sh\n#SBATCH --tiem=1\n{WRONG_DIRECTIVES}true\n")
     (tmp_path / "more.bb").write_text("#DW what\n")
     result = forebay(double.config, "submit", "--bbf", str(tmp_path / "more.bb"), script)
@@ -158,7 +158,7 @@ def test_errors_of_directives_are_reported_beside_those_of_options(double: Doubl
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_all_that_the_controller_finds_is_reported_with_its_place(double: Double, script: str, as_json: bool) -> None:
+def test_all_controller_errors_are_reported_with_places(double: Double, script: str, as_json: bool) -> None:
     others = tuple(OtherError(sentence=f"s{at}", remedy=f"r{at}", place=f"script line {at}, column 1") for at in (3, 4))
     error = ErrorView(code="invalid_directive", sentence="s2", place="script line 2, column 1", others=others)
     double.answer("POST", "/v1/jobs", ErrorAnswer(error=error), 400)
@@ -189,7 +189,7 @@ def test_all_that_the_controller_finds_is_reported_with_its_place(double: Double
         (("-n 4 -c 4 --mincpus=8",), 4, 16),
     ],
 )
-def test_tasks_request_their_cpus_on_the_one_node(
+def test_tasks_request_their_cpus_on_one_node(
     double: Double, script: str, lines: tuple[str, ...], tasks: int, cpus: int
 ) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
@@ -201,14 +201,14 @@ def test_tasks_request_their_cpus_on_the_one_node(
         assert (body.tasks, body.cpus, body.ignored_options) == (tasks, cpus, ())
 
 
-def test_tasks_that_would_have_several_nodes_run_on_one_with_a_warning(double: Double, script: str) -> None:
+def test_multi_node_tasks_run_on_one_node_with_a_warning(double: Double, script: str) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
     assert forebay(double.config, "submit", "-n8", "--ntasks-per-node=4", script).exit_code == 0
     body = double.asked[0].body
     assert (body["tasks"], body["cpus"], body["ignored_options"]) == (8, 8, ["--ntasks-per-node"])
 
 
-def test_what_the_site_may_not_have_defined_is_marked_where_the_script_says_it(double: Double, script: str) -> None:
+def test_values_undefined_at_the_site_are_reported_at_their_script_line(double: Double, script: str) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
     Path(script).write_text("#!/bin/sh\n#SBATCH -A m12 -q debug --license=SCRATCH,db@host:2\n")
     assert forebay(double.config, "submit", "--qos=regular", script).exit_code == 0
@@ -218,7 +218,7 @@ def test_what_the_site_may_not_have_defined_is_marked_where_the_script_says_it(d
     assert body["ignored_options"] == ["--licenses=db@host:2"]
 
 
-def test_mail_that_cannot_be_sent_is_left_out(double: Double, script: str) -> None:
+def test_unsupported_mail_types_are_ignored(double: Double, script: str) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
     Path(script).write_text("#!/bin/sh\n#SBATCH --mail-type=END,TIME_LIMIT_80,ARRAY_TASKS --mail-user=$USER@site\n")
     assert forebay(double.config, "submit", script).exit_code == 0
@@ -229,7 +229,7 @@ def test_mail_that_cannot_be_sent_is_left_out(double: Double, script: str) -> No
     assert (typed.mail_types, typed.mail_user, typed.ignored_options) == (("time_limit",), "ada", ())
 
 
-def test_a_site_that_rejects_values_without_effect_has_each_with_its_reason(double: Double, script: str) -> None:
+def test_a_strict_site_rejects_ignored_values_with_reasons(double: Double, script: str) -> None:
     double.refuse("POST", "/v1/jobs", 400, "invalid_field", "no", place="ignored_options")
     Path(script).write_text(
         "#!/bin/sh\n#SBATCH --export=ALL -n4 --ntasks-per-node=2 -L a@b --requeue=expedite\n"
@@ -241,7 +241,7 @@ def test_a_site_that_rejects_values_without_effect_has_each_with_its_reason(doub
         assert f"what to do: {remedy}" in result.stderr
 
 
-def test_a_script_exports_what_it_names(double: Double, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_exports_named_variables(double: Double, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
     monkeypatch.setenv("FROM_HERE", "here")
     Path(script).write_text("#!/bin/sh\n#SBATCH --export=ALL,A=1,B=x=y,FROM_HERE,NOT_SET_HERE\n")
@@ -261,7 +261,7 @@ def test_the_whole_environment_is_never_exported(double: Double, script: str, mo
 
 
 @pytest.mark.parametrize("value", ["NONE", "NIL"])
-def test_a_script_that_exports_nothing_has_nothing_without_effect(double: Double, script: str, value: str) -> None:
+def test_export_none_in_a_script_is_not_an_ignored_option(double: Double, script: str, value: str) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
     Path(script).write_text(f"#!/bin/sh\n#SBATCH --export={value}\n")
     assert forebay(double.config, "submit", script).exit_code == 0
@@ -272,7 +272,7 @@ def test_a_script_that_exports_nothing_has_nothing_without_effect(double: Double
 @pytest.mark.parametrize(
     ("text", "seconds"), [("3-24:00:00", 345_600), ("0:90:00", 5_400), ("1:90", 150), ("00:60:00", 3_600)]
 )
-def test_a_script_may_have_more_minutes_than_an_hour_as_in_sbatch(
+def test_script_durations_may_exceed_field_limits_as_in_sbatch(
     double: Double, script: str, text: str, seconds: int
 ) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
@@ -282,13 +282,13 @@ def test_a_script_may_have_more_minutes_than_an_hour_as_in_sbatch(
     assert forebay(double.config, "submit", "--time", text, script).exit_code == ExitCode.BAD_INPUT
 
 
-def test_several_nodes_by_name_are_rejected_on_the_command_line_too(double: Double, script: str) -> None:
+def test_several_named_nodes_are_rejected_on_the_command_line(double: Double, script: str) -> None:
     result = forebay(double.config, "submit", "--nodelist", "n[1-4]", script)
     assert (result.exit_code, double.asked) == (ExitCode.BAD_INPUT, [])
     assert "--nodelist names several nodes" in result.stderr
 
 
-def test_a_script_may_ask_for_its_number_alone_and_to_wait(double: Double, script: str) -> None:
+def test_a_script_can_set_parsable_and_wait(double: Double, script: str) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
     double.answer("GET", LIST, JobsAnswer(revision=7, jobs=(job(job_id=42, state="FAILED", exit_code=5),)))
     Path(script).write_text("#!/bin/sh\n#SBATCH --parsable -W\n")
@@ -296,7 +296,7 @@ def test_a_script_may_ask_for_its_number_alone_and_to_wait(double: Double, scrip
     assert (result.exit_code, result.stdout) == (5, "42\n")
 
 
-def test_a_submit_that_waits_ends_with_the_exit_code_of_the_script(double: Double, script: str) -> None:
+def test_submit_with_wait_exits_with_the_script_exit_code(double: Double, script: str) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
     double.answer("GET", LIST, JobsAnswer(revision=7, jobs=(job(job_id=42, state="FAILED", exit_code=5),)))
     result = forebay(double.config, "submit", "--wait", script)
@@ -304,7 +304,7 @@ def test_a_submit_that_waits_ends_with_the_exit_code_of_the_script(double: Doubl
     assert "job=42" in double.asked[-1].target
 
 
-def test_a_submit_that_waits_looks_until_all_tasks_are_over_and_ends_with_the_worst(
+def test_submit_with_wait_waits_for_all_tasks_and_returns_the_largest_code(
     double: Double, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
@@ -323,7 +323,7 @@ def test_a_submit_that_waits_looks_until_all_tasks_are_over_and_ends_with_the_wo
     assert len(looked) == 3 and looked == sorted(looked)
 
 
-def test_who_waits_is_told_that_a_job_is_gone(double: Double, script: str) -> None:
+def test_submit_with_wait_fails_if_the_job_is_deleted(double: Double, script: str) -> None:
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
     double.refuse("GET", LIST, 404, "unknown_job", "job 42 is over and has left the list of finished jobs")
     result = forebay(double.config, "submit", "--wait", script)
@@ -331,19 +331,19 @@ def test_who_waits_is_told_that_a_job_is_gone(double: Double, script: str) -> No
 
 
 @given(st.sampled_from(sorted(ENDED)), st.integers(0, 255), st.integers(0, 64))
-def test_a_job_comes_to_zero_only_where_its_script_did(state: JobState, exit_code: int, signal: int) -> None:
+def test_only_a_successful_script_gives_exit_code_zero(state: JobState, exit_code: int, signal: int) -> None:
     came_to = exit_code_of(job(state=state.name, exit_code=exit_code, signal=signal))
     assert (came_to == 0) == (state is JobState.COMPLETED and exit_code == 0 and signal == 0)
     assert came_to == exit_code or exit_code == 0 or signal
 
 
-def test_waiting_and_json_are_not_both_had(double: Double, script: str) -> None:
+def test_wait_and_json_exclude_each_other(double: Double, script: str) -> None:
     assert forebay(double.config, "submit", "--wait", "--json", script).exit_code == ExitCode.BAD_INPUT
     assert double.asked == []
 
 
-def test_all_of_it_reads_back_as_it_was_written(double: Double, script: str) -> None:
-    """Whatever a shell can pass."""
+def test_generated_sbatch_lines_are_parsed_back(double: Double, script: str) -> None:
+    """Any text that a shell can pass."""
     double.answer("POST", "/v1/jobs", job(job_id=42), 201)
     words = [chr(code) for code in (1, 9, 10, 34, 39, 92, 127, 0xE9, 0x1F600)]
     forebay(double.config, "submit", script, "--", *words)

@@ -1,4 +1,4 @@
-"""Durations and begin times: every form of sbatch is read exactly, everything else refused in a sentence."""
+"""Durations and begin times: every form of sbatch is parsed exactly, and any other text is rejected."""
 
 import datetime
 import zoneinfo
@@ -39,7 +39,7 @@ BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
         ("365-0", TIME_LIMIT_S_MAX),
     ],
 )
-def test_each_form_of_a_duration_is_read(text: str, duration_s: int) -> None:
+def test_every_form_of_a_duration_is_parsed(text: str, duration_s: int) -> None:
     assert parse_duration(text) == duration_s
 
 
@@ -64,19 +64,19 @@ def test_each_form_of_a_duration_is_read(text: str, duration_s: int) -> None:
     ]
     + ["1-", "-", ":", "1:", ":1", "365-00:00:01", "9" * 40, "99999999999", "UNLIMITED", "infinite", "１", "1 ", " 1"],
 )
-def test_what_is_not_a_duration_is_refused_with_what_would_be_right(text: str) -> None:
+def test_an_invalid_duration_is_rejected_with_a_remedy(text: str) -> None:
     with pytest.raises(ValueError, match=r"write|longest|at most") as refused:
         parse_duration(text)
     assert "\n" not in str(refused.value)
 
 
 @given(st.integers(1, TIME_LIMIT_S_MAX))
-def test_a_formatted_duration_is_read_back(duration_s: int) -> None:
+def test_a_formatted_duration_is_parsed_back(duration_s: int) -> None:
     assert parse_duration(format_duration(duration_s)) == duration_s
 
 
 @given(st.integers(0, 364), st.integers(0, 23), st.integers(0, 59), st.integers(1, 59))
-def test_all_forms_of_one_duration_agree(days: int, hours: int, minutes: int, seconds: int) -> None:
+def test_all_forms_of_a_duration_are_equal(days: int, hours: int, minutes: int, seconds: int) -> None:
     duration_s = days * 86_400 + hours * 3_600 + minutes * 60 + seconds
     whole_minutes, whole_hours = duration_s // 60, duration_s // 3_600
     assert parse_duration(f"{days}-{hours}:{minutes}:{seconds}") == duration_s
@@ -89,7 +89,7 @@ def test_all_forms_of_one_duration_agree(days: int, hours: int, minutes: int, se
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_a_duration_within_bounds_or_a_rejection(text: str) -> None:
+def test_any_text_is_a_bounded_duration_or_is_rejected(text: str) -> None:
     try:
         duration_s = parse_duration(text)
     except ValueError as refused:
@@ -102,7 +102,7 @@ def test_any_text_is_a_duration_within_bounds_or_a_rejection(text: str) -> None:
     ("duration_s", "text"),
     [(0, "0:00"), (59, "0:59"), (61, "1:01"), (3_600, "1:00:00"), (36_000, "10:00:00"), (90_000, "1-01:00:00")],
 )
-def test_elapsed_time_is_shown_as_squeue_does(duration_s: int, text: str) -> None:
+def test_elapsed_time_has_the_squeue_format(duration_s: int, text: str) -> None:
     assert format_elapsed(duration_s) == text
 
 
@@ -118,7 +118,7 @@ def test_elapsed_time_is_shown_as_squeue_does(duration_s: int, text: str) -> Non
     ]
     + [(7_440_000_000, "2 h 04 min")],
 )
-def test_a_span_is_rounded_down_to_what_a_person_reads(span_us: int, text: str) -> None:
+def test_spans_are_rounded_down_for_display(span_us: int, text: str) -> None:
     assert format_span(span_us) == text
 
 
@@ -144,11 +144,11 @@ def test_a_span_is_rounded_down_to_what_a_person_reads(span_us: int, text: str) 
         ("2026-03-01T08:00:00+01:00", "2026-03-01T07:00:00.000000Z"),
     ],
 )
-def test_each_form_of_a_begin_time_is_read(text: str, expected: str | None) -> None:
+def test_every_form_of_a_begin_time_is_parsed(text: str, expected: str | None) -> None:
     assert parse_begin(text, NOW, UTC) == expected
 
 
-def test_times_without_a_zone_are_those_of_the_wall_clock_even_across_summer_time() -> None:
+def test_times_without_a_zone_are_local_even_across_summer_time() -> None:
     before_the_change = parse_instant("2026-03-28T20:00:00Z")
     assert parse_begin("tomorrow", before_the_change, BERLIN) == "2026-03-29T19:00:00.000000Z"
     assert parse_begin("2026-07-01T12:00", NOW, BERLIN) == "2026-07-01T10:00:00.000000Z"
@@ -172,7 +172,7 @@ def test_times_without_a_zone_are_those_of_the_wall_clock_even_across_summer_tim
     ]
     + ["now+99999999weeks", "2026-03-01T08:00:00X", "99999-01-01", "2026-03-01Z"],
 )
-def test_what_is_not_a_begin_time_is_refused_with_what_would_be_right(text: str) -> None:
+def test_an_invalid_begin_time_is_rejected_with_a_remedy(text: str) -> None:
     with pytest.raises(ValueError, match=r"; (write|use)"):
         parse_begin(text, NOW, UTC)
 
@@ -189,17 +189,17 @@ def test_what_is_not_a_begin_time_is_refused_with_what_would_be_right(text: str)
         ("2026-01-31T12:00:00Z", "2026-01-31T12:00:00.000000Z"),
     ],
 )
-def test_each_form_of_a_moment_of_the_past_is_read(text: str, expected: str) -> None:
+def test_every_form_of_a_past_time_is_parsed(text: str, expected: str) -> None:
     assert parse_past(text, NOW, UTC) == expected
 
 
-def test_a_time_of_day_of_the_past_is_the_wall_clock_s_of_today() -> None:
+def test_a_past_time_of_day_is_local_today() -> None:
     assert parse_past("12:30", NOW, BERLIN) == "2026-01-31T11:30:00.000000Z"
 
 
 @pytest.mark.parametrize(
     "text", ["", "soon", "now", "13:00", "25:00", "2026-02-01", "2026-02-30", "-5", "1e3", "99999-01-01"]
 )
-def test_what_is_no_moment_of_the_past_is_refused_with_what_would_be_right(text: str) -> None:
+def test_an_invalid_past_time_is_rejected_with_a_remedy(text: str) -> None:
     with pytest.raises(ValueError, match=r"; write a time of today such as 16:00"):
         parse_past(text, NOW, UTC)

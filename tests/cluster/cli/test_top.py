@@ -1,4 +1,4 @@
-"""`forebay top`: what is on its picture, whatever fits, and that it leaves a terminal as it was."""
+"""`forebay top`: the lines of its view for any terminal size, and the restored terminal."""
 
 import os
 import select
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.cluster.cli.exits import ExitCode
-from forebay.cluster.cli.top import NEEDS_MAX, POOLS_MAX, Answers, picture
+from forebay.cluster.cli.top import NEEDS_MAX, POOLS_MAX, Answers, render_view
 from forebay.cluster.schemas import (
     MemberView,
     NeedView,
@@ -76,22 +76,22 @@ def seen(needs: int = 0, needs_count: int = 0, pools: int = 1, transfers: int = 
     )
 
 
-def test_everything_that_matters_is_on_it() -> None:
-    text = "\n".join(line.text for line in picture(seen(needs=1, transfers=1), 40))
+def test_the_view_shows_replicas_jobs_pools_and_transfers() -> None:
+    text = "\n".join(line.text for line in render_view(seen(needs=1, transfers=1), 40))
     for part in ("demo", "leader r1", "4 PENDING   2 RUNNING", "4 BurstBufferResources", "2 UP", "12 entries behind"):
         assert part in text, part
     assert text.count("entries behind") == 2, "nothing is made up where nobody says how far a replica is behind"
     for part in ("SILENT", "! node n0: it is DOWN   -> forebay node show n3", "50.0 %", "512 of 1", "stage_in"):
         assert part in text, part
     assert "NO ANSWER" not in text
-    idle = "\n".join(line.text for line in picture(seen(), 40))
+    idle = "\n".join(line.text for line in render_view(seen(), 40))
     assert "No action needed." in idle and "No transfers." in idle
 
 
-def test_what_waits_for_somebody_comes_before_what_gets_on() -> None:
+def test_failed_transfers_precede_running_and_queued_ones() -> None:
     rows = (transfer(1, "queued"), transfer(2, "moving", 5.0), transfer(3, "moving", 9.0), transfer(4, "failed"))
     made = seen()._replace(transfers=TransfersAnswer(revision=9, transfers=rows))
-    assert [line.text.split()[0] for line in picture(made, 40)[-4:]] == ["4", "3", "2", "1"]
+    assert [line.text.split()[0] for line in render_view(made, 40)[-4:]] == ["4", "3", "2", "1"]
 
 
 @given(
@@ -102,10 +102,10 @@ def test_what_waits_for_somebody_comes_before_what_gets_on() -> None:
     transfers=st.integers(0, 40),
     more=st.integers(0, 1000),
 )
-def test_a_picture_fits_its_terminal_and_counts_what_it_leaves_out(
+def test_the_view_fits_its_terminal_and_counts_omitted_lines(
     height: int, needs: int, more_needs: int, pools: int, transfers: int, more: int
 ) -> None:
-    lines = picture(seen(needs, needs + more_needs if needs else 0, pools, transfers, more), height)
+    lines = render_view(seen(needs, needs + more_needs if needs else 0, pools, transfers, more), height)
     assert len(lines) <= height
     if height < 40:
         return
@@ -122,17 +122,19 @@ def test_a_picture_fits_its_terminal_and_counts_what_it_leaves_out(
     assert sum(line.startswith("p") for line in text) <= POOLS_MAX
 
 
-def test_what_others_have_named_cannot_take_the_terminal_over() -> None:
+def test_names_in_the_view_cannot_control_the_terminal() -> None:
     made = seen()
     evil = "\x1b]0;x\x07\x1b[2J"
     rows = (transfer(1),)
     made = made._replace(
         pools=PoolsAnswer(revision=9, pools=(pool(evil),)), transfers=TransfersAnswer(revision=9, transfers=rows)
     )
-    assert not any("\x1b" in line.text or "\x07" in line.text for line in picture(made, 40, trouble=evil, old_s=3.0))
+    assert not any(
+        "\x1b" in line.text or "\x07" in line.text for line in render_view(made, 40, trouble=evil, old_s=3.0)
+    )
 
 
-def test_it_needs_a_terminal(double: Double) -> None:
+def test_top_needs_a_terminal(double: Double) -> None:
     result = forebay(double.config, "top")
     assert result.exit_code == ExitCode.BAD_INPUT and "forebay status" in result.stderr
 
@@ -154,7 +156,7 @@ def until(terminal: int, text: bytes, count: int = 1) -> bytes:
 
 
 def ends(terminal: int, process: "subprocess.Popen[bytes]") -> int:
-    """Return its exit code; a terminal that nobody reads holds who writes to it."""
+    """Read the terminal until the command ends, so that its output does not block, and return the exit code."""
     while process.poll() is None:
         if select.select([terminal], [], [], 0.05)[0]:
             os.read(terminal, 65536)
@@ -162,7 +164,7 @@ def ends(terminal: int, process: "subprocess.Popen[bytes]") -> int:
 
 
 @pytest.mark.parametrize("how", ["q", "Ctrl-C"])
-def test_it_draws_again_says_when_nobody_answers_and_leaves_the_terminal_as_it_was(double: Double, how: str) -> None:
+def test_top_refreshes_shows_missing_answers_and_restores_the_terminal(double: Double, how: str) -> None:
     with running(double) as (ours, theirs, process):
         before = termios.tcgetattr(theirs)
         until(ours, b"No action needed.", 2)

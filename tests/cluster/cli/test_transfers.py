@@ -1,4 +1,4 @@
-"""`forebay transfer …`: the words of each command, what it asks, and what it says where there is nothing."""
+"""`forebay transfer …`: requests, output, and missing transfers."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from tests.cluster.cli.test_top import ends, until
 from tests.cluster.cli.transfer_views import COPYING, OF_A_JOB, RECEIPT, TRANSFERS
 
 
-def test_transfers_are_listed_of_one_user_on_request(double: Double) -> None:
+def test_transfers_are_filtered_by_user(double: Double) -> None:
     double.answer("GET", "/v1/transfers", TransfersAnswer(revision=5, transfers=TRANSFERS))
     result = forebay(double.config, "transfer", "list", "--user", "bob")
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["JOBID", "44", "45"]
@@ -32,7 +32,7 @@ def test_watched_transfers_are_drawn_until_none_is_active(double: Double, words:
     assert len(double.asked) > 1
 
 
-def test_a_receipt_is_asked_for_by_stage_and_attempt(double: Double) -> None:
+def test_receipts_are_filtered_by_stage_and_attempt(double: Double) -> None:
     double.answer(
         "GET", r"/v1/transfers/42/receipts.*", ReceiptsAnswer(revision=5, job_id=42, receipts=(RECEIPT, RECEIPT))
     )
@@ -43,7 +43,7 @@ def test_a_receipt_is_asked_for_by_stage_and_attempt(double: Double) -> None:
     assert forebay(double.config, "transfer", "receipt", "42", "--attempt", "0").exit_code == ExitCode.BAD_INPUT
 
 
-def test_where_there_is_no_receipt_that_is_an_error_and_a_beginning_that_is_missing_is_said(double: Double) -> None:
+def test_a_missing_receipt_is_an_error_and_a_truncated_history_is_noted(double: Double) -> None:
     double.answer("GET", r"/v1/transfers/42/receipts.*", ReceiptsAnswer(revision=5, job_id=42, receipts=()))
     result = forebay(double.config, "transfer", "receipt", "42", "--stage", "stage_in")
     assert result.exit_code == ExitCode.NOT_FOUND and result.stdout == ""
@@ -57,7 +57,7 @@ def test_where_there_is_no_receipt_that_is_an_error_and_a_beginning_that_is_miss
     assert "try another one" in forebay(double.config, "transfer", "receipt", "42").stderr
 
 
-def test_drawing_needs_a_terminal_and_no_json(double: Double) -> None:
+def test_watch_needs_a_terminal_and_excludes_json(double: Double) -> None:
     double.answer("GET", "/v1/transfers/42", OF_A_JOB)
     for words in (("list",), ("show", "42")):
         piped = forebay(double.config, "transfer", *words, "--watch")
@@ -67,7 +67,7 @@ def test_drawing_needs_a_terminal_and_no_json(double: Double) -> None:
     assert double.asked == []
 
 
-def test_a_bar_is_full_at_the_end_only_and_counts_files_where_bytes_are_not_known() -> None:
+def test_a_progress_bar_counts_files_if_the_size_is_unknown() -> None:
     def drawn(**fields: int) -> str:
         return bar(TransferView(job_id=1, attempt=1, node="n", stage="stage_in", **fields))
 
@@ -77,12 +77,12 @@ def test_a_bar_is_full_at_the_end_only_and_counts_files_where_bytes_are_not_know
     assert drawn(bytes_done=2_000, bytes_total=1_000).startswith("█" * 24 + " 100.0 %")
 
 
-def test_what_an_agent_calls_its_phase_cannot_take_over_a_terminal() -> None:
+def test_phase_names_of_agents_cannot_control_the_terminal() -> None:
     hostile = TransferView(job_id=1, attempt=1, node="n", stage="stage_in", phase="\x1b[2J")
     assert "\x1b" not in state_words(hostile) and state_words(COPYING) == "copying"
 
 
-def test_drawing_goes_on_while_anything_moves_and_ends_with_what_an_operator_must_release(
+def test_watch_ends_when_only_failed_transfers_are_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "WATCH_PERIOD_S", 0.0)

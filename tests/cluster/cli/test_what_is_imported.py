@@ -1,4 +1,4 @@
-"""What a command imports is most of what it costs: each leaves alone what it does not use."""
+"""Imports dominate the cost of a command, so each command imports only what it needs."""
 
 import os
 import subprocess
@@ -23,12 +23,12 @@ HEAVY = frozenset(
     subprocess uvloop xml yarl
     """.split()
 )
-"""What takes a command longer to import than a request to the cluster takes it, each or with what it brings."""
+"""Modules whose import, with dependencies, takes longer than a request to the cluster."""
 
 DEFERRED = frozenset(
     "ast dis gettext immutables inspect ipaddress locale platform textwrap tokenize".split()
 ) | frozenset({"msgspec.inspect", "msgspec.toml", "msgspec.yaml"})
-"""What click, msgspec and others import, and what that brings: a stand-in is there instead of each."""
+"""Modules that click, msgspec and others import, and their dependencies; placeholders replace them."""
 
 UNUSED = frozenset(
     """
@@ -40,7 +40,7 @@ UNUSED = frozenset(
     forebay.snapshots forebay.wal
     """.split()
 )
-"""Rooms and modules of Forebay that a plain request has no use for."""
+"""Packages and modules of Forebay that a simple request does not need."""
 
 FOR_HELP = (
     HEAVY
@@ -56,7 +56,7 @@ FOR_HELP = (
         )
     )
 )
-"""What the outermost help has no use for, either."""
+"""Modules that the outermost help does not need either."""
 
 
 def commands(group: click.Group, *before: str) -> Iterator[tuple[str, ...]]:
@@ -97,8 +97,8 @@ def imported(words: list[str], **environment: str) -> frozenset[str]:
     return frozenset(last)
 
 
-def test_what_is_decoded_has_annotations_that_need_not_be_read() -> None:
-    """msgspec evaluates each that is a text when something is decoded for the first time, a class at a time."""
+def test_decoded_types_have_no_unresolved_annotations() -> None:
+    """msgspec evaluates annotations that are texts, class by class, at the first decoding."""
     for file in (*ROOT.glob("cluster/schemas/*.py"), ROOT / "cluster/config/access.py"):
         assert "from __future__ import annotations" not in file.read_text(), file
 
@@ -111,14 +111,14 @@ def test_the_outermost_help_imports_no_command() -> None:
     assert among(imported(["--help"]), FOR_HELP) == set()
 
 
-def test_the_outermost_help_says_of_each_command_what_its_own_says_first() -> None:
+def test_the_outermost_help_matches_each_commands_first_sentence() -> None:
     for entries in TREE.values():
         for name, entry in entries.items():
             if isinstance(entry, Leaf):
                 assert entry.summary == (cli.commands[name].help or "").partition("\n")[0]
 
 
-def test_the_table_has_each_command_under_the_name_that_it_has_itself() -> None:
+def test_command_names_match_the_command_tree() -> None:
     assert set(EVERY) >= set(paths())
     for words in paths():
         command: click.Command = cli
@@ -129,7 +129,7 @@ def test_the_table_has_each_command_under_the_name_that_it_has_itself() -> None:
 
 
 @pytest.mark.parametrize("words", [(), *(words for words in EVERY if isinstance(command_of(words), click.Group))])
-def test_the_help_of_each_group_fits_on_a_screen_and_cuts_nothing(words: tuple[str, ...]) -> None:
+def test_each_group_help_fits_on_a_screen(words: tuple[str, ...]) -> None:
     shown = CliRunner().invoke(cli, [*words, "--help"], env={"COLUMNS": "80"}, prog_name="forebay").stdout.splitlines()
     assert len(shown) <= 40 and max(map(len, shown)) <= 80
     group = command_of(words)
@@ -160,10 +160,10 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("words", REQUESTS, ids=" ".join)
-def test_a_plain_request_imports_neither_a_loop_nor_a_renderer(
+def test_a_simple_request_imports_no_event_loop_or_renderer(
     words: tuple[str, ...], double: Double, tmp_path: Path
 ) -> None:
-    """Refusals too: the double knows no job, and a rejection is printed."""
+    """This includes rejections: the double knows no job, and a rejection is printed."""
     (tmp_path / "job.sh").write_text("#!/bin/sh\n")
     given = [str(tmp_path / word) if word == "job.sh" else word for word in words]
     double.answer("GET", "/v1/jobs/42", PENDING)
@@ -172,8 +172,8 @@ def test_a_plain_request_imports_neither_a_loop_nor_a_renderer(
     assert among(loaded, HEAVY | UNUSED | DEFERRED) == set()
 
 
-def test_no_command_imports_a_client_on_a_loop_or_a_renderer_before_it_runs() -> None:
-    """What a command's module imports at its top is paid by its sisters, too."""
+def test_no_command_module_imports_the_async_client_or_a_renderer() -> None:
+    """The imports of a module also slow down the other commands in it."""
     program = (
         "import sys\n"
         "from forebay.cluster.cli.app import cli\n"

@@ -1,4 +1,4 @@
-"""Words mean one thing over the whole command line: options anywhere, who asks before it destroys, no routes."""
+"""Consistency of the command line: global options, confirmations, and no API routes in messages."""
 
 import ast
 import os
@@ -52,32 +52,32 @@ ANYWHERE = {
 }
 
 
-def test_the_options_that_may_stand_anywhere_are_all_of_the_outermost_command_but_its_version() -> None:
+def test_every_outermost_option_but_version_is_global() -> None:
     given = {word for one in cli.params for word in one.opts if isinstance(one, GlobalOption)}
     assert given == ANYWHERE.keys() == own_options(()) - {"--version"}
 
 
 @pytest.mark.parametrize("words", OURS, ids=" ".join)
-def test_every_command_takes_every_global_option_before_between_and_after_its_words(words: tuple[str, ...]) -> None:
+def test_every_command_accepts_global_options_at_any_position(words: tuple[str, ...]) -> None:
     for option, value in ANYWHERE.items():
         for place in range(len(words) + 1):
             if option in own_options(words[:place]) and option != "--json" and place:
                 continue
             typed = [*words[:place], option, *([value] if value else []), *words[place:], "--help"]
-            # Without a session the options before the command make one, as in a process of its own.
+            # Without a session, the options before the command create one, as in a separate process.
             result = CliRunner().invoke(cli, typed)
             assert result.exit_code == 0 and result.stdout.startswith("Usage: "), (typed, result.stderr)
 
 
 @pytest.mark.parametrize("words", [("job",), ("queue",), ("run", "replica"), ("audit", "prune"), ("run", "helper")])
-def test_minus_h_is_help_behind_every_command(words: tuple[str, ...]) -> None:
+def test_minus_h_shows_help_for_every_command(words: tuple[str, ...]) -> None:
     run = [sys.executable, "-m", "forebay.cluster.cli", *words, "-h"]
     shown = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert shown.startswith(f"Usage: forebay {' '.join(words)} ") and "-h, --help" in shown
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_a_global_option_has_its_effect_wherever_it_stands(double: Double, place: int) -> None:
+def test_a_global_option_works_at_any_position(double: Double, place: int) -> None:
     double.answer("GET", "/v1/jobs.*", JobsAnswer(revision=1, jobs=(), truncated=False))
     environment = {**os.environ, "FOREBAY_CONFIG": "", "FOREBAY_IDENTITY": ""}
     given = ["--config", str(double.config.file), "--identity", "alice", "--stale", "--deadline", "9", "--json"]
@@ -92,7 +92,8 @@ def test_a_global_option_has_its_effect_wherever_it_stands(double: Double, place
     assert "alice" in asked.identity and "stale=ok" in asked.target
 
 
-# What destroys ------------------------------------------------------------------------------------------------------
+# Destructive commands
+# ------------------------------------------------------------------------------------------------------
 
 DESTROYS = {
     ("policy", "account", "delete"): ["a"],
@@ -112,24 +113,24 @@ DESTROYS = {
     ("support", "session", "close"): ["7"],
     ("policy", "usage", "reset"): ["--qos", "a"],
 }
-"""What asks, with arguments that it takes."""
+"""Commands that ask for confirmation, with valid arguments."""
 
 PLANNED = {("cluster", "recover"), ("backup", "restore")}
-"""What shows a plan first, whose id answers as --yes does."""
+"""Commands that first show a plan; giving its ID confirms it, as --yes does."""
 
 HERE = {("audit", "prune"), ("cert", "retire-authority")}
-"""What asks no replica."""
+"""Commands that send no request."""
 
 VERBS = set("clear close delete destroy discard forget prune purge remove reset retire-authority".split())
 
 
-def test_what_has_yes_is_what_destroys_and_nothing_is_named_so_that_does_not_ask() -> None:
+def test_exactly_the_destructive_commands_have_yes() -> None:
     asking = {words for words in EVERY if "--yes" in own_options(words)}
     assert asking == DESTROYS.keys() | PLANNED
     assert {words for words in EVERY if words[-1] in VERBS} <= asking
 
 
-def test_no_two_verbs_mean_that_something_is_made_shown_or_taken_away() -> None:
+def test_verbs_for_creating_showing_and_deleting_are_consistent() -> None:
     verbs = {words[-1] for words in EVERY}
     assert {"list", "show", "create", "set", "delete"} <= verbs
     assert not {"rm", "get", "ls", "info", "modify"} & verbs
@@ -139,9 +140,7 @@ ASKED_FIRST = sorted(DESTROYS.keys() - HERE)
 
 
 @pytest.mark.parametrize("words", ASKED_FIRST, ids=" ".join)
-def test_without_a_terminal_it_is_refused_before_anybody_is_asked_unless_yes_is_said(
-    double: Double, words: tuple[str, ...]
-) -> None:
+def test_without_a_terminal_destructive_commands_need_yes(double: Double, words: tuple[str, ...]) -> None:
     typed = (*words, *DESTROYS[words])
     refused = forebay(double.config, *typed)
     assert (refused.exit_code, refused.stdout, double.asked) == (ExitCode.BAD_INPUT, "", [])
@@ -152,7 +151,7 @@ def test_without_a_terminal_it_is_refused_before_anybody_is_asked_unless_yes_is_
 
 @pytest.mark.parametrize("answer", ["y", "n"])
 @pytest.mark.parametrize("words", ASKED_FIRST, ids=" ".join)
-def test_on_a_terminal_it_asks_and_does_what_is_answered(double: Double, words: tuple[str, ...], answer: str) -> None:
+def test_on_a_terminal_destructive_commands_ask_first(double: Double, words: tuple[str, ...], answer: str) -> None:
     with on_a_terminal(double.config, "--identity", "operator", *words, *DESTROYS[words]) as (ours, _, process):
         os.write(ours, f"{answer}\n".encode())
         _, said = process.communicate(timeout=60)
@@ -162,7 +161,7 @@ def test_on_a_terminal_it_asks_and_does_what_is_answered(double: Double, words: 
         assert process.returncode == ExitCode.INTERRUPTED and b"nothing was changed" in said
 
 
-def test_the_former_authority_is_believed_until_yes_is_said(double: Double) -> None:
+def test_the_former_authority_is_trusted_until_confirmation(double: Double) -> None:
     authority = double.config.tls.authority.read_bytes()
     refused = forebay(double.config, "cert", "retire-authority")
     assert refused.exit_code == ExitCode.BAD_INPUT and "add --yes" in refused.stderr
@@ -176,7 +175,7 @@ def test_the_former_authority_is_believed_until_yes_is_said(double: Double) -> N
 REASON = "disk 3 of the second shelf fails its self-test since Monday;\nwaits for the vendor \x1b[31mand a new one"
 
 
-def test_a_long_reason_takes_one_line_and_a_mark_and_all_of_it_is_shown_by_show(double: Double) -> None:
+def test_a_long_reason_is_shortened_in_lists_and_whole_in_show(double: Double) -> None:
     node = msgspec.structs.replace(NODE, name="n1", state="DRAINED", reason=REASON)
     double.answer("GET", "/v1/nodes", NodesAnswer(revision=1, nodes=(node, NODE)))
     listed = forebay(double.config, "node", "list", columns=100).stdout.splitlines()
@@ -195,7 +194,7 @@ def test_a_long_reason_takes_one_line_and_a_mark_and_all_of_it_is_shown_by_show(
 
 
 def sentences(path: Path) -> Iterator[str]:
-    """Yield the texts of a module that have a blank and a route, but for docstrings and what is matched with."""
+    """Yield the texts of a module with a blank and a route, except docstrings and patterns."""
     tree = ast.parse(path.read_text())
     skipped = set[ast.AST]()
     for node in ast.walk(tree):
@@ -218,14 +217,14 @@ def sentences(path: Path) -> Iterator[str]:
             yield text
 
 
-def test_whatever_the_api_advises_is_said_in_commands() -> None:
+def test_every_api_remedy_is_translated_to_commands() -> None:
     said = [text for room in ("api", "client", "server") for path in sorted((ROOT / "cluster" / room).rglob("*.py"))
             for text in sentences(path)]  # fmt: skip
     assert len(said) > 10
     assert [text for text in said if "/v1/" in name_commands(text)] == []
 
 
-def test_no_sentence_of_what_people_start_names_a_route() -> None:
+def test_no_service_message_names_a_route() -> None:
     rooms = ("agent", "audit", "cli", "config", "drill", "security", "slurm", "system")
     paths = [path for room in rooms for path in sorted((ROOT / "cluster" / room).rglob("*.py"))]
     paths += sorted((ROOT / "replica").rglob("*.py"))
@@ -239,7 +238,7 @@ def test_no_help_names_a_route() -> None:
         assert "/v1/" not in " ".join(texts), words
 
 
-def test_a_route_that_a_replica_does_not_have_is_a_command_that_its_release_does_not_know(double: Double) -> None:
+def test_a_route_missing_on_a_replica_is_reported_as_an_older_release(double: Double) -> None:
     path = "/v1/usage"
     double.refuse("GET", path, 404, "unknown_route", f"there is nothing at {path}", remedy="see /v1/openapi.json")
     result = forebay(double.config, "policy", "usage", "list")
@@ -247,7 +246,8 @@ def test_a_route_that_a_replica_does_not_have_is_a_command_that_its_release_does
     assert "does not have this command" in result.stderr and "/v1/" not in result.stderr
 
 
-# Nobody there -------------------------------------------------------------------------------------------------------
+# No replica answers
+# -------------------------------------------------------------------------------------------------------
 
 LOCAL = {
     ("node", "buffers"), ("node", "receipt"), ("cert", "issue"), ("cert", "list"), ("cert", "renew-authority"),
@@ -258,7 +258,7 @@ LOCAL = {
     ("backup", "restore"), ("top",), ("cluster", "up"), ("audit", "whatif"), ("audit", "witness", "key"),
     ("audit", "witness", "list"), *(words for words in EVERY if words[0] == "run"),
 }  # fmt: skip
-"""What asks no replica for its answer, or (`check`, `debug`, `top`) says of each that it does not answer."""
+"""Commands that need no answer of a replica, or that report each missing answer (`check`, `debug`, `top`)."""
 
 ASKING = sorted(
     words
@@ -269,7 +269,7 @@ ARGUMENTS = {
     "job_id": "7", "job_ids": "7", "job": "7", "size": "1GiB", "settings": "A=1", "since": "1",
     "until": "2", "quantity": "1GiB", "granularity": "1MiB", "peer": "h:1", "api": "h:2", "level": "2", "time": "1",
 }  # fmt: skip
-"""What is typed for an argument or a required option of this name; for others what its type takes."""
+"""Example value of an argument or required option, by name; otherwise the type determines the value."""
 
 MORE = {
     ("pool", "set"): ["--quantity=1GiB"],
@@ -304,18 +304,18 @@ def typed_for(words: tuple[str, ...], file: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def nobody(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """A cluster of three replicas of which none runs."""
+    """Cluster of three replicas, none of which runs."""
     founding = Founding(replicas=3, agents=1, base_port=free_ports(API_PORT_OFFSET + 3)[0])
     return create_site(tmp_path_factory.mktemp("nobody") / "site", founding, clock=SystemClock())
 
 
 @pytest.mark.parametrize("words", ASKING, ids=" ".join)
-def test_where_every_replica_refuses_the_connection_no_command_waits_for_its_deadline(
+def test_refused_connections_fail_before_the_deadline(
     nobody: Config, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "file"
     file.write_text("#!/bin/sh\n" if words == ("submit",) else "GetSysState=/bin/true\n")
-    # For how long it is tried again, where nobody listens: most of a second, which each command would take here.
+    # Retry period while no replica listens: shortened, because every command would wait for it here.
     monkeypatch.setattr("forebay.cluster.client.UNREACHABLE_S", 0.05)
     began = time.monotonic()
     result = forebay(nobody, *typed_for(words, file))

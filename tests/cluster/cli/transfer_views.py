@@ -1,4 +1,4 @@
-"""Transfers as the API answers with them, for the tests of what people see."""
+"""Transfer views as the API returns them, for tests of the output."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Views for the tests: a job, a buffer, a history as a server would send them."""
+"""Views for tests, as the API returns them: a job, a buffer, a history."""
 
 from typing import Any
 

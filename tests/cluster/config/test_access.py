@@ -1,4 +1,4 @@
-"""What a client reads of forebay.toml is what everybody else reads of it, and a mistake there is the same sentence."""
+"""Clients and replicas read the same values from forebay.toml, and report the same errors."""
 
 from pathlib import Path
 
@@ -18,11 +18,11 @@ def site(tmp_path: Path) -> Config:
     return create_site(tmp_path, Founding(name="demo", replicas=3, agents=2), clock=SystemClock())
 
 
-def test_a_client_knows_every_table_that_a_replica_does() -> None:
+def test_clients_and_replicas_know_the_same_tables() -> None:
     assert set(access._AccessFile.__struct_fields__) == set(config._ConfigFile.__struct_fields__)
 
 
-def test_a_client_reads_the_same_as_a_replica(site: Config) -> None:
+def test_clients_and_replicas_read_the_same_values(site: Config) -> None:
     read = read_access(site.file)
     assert type(read) is AccessConfig
     for field in AccessConfig.__struct_fields__:
@@ -42,9 +42,7 @@ def test_a_client_reads_the_same_as_a_replica(site: Config) -> None:
         ("[cluster]", "[cluster]\nid = 'short'"),
     ],
 )
-def test_a_mistake_in_what_a_client_reads_is_the_sentence_that_a_replica_says(
-    site: Config, before: str, after: str
-) -> None:
+def test_clients_and_replicas_report_the_same_error(site: Config, before: str, after: str) -> None:
     site.file.write_text(site.file.read_text().replace(before, after))
     with pytest.raises(ConfigError) as replica:
         Config.load(site.file)
@@ -53,7 +51,7 @@ def test_a_mistake_in_what_a_client_reads_is_the_sentence_that_a_replica_says(
     assert str(client.value) == str(replica.value)
 
 
-def test_a_client_refuses_keys_that_others_may_read(site: Config) -> None:
+def test_clients_reject_keys_readable_by_others(site: Config) -> None:
     (site.tls.certificates / "operator.key").chmod(0o644)
     with pytest.raises(ConfigError, match="operator.key has mode 0644"):
         read_access(site.file)

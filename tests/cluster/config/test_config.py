@@ -1,4 +1,4 @@
-"""The configuration: read exactly, or refused with file, key, what was found and what would be right."""
+"""The configuration is loaded exactly, or rejected with file, key, finding and remedy."""
 
 import os
 import tomllib
@@ -123,14 +123,14 @@ def blamed_text(file: Path, error: ConfigError) -> str:
 
 
 def names_of(error: ConfigError) -> tuple[str, ...]:
-    """Return with what the place of an error may begin: the key, an item of a list, or the table that lacks the key."""
+    """Return the possible starts of an error's place: the key, a list element, or the table that lacks the key."""
     *tables, name = error.key.split(".")
     if name.endswith("]"):
         return ('"', "1]")
     return (name, "pear", tables[-1].split("[")[0]) if "the key is missing" in error.sentence else (name,)
 
 
-def test_everything_in_the_file_is_in_the_configuration(file: Path) -> None:
+def test_every_setting_in_the_file_is_loaded(file: Path) -> None:
     config, base = Config.load(file), file.parent
     assert (config.cluster.name, config.cluster.id) == ("demo", "6f1c00000000000000000000000000aa")
     assert config.members == {"r1": "127.0.0.1:7401", "r2": "127.0.0.1:7402", "r3": "[::1]:7403"}
@@ -158,7 +158,7 @@ def test_everything_in_the_file_is_in_the_configuration(file: Path) -> None:
     assert (config.replica("r2").name, config.agent("n2").cpus) == ("r2", 4)
 
 
-def test_paths_are_relative_to_the_file_not_to_whoever_reads_it(
+def test_paths_are_relative_to_the_configuration_file(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -170,7 +170,7 @@ def test_paths_are_relative_to_the_file_not_to_whoever_reads_it(
     assert ".." not in str(config.file)
 
 
-def test_what_is_left_out_has_its_default(file: Path) -> None:
+def test_omitted_settings_have_defaults(file: Path) -> None:
     file.write_text(TEXT[: TEXT.index("[[agent]]")])
     config = Config.load(file)
     assert (config.agents, config.pools, config.policy) == ((), (), Site())
@@ -179,7 +179,7 @@ def test_what_is_left_out_has_its_default(file: Path) -> None:
     assert config.storage.directory == file.parent
 
 
-def test_all_fields_of_the_policy_can_be_founded(file: Path) -> None:
+def test_every_policy_field_can_be_set_at_founding(file: Path) -> None:
     numbers = {name: value for name, value in vars_of(Site()).items() if isinstance(value, int)}
     lines = "\n".join(f"{name} = {str(value).lower()}" for name, value in numbers.items())
     file.write_text(TEXT[: TEXT.index("[policy]")] + "[policy]\n" + lines)
@@ -195,13 +195,13 @@ def vars_of(policy: Site) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("old", "new", "key", "sentence", "remedy"),
     [
-        # unknown keys and tables, with the near one
+        # unknown keys and tables, with a suggestion
         ("allow_root", "alow_root", "policy.alow_root", "unknown key", "did you mean 'allow_root'?"),
         ("[storage]", "[storages]", "storages", "unknown key", "did you mean 'storage'?"),
         ('peer = "127.0.0.1:7402"', 'pear = "127.0.0.1:7402"', "replica[2].peer", "found 'pear'", "write peer ="),
         ("cpus = 2", "cpus = 2\ngpus = 1", "agent[1].gpus", "unknown key", "did you mean 'cpus'?"),
         ("default = true", "colour = 3", "pool[1].colour", "unknown key", "known keys here: name, quantity"),
-        ("[policy]", '[policy]\nsources = ["/x"]', "policy.sources", "does not belong here", "write it in [staging]"),
+        ("[policy]", '[policy]\nsources = ["/x"]', "policy.sources", "another table", "write it in [staging]"),
         # missing
         ('name = "demo"', "", "cluster.name", "the key is missing", 'write name = "demo"'),
         ('quantity = "96MiB"', "", "pool[1].quantity", "the key is missing", "write a size"),
@@ -246,12 +246,12 @@ def vars_of(policy: Site) -> dict[str, Any]:
         ('name = "slow"', 'name = "fast"', "pool[2].name", "already a pool 'fast'", "a name of its own"),
         ('granularity = "10"', "default = true", "pool[2].default", "pool 'fast' is the default already", "one pool"),
         # staging roots
-        ('"/in/%u"', '"/in/%j"', "staging.sources[1]", "found '/in/%j'", "only symbol here is %u"),
+        ('"/in/%u"', '"/in/%j"', "staging.sources[1]", "found '/in/%j'", "only symbol is %u"),
         ('"/in/%u"', '"/in/../etc"', "staging.sources[1]", "found '..'", "the directory itself"),
         ('"/in/%u"', '""', "staging.sources[1]", "found a text ('')", "non-empty text"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_refused_with_its_place_and_remedy(
+def test_each_mistake_is_rejected_with_place_and_remedy(
     file: Path, old: str, new: str, key: str, sentence: str, remedy: str
 ) -> None:
     error = rejection(file, (old, new))
@@ -261,7 +261,7 @@ def test_a_mistake_is_refused_with_its_place_and_remedy(
 
 
 @pytest.mark.parametrize("count", [0, 2, 4, 6])
-def test_an_even_number_of_replicas_is_refused(file: Path, count: int) -> None:
+def test_an_even_number_of_replicas_is_rejected(file: Path, count: int) -> None:
     rows = "".join(
         f'[[replica]]\nname = "r{i}"\npeer = "127.0.0.1:{7000 + i}"\napi = "127.0.0.1:{7100 + i}"\n'
         for i in range(count)
@@ -273,9 +273,7 @@ def test_an_even_number_of_replicas_is_refused(file: Path, count: int) -> None:
     assert f"found {count}" in caught.value.sentence
 
 
-def test_a_file_that_is_missing_not_toml_not_utf8_or_huge_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_malformed_and_oversized_files_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "forebay.toml"
     with pytest.raises(ConfigError, match="cannot be read.*forebay cluster init"):
         Config.load(file)
@@ -293,7 +291,7 @@ def test_a_file_that_is_missing_not_toml_not_utf8_or_huge_is_refused(
         Config.load(file)
 
 
-def test_deep_nesting_is_refused_not_a_crash(tmp_path: Path) -> None:
+def test_deep_nesting_is_rejected_without_a_crash(tmp_path: Path) -> None:
     file = tmp_path / "forebay.toml"
     file.write_text("x = " + "[" * 100_000)
     with pytest.raises(ConfigError):
@@ -301,7 +299,7 @@ def test_deep_nesting_is_refused_not_a_crash(tmp_path: Path) -> None:
 
 
 @given(st.dictionaries(st.text(max_size=8), st.one_of(st.text(max_size=8), st.integers(-9, 9), st.booleans())))
-def test_any_table_is_a_configuration_or_an_error_that_names_a_key(values: dict[str, Any]) -> None:
+def test_any_table_is_valid_or_rejected_with_a_key(values: dict[str, Any]) -> None:
     lines = "".join(
         f"{quote(key)} = {quote(v) if isinstance(v, str) else str(v).lower()}\n" for key, v in values.items()
     )
@@ -310,7 +308,7 @@ def test_any_table_is_a_configuration_or_an_error_that_names_a_key(values: dict[
     assert caught.value.key
 
 
-def test_an_unknown_name_is_answered_with_the_near_one(file: Path) -> None:
+def test_an_unknown_name_gets_a_suggestion(file: Path) -> None:
     config = Config.load(file)
     with pytest.raises(ConfigError, match="no replica 'r4'; known are r1, r2, r3"):
         config.replica("r4")
@@ -329,7 +327,7 @@ def keyed(file: Path) -> Config:
     return config
 
 
-def test_the_files_of_an_identity_are_found_or_the_remedy_said(keyed: Config) -> None:
+def test_missing_certificate_files_are_reported_with_a_remedy(keyed: Config) -> None:
     files = keyed.tls_files("operator")
     assert (files.certificate.name, files.key.name, files.authority.name) == ("operator.pem", "operator.key", "ca.pem")
     with pytest.raises(ConfigError, match="there is no certificate .*alice.pem; issue one with .* issue alice"):
@@ -339,7 +337,7 @@ def test_the_files_of_an_identity_are_found_or_the_remedy_said(keyed: Config) ->
 
 
 @pytest.mark.parametrize("name", ["ca.key", "operator.key"])
-def test_a_configuration_whose_keys_others_may_read_is_refused(keyed: Config, name: str) -> None:
+def test_keys_readable_by_others_are_rejected(keyed: Config, name: str) -> None:
     key = keyed.tls.certificates / name
     key.chmod(0o640)
     with pytest.raises(
@@ -351,14 +349,14 @@ def test_a_configuration_whose_keys_others_may_read_is_refused(keyed: Config, na
     assert Config.load(keyed.file) == keyed
 
 
-def test_a_directory_of_keys_that_others_may_write_is_refused(keyed: Config) -> None:
+def test_a_key_directory_writable_by_others_is_rejected(keyed: Config) -> None:
     keyed.tls.certificates.chmod(0o770)
     with pytest.raises(ConfigError, match="others may replace the keys in it; run: chmod 700"):
         Config.load(keyed.file)
     keyed.tls.certificates.chmod(0o700)
 
 
-def test_whoever_may_not_look_into_the_directory_may_read_the_configuration(
+def test_the_configuration_is_readable_without_directory_listing_permission(
     keyed: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forbidden(self: Path) -> Any:
@@ -368,20 +366,20 @@ def test_whoever_may_not_look_into_the_directory_may_read_the_configuration(
     assert Config.load(keyed.file) == keyed
 
 
-# What TOML is written with
+# Writing TOML
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
-def test_a_quoted_text_is_read_as_it_was(text: str) -> None:
+def test_quoting_round_trips(text: str) -> None:
     assert tomllib.loads(f"x = {quote(text)}") == {"x": text}
 
 
-def test_a_pool_on_the_command_line() -> None:
+def test_pool_options_are_parsed() -> None:
     assert PoolSpec.parse("fast=96MiB/8MiB") == PoolSpec("fast", "96MiB", "8MiB", False)
     assert PoolSpec.parse("fast=1.5TB/1,default") == PoolSpec("fast", "1.5TB", "1", True)
 
 
-def test_a_relative_file_is_resolved_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_resolved_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(file.parent)
     config = Config.load(Path("forebay.toml"))
     monkeypatch.chdir("/")
@@ -389,7 +387,7 @@ def test_a_relative_file_is_resolved_once(file: Path, monkeypatch: pytest.Monkey
     assert os.path.isabs(config.wal_directory("r1"))
 
 
-def test_a_channel_is_offered_only_where_the_configuration_says_so(file: Path) -> None:
+def test_a_channel_is_offered_only_if_configured(file: Path) -> None:
     place = 'api = "127.0.0.1:7412"\n'
     assert TEXT.count(place) == 1
     file.write_text(TEXT.replace(place, place + 'channel = "127.0.0.1:7422"\n'))
@@ -413,7 +411,7 @@ authority = "users.pem"
 """
 
 
-def test_witnesses_are_read_and_a_majority_of_them_is_needed_where_nothing_else_is_said(file: Path) -> None:
+def test_witnesses_are_parsed_and_a_majority_is_required_by_default(file: Path) -> None:
     assert Config.load(file).witnesses_needed == 0
     file.write_text(TEXT + WITNESS)
     config = Config.load(file)
@@ -447,7 +445,7 @@ def test_witnesses_are_read_and_a_majority_of_them_is_needed_where_nothing_else_
         ("[[witness]]", "[checkpoints]\nwitnesses_needed = 3\n[[witness]]", "checkpoints.witnesses_needed", "found 3"),
     ],
 )
-def test_a_witness_that_could_not_be_asked_or_believed_is_refused(
+def test_an_unreachable_or_unverifiable_witness_is_rejected(
     file: Path, old: str, new: str, key: str, sentence: str
 ) -> None:
     assert old in WITNESS

@@ -1,4 +1,4 @@
-"""SIGHUP at the real processes of the services that stand beside replicas and agents: none of them ends by it."""
+"""SIGHUP to real processes of the services beside replicas and agents does not end them."""
 
 import asyncio
 import signal
@@ -22,7 +22,7 @@ SERVICES = ("gateway", "bridge", "helper", "witness")
 
 
 async def launch(service: str, directory: Path) -> asyncio.subprocess.Process:
-    """Start the process that the unit of a service starts, with what it needs."""
+    """Start a service's process as its unit does, with the required files."""
     config = make(directory, 1)
     port = free_ports(1)[0]
     if service == "gateway":
@@ -53,7 +53,7 @@ def certify(config: Config, name: str, role: Role) -> None:
 
 
 def handles_hangup(pid: int) -> bool:
-    """Say whether a process has a handler of SIGHUP; False for one that has ended."""
+    """Return whether a process handles SIGHUP; False if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except FileNotFoundError:
@@ -64,7 +64,7 @@ def handles_hangup(pid: int) -> bool:
 
 @pytest.mark.parametrize("service", SERVICES)
 @story
-async def test_sighup_does_not_end_a_service_and_sigterm_does(service: str, tmp_path: Path) -> None:
+async def test_sighup_keeps_a_service_running_and_sigterm_ends_it(service: str, tmp_path: Path) -> None:
     process = await launch(service, tmp_path)
     try:
         async with asyncio.timeout(PATIENCE_S):

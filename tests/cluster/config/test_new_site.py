@@ -1,4 +1,4 @@
-"""What `forebay cluster init` writes: a whole cluster that loads, or nothing."""
+"""`forebay cluster init` writes a complete cluster that loads, or nothing."""
 
 import os
 import stat
@@ -28,7 +28,7 @@ from forebay.cluster.system.clock import SystemClock
 CLOCK = SystemClock()
 
 
-def test_a_new_cluster_loads_and_everybody_in_it_has_a_usable_certificate(tmp_path: Path) -> None:
+def test_a_new_cluster_loads_with_usable_certificates(tmp_path: Path) -> None:
     directory = tmp_path / "deep" / "demo"
     config = create_site(directory, Founding(users=("alice",)), clock=CLOCK)
     assert config == Config.load(directory / "forebay.toml")
@@ -45,7 +45,7 @@ def test_a_new_cluster_loads_and_everybody_in_it_has_a_usable_certificate(tmp_pa
     assert {stat.S_IMODE(path.stat().st_mode) for path in keys} == {0o600}
 
 
-def test_each_host_gets_what_it_needs_and_no_key_of_another(tmp_path: Path) -> None:
+def test_each_host_bundle_has_only_its_own_keys(tmp_path: Path) -> None:
     asked = Founding(
         named=(("r1", "10.0.0.1"), ("r2", "b.test"), ("r3", "b.test")), nodes=(("n7", "10.0.0.1"), ("n8", "c.test"))
     )
@@ -70,14 +70,14 @@ def test_each_host_gets_what_it_needs_and_no_key_of_another(tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["forebay.toml", "hosts", "tls"]
 
 
-def test_on_named_hosts_nobody_is_an_operator_without_a_certificate(tmp_path: Path) -> None:
+def test_named_hosts_have_no_operator_without_a_certificate(tmp_path: Path) -> None:
     asked = Founding(named=(("r1", "a.test"),), founder="alan", accounts="switch")
     config = create_site(tmp_path, asked, clock=CLOCK)
     assert (config.access.operators, config.access.socket) == ((), SOCKET)
 
 
-def test_the_script_of_a_bundle_gives_services_their_files_and_allows_one_start_without_data(tmp_path: Path) -> None:
-    """What it calls there says here how it was called."""
+def test_the_bundle_script_installs_files_and_permits_one_first_start(tmp_path: Path) -> None:
+    """Replace the programs of the script by ones that record their arguments."""
     etc, var, programs = tmp_path / "etc", tmp_path / "my var", tmp_path / "bin"
     programs.mkdir()
     for name in ("forebay", "systemctl", "runuser", "chown", "chgrp", "install"):
@@ -120,7 +120,7 @@ def test_the_script_of_a_bundle_gives_services_their_files_and_allows_one_start_
     ]
 
 
-def test_the_script_of_a_bundle_starts_nothing_where_a_check_fails(tmp_path: Path) -> None:
+def test_the_bundle_script_starts_nothing_after_a_failed_check(tmp_path: Path) -> None:
     etc, programs = tmp_path / "etc", tmp_path / "bin"
     programs.mkdir()
     for name, code in (("forebay", 2), ("systemctl", 0), ("chown", 0)):
@@ -136,7 +136,7 @@ def test_the_script_of_a_bundle_starts_nothing_where_a_check_fails(tmp_path: Pat
     assert (bundle / "NEXT").exists()
 
 
-def test_services_whose_data_would_lie_beside_their_keys_are_refused(tmp_path: Path) -> None:
+def test_service_data_beside_the_keys_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(FoundingRefused, match="use --data-directory /var/lib/forebay"):
         create_site(tmp_path, Founding(named=(("r1", "a.test"),), account="forebay"), clock=CLOCK)
     with pytest.raises(FoundingRefused, match="cannot name an account"):
@@ -155,7 +155,7 @@ def test_services_whose_data_would_lie_beside_their_keys_are_refused(tmp_path: P
         ((), (("n1", "a"),), "use --host NAME=HOST"),
     ],
 )
-def test_hosts_that_cannot_be_are_refused_and_nothing_is_left(
+def test_invalid_hosts_are_rejected_and_leave_no_files(
     tmp_path: Path, hosts: tuple[tuple[str, str], ...], nodes: tuple[tuple[str, str], ...], said: str
 ) -> None:
     with pytest.raises(FoundingRefused, match=said):
@@ -163,7 +163,7 @@ def test_hosts_that_cannot_be_are_refused_and_nothing_is_left(
     assert not list(tmp_path.iterdir())
 
 
-def test_every_option_reaches_the_configuration(tmp_path: Path) -> None:
+def test_every_init_option_reaches_the_configuration(tmp_path: Path) -> None:
     asked = Founding(
         name="site",
         hosts=("localhost",),
@@ -190,7 +190,7 @@ def test_every_option_reaches_the_configuration(tmp_path: Path) -> None:
     assert config.policy.allow_root
 
 
-def test_each_replica_has_its_own_host_in_file_and_certificate(tmp_path: Path) -> None:
+def test_each_replica_has_its_host_in_file_and_certificate(tmp_path: Path) -> None:
     config = create_site(tmp_path, Founding(hosts=("10.0.0.1", "10.0.0.2", "head3.example.org")), clock=CLOCK)
     assert [str(replica.peer) for replica in config.replicas] == [
         "10.0.0.1:7401", "10.0.0.2:7402", "head3.example.org:7403",
@@ -199,7 +199,7 @@ def test_each_replica_has_its_own_host_in_file_and_certificate(tmp_path: Path) -
     assert shown == [("10.0.0.1",), ("10.0.0.2",), ("head3.example.org",)]
 
 
-def test_data_elsewhere_is_where_replicas_and_agents_look_for_it(tmp_path: Path) -> None:
+def test_an_external_data_directory_is_used(tmp_path: Path) -> None:
     data = tmp_path / "var"
     config = create_site(tmp_path / "etc", Founding(data=data), clock=CLOCK)
     assert sorted(path.name for path in (tmp_path / "etc").iterdir()) == ["forebay.toml", "tls"]
@@ -212,7 +212,7 @@ def test_data_elsewhere_is_where_replicas_and_agents_look_for_it(tmp_path: Path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_an_account_of_the_replicas_has_their_keys_and_directories_and_no_other(tmp_path: Path) -> None:
+def test_the_replicas_account_owns_only_their_keys_and_directories(tmp_path: Path) -> None:
     config = create_site(
         tmp_path / "etc", Founding(data=tmp_path / "var", owner=FileOwner(4711, 4712), founder="alan"), clock=CLOCK
     )
@@ -223,26 +223,26 @@ def test_an_account_of_the_replicas_has_their_keys_and_directories_and_no_other(
     for path in ((tmp_path / "var" / "r1"), (tmp_path / "var" / "r1" / FIRST_START_NAME)):
         assert (path.stat().st_uid, path.stat().st_gid) == (4711, 4712), path
     assert not any(stat.S_IMODE(path.stat().st_mode) & 0o077 for path in tls.glob("*.key"))
-    # The gateway is a service with a directory of its own, too, and lets the founder operate.
+    # The gateway also has its own directory, and makes the founder an operator.
     assert (config.access.operators, config.access.socket) == (("alan",), SOCKET)
     # Renewing in it goes on.
     issue(load_authority(tls), tls, role=Role.AGENT, name="n1", at=CLOCK.now(), replace=True)
 
 
-def test_two_clusters_have_two_ids(tmp_path: Path) -> None:
+def test_two_clusters_have_different_ids(tmp_path: Path) -> None:
     first, second = (create_site(tmp_path / name, Founding(replicas=1, agents=0), clock=CLOCK) for name in ("a", "b"))
     assert first.cluster.id != second.cluster.id
 
 
 @pytest.mark.parametrize("there", ["forebay.toml", "tls"])
-def test_a_directory_with_a_cluster_is_left_as_it_is(tmp_path: Path, there: str) -> None:
+def test_an_existing_cluster_directory_is_unchanged(tmp_path: Path, there: str) -> None:
     (tmp_path / there).mkdir()
     with pytest.raises(FoundingRefused, match=f"{there} exists"):
         create_site(tmp_path, Founding(), clock=CLOCK)
     assert [path.name for path in tmp_path.rglob("*")] == [there]
 
 
-def test_an_interrupted_init_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_init_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(path: Path, text: str) -> None:
         raise KeyboardInterrupt
 
@@ -254,10 +254,8 @@ def test_an_interrupted_init_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
     create_site(tmp_path, Founding(), clock=CLOCK)
 
 
-def test_an_init_removes_what_it_made_and_not_what_has_got_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever owns the directory can rename what is in it while root founds a cluster there."""
+def test_init_removes_only_its_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner of the directory can rename its contents while root creates a cluster there."""
 
     def swapped(path: Path, text: str) -> None:
         scratch = path.parent
@@ -296,10 +294,10 @@ def test_an_init_removes_what_it_made_and_not_what_has_got_its_name(
         (Founding(cpus_per_agent=0), "agent[1].cpus: found 0"),
         (Founding(pools=(PoolSpec("a", "1", "2"),)), "more than the pool's quantity"),
         (Founding(pools=(PoolSpec("a", "1", "1"), PoolSpec("a", "1", "1"))), "already a pool 'a'"),
-        (Founding(destination_roots=(Path("/a/%j"),)), "the only symbol here is %u"),
+        (Founding(destination_roots=(Path("/a/%j"),)), "the only symbol is %u"),
     ],
 )
-def test_what_cannot_be_founded_is_refused_and_leaves_nothing(tmp_path: Path, asked: Founding, sentence: str) -> None:
+def test_an_invalid_founding_is_rejected_and_leaves_no_files(tmp_path: Path, asked: Founding, sentence: str) -> None:
     with pytest.raises(FoundingRefused) as caught:
         create_site(tmp_path, asked, clock=CLOCK)
     assert sentence in str(caught.value)
@@ -321,15 +319,13 @@ def test_what_cannot_be_founded_is_refused_and_leaves_nothing(tmp_path: Path, as
         ("fast=-1/1", "has a sign"),
     ],
 )
-def test_a_pool_that_is_none_is_refused(text: str, sentence: str) -> None:
+def test_an_invalid_pool_is_rejected(text: str, sentence: str) -> None:
     with pytest.raises(FoundingRefused) as caught:
         PoolSpec.parse(text)
     assert sentence in str(caught.value)
 
 
-def test_the_names_of_a_new_cluster_are_durable_wherever_its_data_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_directory_entries_of_a_new_cluster_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named: dict[Path, set[str]] = {}
     sync = founding_module.sync_directory
 

@@ -1,4 +1,4 @@
-"""A configuration that nobody names is found here, then as the user's own, then as the machine's."""
+"""Without --config, the file is searched in the working directory, the user's directory, and the machine's."""
 
 import os
 from itertools import product
@@ -23,7 +23,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, s
 
 
 @pytest.mark.parametrize("there", list(product((False, True), repeat=3)))
-def test_the_first_place_that_has_one_wins(
+def test_the_first_location_with_a_file_is_used(
     places: tuple[dict[str, str], list[Path]], tmp_path: Path, there: tuple[bool, ...]
 ) -> None:
     environment, files = places
@@ -38,14 +38,14 @@ def test_the_first_place_that_has_one_wins(
     assert all(str(file) in str(error.value) for file in files)
 
 
-def test_a_directory_of_configurations_that_the_environment_names_is_taken_for_the_users_own(tmp_path: Path) -> None:
+def test_the_xdg_configuration_directory_is_the_users_own(tmp_path: Path) -> None:
     found = list(config_places({"XDG_CONFIG_HOME": str(tmp_path), "HOME": "/home/a"}))
     assert found[1] == tmp_path / "forebay" / CONFIG_NAME
     assert len(list(config_places({"HOME": "relative"}))) == len(list(config_places({}))) == 2
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_what_somebody_else_left_here_is_refused_and_not_passed_over(
+def test_another_accounts_file_is_rejected_and_not_skipped(
     places: tuple[dict[str, str], list[Path]], tmp_path: Path
 ) -> None:
     environment, files = places
@@ -57,7 +57,7 @@ def test_what_somebody_else_left_here_is_refused_and_not_passed_over(
 
 
 def link_to_text_of_ours(file: Path) -> None:
-    """As `/proc/PID/cmdline` of a process that may not be dumped: root's, and its text is chosen by who started it."""
+    """Like `/proc/PID/cmdline` of a non-dumpable process: root owns it, but the caller chose its text."""
     chosen = file.with_name("chosen")
     file.rename(chosen)
     file.symlink_to(chosen)
@@ -96,7 +96,7 @@ UNTRUSTED = {
 
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("what", UNTRUSTED)
-def test_what_another_account_could_have_put_there_is_refused(
+def test_a_file_that_others_could_place_is_rejected(
     places: tuple[dict[str, str], list[Path]], tmp_path: Path, what: str, number: int
 ) -> None:
     environment, files = places
@@ -110,15 +110,13 @@ def test_what_another_account_could_have_put_there_is_refused(
         find_config(environment, tmp_path / "etc")
 
 
-def test_a_link_on_the_way_leads_to_a_directory_that_is_judged_itself(
-    places: tuple[dict[str, str], list[Path]], tmp_path: Path
-) -> None:
+def test_the_target_directory_of_a_link_is_checked(places: tuple[dict[str, str], list[Path]], tmp_path: Path) -> None:
     environment, files = places
     (tmp_path / "dotfiles").mkdir()
     files[1].parent.rmdir()
     files[1].parent.symlink_to(tmp_path / "dotfiles")
     (tmp_path / "dotfiles" / CONFIG_NAME).write_text("")
-    # What is returned has no link any more that may be changed before it is read.
+    # The returned path has no links, which could be changed before it is read.
     assert find_config(environment, tmp_path / "etc") == tmp_path / "dotfiles" / CONFIG_NAME
     (tmp_path / "dotfiles").chmod(0o777)
     with pytest.raises(ConfigError, match="others may write"):

@@ -1,4 +1,4 @@
-"""A configuration that is read again: what can change applies, what cannot is named, what is wrong is kept out."""
+"""Reload of a configuration: permitted changes apply, others are logged, and an invalid file changes nothing."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ def changed(config: Config, *pairs: tuple[str, str]) -> None:
     config.file.write_text(text)
 
 
-def test_a_replica_finds_the_others_anew_and_keeps_its_own_row_and_its_storage(
+def test_a_reload_updates_other_replicas_and_keeps_own_row_and_storage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -60,16 +60,14 @@ def test_a_replica_finds_the_others_anew_and_keeps_its_own_row_and_its_storage(
     assert "changes of [[replica]], [storage] take effect when r1 restarts" in caplog.text
     assert "changes of [[pool]] have no effect" in caplog.text
     assert "[[replica]], [limits] apply from now on" in caplog.text
-    # An agent has nothing to do with most of that.
+    # Most of these fields do not concern an agent.
     caplog.clear()
     reload, used = reloader(config, "n1")
     asyncio.run(reload.reload())
     assert len(used) == 1 and "next start" not in caplog.text
 
 
-def test_a_file_that_is_refused_leaves_everything_and_the_log_says_where(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rejected_file_changes_nothing_and_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = make(tmp_path, 3)
     reload, used = reloader(config)
     for wrong in ("[limits]\njobs = 0\n", "[mail]\nprogramm = 1\n", "[", 'x = "'):
@@ -86,7 +84,7 @@ def test_a_file_that_is_refused_leaves_everything_and_the_log_says_where(
     assert not used and f"{config.file}" in caplog.text
 
 
-def test_who_is_asked_again_while_it_reads_reads_once_more(tmp_path: Path) -> None:
+def test_a_request_during_a_reload_causes_another_reload(tmp_path: Path) -> None:
     config, reads = make(tmp_path, 1), []
 
     def read(file: Path) -> Config:
@@ -107,7 +105,7 @@ def test_who_is_asked_again_while_it_reads_reads_once_more(tmp_path: Path) -> No
 
 
 @story
-async def test_sighup_applies_what_is_new_reports_what_is_wrong_and_ends_nothing(tmp_path: Path) -> None:
+async def test_sighup_applies_changes_reports_errors_and_ends_nothing(tmp_path: Path) -> None:
     config = make(tmp_path, 1)
     process = await start(config.file, "r1")
     assert process.stderr is not None
@@ -141,8 +139,8 @@ async def test_sighup_applies_what_is_new_reports_what_is_wrong_and_ends_nothing
 
 
 @story
-async def test_sighup_at_every_process_of_a_replica_ends_none_of_them(tmp_path: Path) -> None:
-    """`systemctl kill -s HUP` sends it to all of a unit: door, history service and replica."""
+async def test_sighup_ends_no_process_of_a_replica(tmp_path: Path) -> None:
+    """`systemctl kill -s HUP` signals all processes of a unit: API workers, history service and replica."""
     config = make(tmp_path, 1)
     changed(config, (f'api = "{config.replica("r1").api}"', f'api = "{config.replica("r1").api}"\napi_workers = 1'))
     async with running(config, "r1") as processes, Client.from_config(config, "alice") as alice:
@@ -159,9 +157,9 @@ async def test_sighup_at_every_process_of_a_replica_ends_none_of_them(tmp_path: 
 
 
 def _outlives_hangup(pid: int, parent: int) -> bool:
-    """Say whether a process ignores SIGHUP or has a handler of it.
+    """Return whether a process ignores or handles SIGHUP.
 
-    A fork that has not yet become its program has the parent's handler, and loses it at exec.
+    A fork has the parent's handler until its exec.
     """
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()

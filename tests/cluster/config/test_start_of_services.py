@@ -1,4 +1,4 @@
-"""Services that stand beside replicas and agents: each that cannot start says why, with an exit code of its own."""
+"""Each service that cannot start prints the reason and has a documented exit code."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def run(module: str, file: Path, name: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("module", SERVICES)
-def test_a_service_without_configuration_or_certificate_says_why_and_ends(module: str, tmp_path: Path) -> None:
+def test_a_service_without_configuration_or_certificate_exits_with_the_reason(module: str, tmp_path: Path) -> None:
     missing = run(module, tmp_path / "none.toml", "tall")
     assert (missing.returncode, "none.toml" in missing.stderr) == (EXIT_CONFIGURATION, True), missing
     config = make(tmp_path, 1)

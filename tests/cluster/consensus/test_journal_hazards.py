@@ -65,7 +65,7 @@ def test_h01_what_the_journal_has_synced_is_there_after_a_power_cut(at: Callable
         assert state_of(life.open()) == promised
 
 
-def test_a_power_cut_of_all_replicas_loses_nothing_acknowledged() -> None:
+def test_a_power_cut_of_all_replicas_loses_no_acknowledged_write() -> None:
     with Simulation(1) as sim:
         for number in range(20):
             sim.commit(b"\x01%d" % number)

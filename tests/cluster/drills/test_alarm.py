@@ -1,4 +1,4 @@
-"""A site's word that a drill has to end, asked of something that answers as Prometheus does."""
+"""The site's query that aborts a drill, answered by a double of Prometheus."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ ANSWERS = (
 
 
 @pytest.mark.parametrize(("text", "status", "said"), ANSWERS)
-def test_a_drill_has_to_end_where_anything_comes_of_the_query_or_nobody_answers_it(
-    text: str, status: int, said: str
-) -> None:
+def test_query_results_or_a_missing_answer_abort_a_drill(text: str, status: int, said: str) -> None:
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -52,7 +50,7 @@ def test_a_drill_has_to_end_where_anything_comes_of_the_query_or_nobody_answers_
 
 
 @story
-async def test_a_prometheus_that_is_away_has_not_said_that_all_is_well() -> None:
+async def test_an_unreachable_prometheus_aborts_a_drill() -> None:
     assert (
         await Alarm(f"http://127.0.0.1:{free_port()}", "up == 0").ask() == "Prometheus did not answer the query up == 0"
     )

@@ -1,4 +1,4 @@
-"""A drill carried out on a double of the cluster: what ends it, and that its end is always said."""
+"""Drills on a double of the cluster: their results, stop conditions, and recorded ends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.cluster.drills.test_preconditions import STATUS, WELL
 from tests.cluster.harness import story
 
 GOALS = Goals(write_stop_us=60_000_000, abort_after_us=60_000_000, slower_max=0)
-"""A machine that is busy is no reason to end these."""
+"""Limits so large that a busy machine does not end these drills."""
 IMPATIENT = Goals(write_stop_us=500_000, abort_after_us=400_000)
 PLAN = Plan(
     id="1",
@@ -73,13 +73,13 @@ TERM = LeaderTermView(
     term=PLAN.term, leader="r1", first_index=1, last_index=STATUS.commit_index, from_at="2026-01-31T11:00:00Z",
     to_at=None, silent_s=None,
 )  # fmt: skip
-"""The term in which the plan is made."""
+"""Term in which the plan is made."""
 
 REPLICAS = {f"r{port}": Address("127.0.0.1", port) for port in (1, 2, 3)}
 
 
 class ClusterDouble:
-    """What `cluster.client.Client` is to the coordinator. `on_transfer` is called when the fault is done."""
+    """Double of `cluster.client.Client`. `on_transfer` is called at a switchover."""
 
     def __init__(self) -> None:
         self.ids = 0
@@ -96,7 +96,7 @@ class ClusterDouble:
         self.refuses: ApiError | None = None
         """The answer to the request of a switchover."""
         self.fails: dict[str, ApiError] = {}
-        """Names of operations that fail once everything is measured, each with its error."""
+        """Operations that fail after the measurements -> error."""
         self.is_done = False
         self.told: list[str] = []
         self.odd, self.not_ready = False, ""
@@ -104,11 +104,11 @@ class ClusterDouble:
         self.locks: tuple[DrillLockView, ...] = ()
         self.events: tuple[str, ...] = ()
         self.stretch = 1
-        """Revisions that are looked at for one answer about what happened."""
+        """Revisions that one event page covers."""
         self.on_transfer: Callable[[], None] = lambda: None
 
     def led(self, name: str, from_at: str = DRILL.began or "") -> None:
-        """Have a replica lead a term after that of the plan, as the history knows it."""
+        """Record a later term with this leader in the history."""
         last = self.terms[-1]
         self.terms = (*self.terms, replace(last, term=last.term + 1, leader=name, from_at=from_at))
 
@@ -186,7 +186,7 @@ class ClusterDouble:
 
 
 class MachinesDouble:
-    """What `cluster.drills.machines.Machines` is to the coordinator, and its one helper."""
+    """Double of `cluster.drills.machines.Machines` with one helper."""
 
     def __init__(self, cluster: ClusterDouble) -> None:
         self.cluster = cluster
@@ -244,7 +244,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> ClusterDouble:
 
 
 def writes_of(cluster: ClusterDouble) -> Writer:
-    """Return what sends writes to the double from this process."""
+    """Return a writer that sends writes to the double from this process."""
 
     @contextlib.asynccontextmanager
     async def writing(drill: int, take: Callable[[Report], None]) -> AsyncIterator[Callable[[], str]]:
@@ -285,7 +285,7 @@ async def ended(cluster: ClusterDouble, goals: Goals = GOALS) -> EndDrillRequest
 
 
 @story
-async def test_a_drill_in_which_nothing_stops_is_passed_with_its_figures(cluster: ClusterDouble) -> None:
+async def test_a_drill_without_a_stop_passes_with_figures(cluster: ClusterDouble) -> None:
     cluster.events = ("stage_retried", "run_requeued", "job_requeued")
     found = await ended(cluster)
     assert found.verdict == "passed", found.sentence
@@ -296,7 +296,7 @@ async def test_a_drill_in_which_nothing_stops_is_passed_with_its_figures(cluster
 
 
 @story
-async def test_a_client_that_was_late_itself_says_by_how_much(cluster: ClusterDouble) -> None:
+async def test_the_delay_of_the_measuring_client_is_recorded(cluster: ClusterDouble) -> None:
     def busy() -> None:
         clock = SystemClock()
         until_s = clock.monotonic_s() + 0.2
@@ -309,13 +309,13 @@ async def test_a_client_that_was_late_itself_says_by_how_much(cluster: ClusterDo
 
 
 @story
-async def test_writes_that_stop_for_longer_than_the_goal_fail_it(cluster: ClusterDouble) -> None:
+async def test_a_write_stop_beyond_the_goal_fails_the_drill(cluster: ClusterDouble) -> None:
     found = await ended(cluster, Goals(write_stop_us=1, abort_after_us=30_000_000))
     assert found.verdict == "failed" and found.sentence.startswith("writes stopped for ")
 
 
 @story
-async def test_an_acknowledged_write_that_is_gone_fails_it(cluster: ClusterDouble) -> None:
+async def test_a_lost_acknowledged_write_fails_the_drill(cluster: ClusterDouble) -> None:
     def forget() -> None:
         cluster.forgets = True
 
@@ -326,7 +326,7 @@ async def test_an_acknowledged_write_that_is_gone_fails_it(cluster: ClusterDoubl
 
 
 @story
-async def test_states_that_differ_and_another_leader_fail_it(cluster: ClusterDouble) -> None:
+async def test_differing_states_and_a_wrong_leader_fail_the_drill(cluster: ClusterDouble) -> None:
     cluster.disagree = True
 
     def other() -> None:
@@ -366,12 +366,12 @@ STOPS: dict[str, tuple[Callable[[ClusterDouble, MachinesDouble], None], str]] = 
     "states differ": (lambda cluster, _: setattr(cluster, "odd", True), " differ in state from the other replicas"),
     "the site's query": (lambda cluster, _: setattr(cluster, "alarm", "Prometheus says so"), "Prometheus says so"),
 }
-"""What has each condition hold, and what it says."""
+"""Stop condition -> function that makes it hold, and its message."""
 
 HOLDS_OF = {"writes stop": IMPATIENT, "writes are slower": replace(GOALS, slower_max=10)}
 
 
-def test_each_stop_condition_has_a_row_here() -> None:
+def test_every_stop_condition_is_tested() -> None:
     assert STOPS.keys() == OF_WRITES.keys() | OF_MEMBERS.keys()
     assert COPY_STOPS.keys() == OF_COPIES.keys() | OF_MEMBERS.keys()
 
@@ -380,11 +380,11 @@ def test_each_stop_condition_has_a_row_here() -> None:
     ("stop", "when"),
     [
         *((stop, "after it") for stop in STOPS),
-        # A node that is DOWN before it all is no reason, nor is what nobody can compare with anything yet.
+        # A node that was DOWN before is no reason, and neither is a state without a comparable one.
         *((stop, "before it") for stop in STOPS if stop not in ("a node is down", "writes are slower")),
     ],
 )
-def test_each_stop_condition_ends_it_as_aborted(
+def test_each_stop_condition_aborts_a_drill(
     cluster: ClusterDouble, stop: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin, sentence = STOPS[stop]
@@ -403,7 +403,7 @@ def test_each_stop_condition_ends_it_as_aborted(
 def stopped(
     cluster: ClusterDouble, machines: MachinesDouble, plan: Plan, stop: str, monkeypatch: pytest.MonkeyPatch
 ) -> EndDrillRequest:
-    """Return how a drill ends in which a condition is to hold."""
+    """Return the end of a drill in which a condition holds."""
     if stop == "writes are slower":
         monkeypatch.setattr(stop_conditions, "SLOW_US_LEAST", 100_000)
         monkeypatch.setattr(stop_conditions, "CALM_S", 0.4)
@@ -420,7 +420,7 @@ def stopped(
 
 
 @story
-async def test_nobody_waits_for_a_hand_over_that_hangs_once_the_drill_is_to_end(cluster: ClusterDouble) -> None:
+async def test_an_aborted_drill_does_not_wait_for_a_hanging_transfer(cluster: ClusterDouble) -> None:
     cluster.hangs = True
     cluster.on_transfer = lambda: setattr(cluster, "abort", "eve: enough")
     async with asyncio.timeout(60):
@@ -429,7 +429,7 @@ async def test_nobody_waits_for_a_hand_over_that_hangs_once_the_drill_is_to_end(
 
 
 @story
-async def test_what_somebody_else_said_never_keeps_the_end_from_being_written_down(cluster: ClusterDouble) -> None:
+async def test_long_operator_texts_do_not_prevent_recording_the_end(cluster: ClusterDouble) -> None:
     cluster.abort = "eve: \x1b[2J\n" + "x" * MESSAGE_CHARACTERS_MAX
     found = await ended(cluster)
     assert found.verdict == "aborted" and found.sentence.startswith("eve: ")
@@ -437,7 +437,7 @@ async def test_what_somebody_else_said_never_keeps_the_end_from_being_written_do
 
 
 @story
-async def test_one_that_is_ended_from_the_keyboard_says_so_in_the_ledger(cluster: ClusterDouble) -> None:
+async def test_a_keyboard_interrupt_is_recorded_in_the_ledger(cluster: ClusterDouble) -> None:
     running = asyncio.create_task(carried_out_by(cluster).run(PLAN, GOALS))
     await asyncio.sleep(0.05)
     running.cancel()
@@ -450,7 +450,7 @@ async def test_one_that_is_ended_from_the_keyboard_says_so_in_the_ledger(cluster
 
 
 def answer_who_looks(cluster: ClusterDouble) -> None:
-    """Have the double answer what is asked for a plan, too."""
+    """Let the double also answer the requests of a plan."""
 
     async def call(operation: Any, request: Any = None, *, replica: Address | None = None, **more: Any) -> Any:
         if operation is ops.LIST_MEMBERS:
@@ -463,7 +463,7 @@ def answer_who_looks(cluster: ClusterDouble) -> None:
 
 
 @story
-async def test_who_looks_for_a_plan_asks_each_replica_itself(cluster: ClusterDouble) -> None:
+async def test_a_plan_asks_each_replica_directly(cluster: ClusterDouble) -> None:
     answer_who_looks(cluster)
     cluster.dead.add("r3")
     found: ClusterFacts = await carried_out_by(cluster).look(DrillRequest(scenario="switchover"))
@@ -486,7 +486,7 @@ async def held(
 
 
 @story
-async def test_a_fault_is_begun_renewed_and_undone_and_others_lead_meanwhile(cluster: ClusterDouble) -> None:
+async def test_a_fault_is_injected_renewed_and_undone_while_others_lead(cluster: ClusterDouble) -> None:
     machines = MachinesDouble(cluster)
     machines.on_begin = lambda: setattr(cluster, "leader", "r3")
     found = await held(cluster, machines)
@@ -498,7 +498,7 @@ async def test_a_fault_is_begun_renewed_and_undone_and_others_lead_meanwhile(clu
 
 
 @story
-async def test_a_leader_that_hangs_with_every_question_to_it_keeps_nobody_from_seeing_who_leads_instead(
+async def test_a_hanging_leader_does_not_hide_its_successor(
     cluster: ClusterDouble,
 ) -> None:
     machines = MachinesDouble(cluster)
@@ -536,7 +536,7 @@ FAILS: dict[str, tuple[Callable[[ClusterDouble], None], Plan, str]] = {
 
 
 @pytest.mark.parametrize("why", FAILS)
-def test_what_does_not_come_as_it_should_fails_it(cluster: ClusterDouble, why: str) -> None:
+def test_unexpected_outcomes_fail_the_drill(cluster: ClusterDouble, why: str) -> None:
     begin, plan, sentence = FAILS[why]
     machines = MachinesDouble(cluster)
     machines.on_begin = lambda: begin(cluster)
@@ -554,7 +554,7 @@ HELPER_STOPS: dict[str, tuple[Callable[[ClusterDouble, MachinesDouble], None], s
 
 
 @pytest.mark.parametrize("stop", HELPER_STOPS)
-def test_each_stop_condition_has_the_fault_undone_and_ends_the_drill_as_aborted(
+def test_each_stop_condition_undoes_the_fault_and_aborts_the_drill(
     cluster: ClusterDouble, stop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin, sentence = HELPER_STOPS[stop]
@@ -566,7 +566,7 @@ def test_each_stop_condition_has_the_fault_undone_and_ends_the_drill_as_aborted(
 
 
 @story
-async def test_who_ends_it_from_the_keyboard_has_the_fault_undone(cluster: ClusterDouble) -> None:
+async def test_a_keyboard_interrupt_undoes_the_fault(cluster: ClusterDouble) -> None:
     machines = MachinesDouble(cluster)
     begun = asyncio.Event()
     machines.on_begin = begun.set
@@ -579,7 +579,7 @@ async def test_who_ends_it_from_the_keyboard_has_the_fault_undone(cluster: Clust
 
 
 @story
-async def test_a_helper_that_refuses_ends_the_drill_and_says_why(cluster: ClusterDouble) -> None:
+async def test_a_rejecting_helper_ends_the_drill_with_its_reason(cluster: ClusterDouble) -> None:
     machines = MachinesDouble(cluster)
     machines.refuses = BeginRequest
     found = await held(cluster, machines)
@@ -587,7 +587,7 @@ async def test_a_helper_that_refuses_ends_the_drill_and_says_why(cluster: Cluste
 
 
 @story
-async def test_the_target_of_a_fault_may_be_silent_and_no_other(cluster: ClusterDouble) -> None:
+async def test_only_the_target_of_a_fault_may_be_silent(cluster: ClusterDouble) -> None:
     machines = MachinesDouble(cluster)
 
     def gone() -> None:
@@ -600,25 +600,23 @@ async def test_the_target_of_a_fault_may_be_silent_and_no_other(cluster: Cluster
     assert found.verdict == "passed", found.sentence
 
 
-# ---- checks that cannot be made, and what the history knows better
+# ---- impossible checks, and facts from the history
 
 
 MEASURED = {"write_stop_us", "write_stop_at_us", "user_write_stop_us", "read_stop_us", "control_write_gap_us",
             "client_late_us", "writes_acknowledged", "fault_at_us", "watched_us", "goal_us"}  # fmt: skip
-"""Figures of each drill whose fault was begun, whatever comes of it."""
+"""Figures of every drill whose fault began."""
 AWAY = ApiError(503, "no_leader", "no replica leads", outcome="unknown")
 CHECKED_BY = {"probe_drill": WRITES, "show_status": STATES, "show_history": EVENTS, "list_leaders": LEADERS}
-"""Operation -> the check that needs it, and nothing else of this test does."""
+"""Operation -> the only check in this test that needs it."""
 
 
 @given(st.sets(st.sampled_from(sorted(CHECKED_BY))))
 @settings(max_examples=2 ** len(CHECKED_BY), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_check_that_cannot_be_made_is_named_and_takes_no_figure_along(
-    cluster: ClusterDouble, failing: set[str]
-) -> None:
+def test_an_impossible_check_is_named_and_keeps_the_figures(cluster: ClusterDouble, failing: set[str]) -> None:
     cluster.__init__()  # type: ignore[misc]  # one for each example
     cluster.fails = dict.fromkeys(failing, AWAY)
-    # The answer of the history is only needed where the client saw nothing of it.
+    # The history is needed only if the client missed the event.
     cluster.refuses = ApiError(409, "not_taken", "r2 has not taken over yet")
     cluster.led("r2")
     if "show_status" in failing:
@@ -641,7 +639,7 @@ def drawn(found: EndDrillRequest) -> str:
 
 
 @story
-async def test_a_drill_that_is_aborted_keeps_what_was_measured_and_names_what_was_not_checked(
+async def test_an_aborted_drill_keeps_its_figures_and_names_missing_checks(
     cluster: ClusterDouble,
 ) -> None:
     machines = MachinesDouble(cluster)
@@ -652,7 +650,7 @@ async def test_a_drill_that_is_aborted_keeps_what_was_measured_and_names_what_wa
 
 
 @story
-async def test_a_drill_that_is_aborted_before_its_fault_has_figures_of_normal_and_no_stop(
+async def test_a_drill_aborted_before_the_fault_has_only_control_figures(
     cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CONTROL_S", 20.0)
@@ -663,7 +661,7 @@ async def test_a_drill_that_is_aborted_before_its_fault_has_figures_of_normal_an
 
 
 @story
-async def test_an_end_that_cannot_be_recorded_is_told_with_its_figures(cluster: ClusterDouble) -> None:
+async def test_a_drill_end_that_cannot_be_recorded_is_printed_with_figures(cluster: ClusterDouble) -> None:
     cluster.fails = {"end_drill": AWAY}
     with pytest.raises(ApiError):
         await carried_out_by(cluster).run(PLAN, GOALS)
@@ -671,7 +669,7 @@ async def test_an_end_that_cannot_be_recorded_is_told_with_its_figures(cluster: 
 
 
 @story
-async def test_a_target_that_took_over_after_the_request_had_failed_took_over(cluster: ClusterDouble) -> None:
+async def test_a_target_that_leads_after_a_failed_request_counts_as_leader(cluster: ClusterDouble) -> None:
     cluster.refuses = ApiError(409, "not_taken", "r2 has not taken over yet")
     cluster.on_transfer = lambda: setattr(cluster, "leader", "r2")
     found = await ended(cluster)
@@ -679,7 +677,7 @@ async def test_a_target_that_took_over_after_the_request_had_failed_took_over(cl
 
 
 @story
-async def test_a_target_that_never_took_over_fails_it_with_the_reason_and_the_leader(cluster: ClusterDouble) -> None:
+async def test_a_target_that_never_leads_fails_the_drill_with_the_reason(cluster: ClusterDouble) -> None:
     cluster.refuses = ApiError(409, "lagging", "r2 is 600 entries behind")
     found = await ended(cluster)
     assert (found.verdict, found.sentence) == ("failed", "r1 leads, not r2: r2 is 600 entries behind")
@@ -689,7 +687,7 @@ async def test_a_target_that_never_took_over_fails_it_with_the_reason_and_the_le
 @pytest.mark.parametrize(
     ("from_at", "verdict"), [("2026-01-31T12:00:00.2Z", "passed"), ("2026-01-31T12:00:59Z", "failed")]
 )
-def test_who_led_meanwhile_is_said_by_the_history_where_the_client_saw_nobody(
+def test_the_history_shows_the_leader_that_the_client_missed(
     cluster: ClusterDouble, from_at: str, verdict: str
 ) -> None:
     machines = MachinesDouble(cluster)
@@ -701,14 +699,14 @@ def test_who_led_meanwhile_is_said_by_the_history_where_the_client_saw_nobody(
 
 
 @story
-async def test_a_node_that_only_the_history_saw_as_down_was_down(cluster: ClusterDouble) -> None:
+async def test_a_node_down_only_in_the_history_counts_as_down(cluster: ClusterDouble) -> None:
     cluster.events = ("node_went_down",)
     found = await held(cluster, MachinesDouble(cluster), replace(HANG, scenario="node-down", target="n1"))
     assert found.verdict == "passed" and found.figures["nodes_lost"] == 0, found.sentence
 
 
 @story
-async def test_a_stop_of_writes_that_the_plan_did_not_expect_is_said_to_be_one(cluster: ClusterDouble) -> None:
+async def test_an_unplanned_write_stop_is_reported_as_such(cluster: ClusterDouble) -> None:
     plan = replace(HANG, scenario="follower-stop", target="r2", stops_writes=False)
     found = await held(cluster, MachinesDouble(cluster), plan, Goals(write_stop_us=1, abort_after_us=30_000_000))
     assert found.verdict == "failed" and "1 is the goal" not in found.sentence
@@ -716,8 +714,8 @@ async def test_a_stop_of_writes_that_the_plan_did_not_expect_is_said_to_be_one(c
 
 
 @story
-async def test_the_users_program_has_a_client_of_its_own(cluster: ClusterDouble) -> None:
-    """A client that the drill uses for other questions asks last who did not answer those."""
+async def test_the_users_program_has_its_own_client(cluster: ClusterDouble) -> None:
+    """A client that the drill uses for other requests asks replicas last that did not answer."""
     its_own = ClusterDouble()
     coordinator = carried_out_by(cluster, user=lambda: contextlib.nullcontext(cast(Client, its_own)))
     await coordinator.run(PLAN, GOALS)
@@ -725,21 +723,19 @@ async def test_the_users_program_has_a_client_of_its_own(cluster: ClusterDouble)
 
 
 async def unwell(stops: StopConditions) -> str:
-    """Return what of the cluster says that a drill has to end."""
+    """Return the stop condition of the cluster that holds."""
     return "; ".join([said for ask in OF_MEMBERS.values() if (said := await ask(stops))])
 
 
 @pytest.mark.parametrize("target", ["r1", "n1"])
 @pytest.mark.parametrize("turns", ["into the target", "back into one of many"])
-def test_who_was_or_became_the_target_while_all_were_asked_is_not_taken_for_lost(
-    cluster: ClusterDouble, target: str, turns: str
-) -> None:
+def test_a_changing_target_is_not_mistaken_for_a_lost_member(cluster: ClusterDouble, target: str, turns: str) -> None:
     before, after = frozenset({target}), frozenset[str]()
     if turns == "into the target":
         before, after = after, before
 
     class Turning(ClusterDouble):
-        """Where the target is another one once the last answer is there."""
+        """The target changes before the last answer."""
 
         async def call(self, operation: Any, request: Any = None, **more: Any) -> Any:
             late = ops.LIST_NODES if target == "n1" else ops.SHOW_STATUS
@@ -761,14 +757,14 @@ def test_who_was_or_became_the_target_while_all_were_asked_is_not_taken_for_lost
 
 
 @story
-async def test_the_node_of_an_agent_that_is_the_target_may_be_lost(cluster: ClusterDouble) -> None:
+async def test_the_node_of_a_target_agent_may_be_down(cluster: ClusterDouble) -> None:
     cluster.events = ("node_went_down",)
     found = await held(cluster, MachinesDouble(cluster), replace(HANG, scenario="agent-kill", target="n1"))
     assert found.verdict == "passed" and found.figures["nodes_lost"] == 0
 
 
 @story
-async def test_a_target_that_does_not_come_back_fails_it(
+async def test_a_target_that_does_not_return_fails_the_drill(
     cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machines = MachinesDouble(cluster)
@@ -779,7 +775,7 @@ async def test_a_target_that_does_not_come_back_fails_it(
 
 
 @story
-async def test_without_anybody_who_measures_nothing_is_done(cluster: ClusterDouble) -> None:
+async def test_without_a_measuring_process_no_fault_is_injected(cluster: ClusterDouble) -> None:
     @contextlib.asynccontextmanager
     async def none(drill: int, take: Callable[[Report], None]) -> AsyncIterator[Callable[[], str]]:
         raise MeasurementFailed("it does not begin")
@@ -792,7 +788,7 @@ async def test_without_anybody_who_measures_nothing_is_done(cluster: ClusterDoub
 
 
 @story
-async def test_who_answers_is_asked_for_each_write_and_all_are_once_that_one_is_silent() -> None:
+async def test_writes_go_to_the_answering_replica_and_to_all_if_it_is_silent() -> None:
     asked, told = list[tuple[str, str]](), list[Report]()
     leader, never = ["r3"], asyncio.Event()
     moved, over = asyncio.Event(), asyncio.Event()
@@ -821,9 +817,7 @@ async def test_who_answers_is_asked_for_each_write_and_all_are_once_that_one_is_
 
 
 @story
-async def test_where_two_have_to_agree_nothing_is_done_before_the_other_does(
-    cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_drill_waits_for_the_second_operator(cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     machines = MachinesDouble(cluster)
     monkeypatch.setattr(module, "SECOND_S", 0)
     await carried_out_by(cluster, machines, require_second=True).run(HANG, GOALS)
@@ -842,14 +836,14 @@ async def test_where_two_have_to_agree_nothing_is_done_before_the_other_does(
 
 
 @story
-async def test_a_plan_has_what_the_helper_says_to_it(cluster: ClusterDouble) -> None:
+async def test_a_plan_includes_the_helpers_answer(cluster: ClusterDouble) -> None:
     answer_who_looks(cluster)
     found = await carried_out_by(cluster).look(DrillRequest(scenario="leader-hang"))
     assert found.helper == "leader-hang of r1; so"
 
 
 def answered(took_s: float, until_s: float, every_s: float = 0.01) -> list[Probe]:
-    """Return writes that were sent up to a moment and took as long, each."""
+    """Return writes that were sent before a time, with this latency."""
     moments = [until_s - every_s * number for number in range(1, round(3 / every_s))]
     return [Probe(at, at + took_s, "id", 1) for at in moments if at + took_s <= until_s]
 
@@ -862,7 +856,7 @@ def slow(writes: list[Probe], normal_us: int = 4_000) -> str:
     )
 
 
-def test_writes_that_take_ten_times_as_long_once_they_go_on_again_end_it() -> None:
+def test_writes_ten_times_slower_after_the_fault_abort_the_drill() -> None:
     assert slow(answered(0.3, 100.0)) == "the p99 write latency is 300 ms, and was 4 ms before the fault"
     assert slow(answered(0.09, 100.0)) == "", "that is never slow"
     assert slow(answered(0.3, 100.0), normal_us=40_000) == "", "it was slow before"
@@ -878,7 +872,7 @@ OUTCOME = Outcome(faults=[], figures={"held_revision": 7, "write_stop_us": 2_000
 
 
 class ExerciseDouble:
-    """What an exercise is to the coordinator: goes on until it is told what comes of it, or ended."""
+    """Double of an exercise: runs until its outcome is set or it is cancelled."""
 
     def __init__(self) -> None:
         self.figures = {"held_revision": 7}
@@ -943,7 +937,7 @@ OUTCOMES: dict[str, tuple[Outcome | Exception, str, str, int]] = {
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
-def test_what_comes_of_a_copy_is_the_verdict_and_its_figures_are_kept(cluster: ClusterDouble, name: str) -> None:
+def test_the_result_and_figures_of_a_copy_are_recorded(cluster: ClusterDouble, name: str) -> None:
     outcome, verdict, sentence, stop_us = OUTCOMES[name]
 
     async def run() -> EndDrillRequest:
@@ -966,7 +960,7 @@ COPY_STOPS = {name: STOPS[name] for name in OF_MEMBERS | OF_COPIES if name in ST
 
 
 @pytest.mark.parametrize("stop", COPY_STOPS)
-def test_each_stop_condition_ends_a_copy_as_aborted_and_nothing_is_left(cluster: ClusterDouble, stop: str) -> None:
+def test_each_stop_condition_aborts_a_copy_and_removes_it(cluster: ClusterDouble, stop: str) -> None:
     machines = MachinesDouble(cluster)
     begin, sentence = COPY_STOPS[stop]
 
@@ -992,14 +986,14 @@ def test_each_stop_condition_ends_a_copy_as_aborted_and_nothing_is_left(cluster:
     assert found.verdict == "aborted" and sentence in found.sentence
 
 
-def test_a_copy_that_is_not_over_in_its_time_is_ended(cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_exceeds_its_time_limit_is_ended(cluster: ClusterDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "END_S", 2 * (DRILL_S_MAX - 0.2))
     found = asyncio.run(exercised(cluster, ExerciseDouble()))
     assert (found.verdict, found.sentence) == ("aborted", "the drill exceeded its time limit")
 
 
 @story
-async def test_a_copy_that_is_ended_from_the_keyboard_is_gone_when_the_ledger_says_so(cluster: ClusterDouble) -> None:
+async def test_an_interrupted_copy_is_removed_before_the_end_is_recorded(cluster: ClusterDouble) -> None:
     exercise = ExerciseDouble()
     running = asyncio.create_task(exercised(cluster, exercise))
     await exercise.begun.wait()

@@ -1,4 +1,4 @@
-"""What probes saw, held against counting it out."""
+"""Figures of probes, compared with a direct count."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOMENTS = st.lists(st.one_of(st.none(), st.integers(0, 1000)), max_size=40)
 
 
 @given(MOMENTS, st.integers(0, 1000), st.integers(0, 1000))
-def test_the_longest_gap_is_the_longest_stretch_of_moments_without_an_answer(
+def test_the_longest_gap_is_the_longest_time_without_an_answer(
     answered: list[int | None], one: int, other: int
 ) -> None:
     from_s, until_s = sorted((one, other))
@@ -31,13 +31,13 @@ def test_the_longest_gap_is_the_longest_stretch_of_moments_without_an_answer(
     assert inside == [] and (at_s in moments or at_s == from_s), "that is where it is"
 
 
-def test_a_stop_that_no_answer_ended_is_as_long_as_it_was_looked_at() -> None:
+def test_a_gap_without_an_answer_ends_with_the_period() -> None:
     probes = [Probe(0.0, 1.0), Probe(1.5), Probe(2.0)]
     assert longest_gap_us(probes, 1.2, 9.0) == 8 * MICROSECONDS_PER_SECOND
 
 
 @given(MOMENTS, st.floats(0, 1))
-def test_a_quantile_is_one_of_the_times_that_were_taken(answered: list[int | None], share: float) -> None:
+def test_a_quantile_is_an_observed_latency(answered: list[int | None], share: float) -> None:
     probes = [Probe(0.0, None if at is None else float(at)) for at in answered]
     taken = [at * MICROSECONDS_PER_SECOND for at in answered if at is not None]
     found = latency_us(probes, 0.0, 1.0, share)
@@ -45,7 +45,7 @@ def test_a_quantile_is_one_of_the_times_that_were_taken(answered: list[int | Non
     assert latency_us(probes, 0.5, 1.0, share) == 0, "none was sent then"
 
 
-def test_a_write_is_lost_that_was_acknowledged_and_has_another_answer_or_none() -> None:
+def test_a_write_with_another_or_no_answer_is_lost() -> None:
     probes = [Probe(0, 1.0, "a", 7), Probe(0, 1.0, "b", 8), Probe(0, 1.0, "c", 9), Probe(0, None, "d"), Probe(0, 1.0)]
     assert find_lost(probes, {"a": 7, "b": 8, "c": 9}) == []
     assert find_lost(probes, {"a": 7, "b": 80}) == ["b", "c"]

@@ -1,4 +1,4 @@
-"""What is compared after a drill: the same states are found the same however busy the cluster is, others never are."""
+"""Comparison of states after a drill: equal states agree even on a busy cluster, and different states never do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REPLICAS = {f"r{port}": Address("127.0.0.1", port) for port in (1, 2, 3)}
 
 
 class Replicas:
-    """Replicas whose revisions go on with each look, as `Client.call` meets them."""
+    """Double of `Client.call` for replicas whose revisions advance with each request."""
 
     def __init__(self, clock: ManualClock, steps: dict[str, int], *, odd: str = "", silent: str = "") -> None:
         self._clock = clock
@@ -74,10 +74,10 @@ STEPS = st.fixed_dictionaries({name: st.integers(0, 5) for name in REPLICAS})
 
 
 @given(STEPS)
-def test_replicas_with_the_same_states_agree_whether_or_not_they_are_met_at_the_same_revision(
+def test_equal_states_agree_even_at_different_revisions(
     steps: dict[str, int],
 ) -> None:
-    # The state of a replica that stands still while the others go on is not known at their revision.
+    # A replica that stopped has no state at the revision of the others.
     stand = sorted(name for name in steps if not steps[name] and any(steps.values()))
     found = asked(steps)
     if stand:
@@ -93,13 +93,13 @@ def test_a_replica_with_another_state_never_agrees(steps: dict[str, int], odd: s
 
 
 @pytest.mark.parametrize("step", [0, 1])
-def test_who_does_not_answer_is_named_and_called_nothing_else(step: int) -> None:
+def test_a_silent_replica_is_named_without_a_verdict(step: int) -> None:
     found = asked(dict.fromkeys(REPLICAS, step), silent="r2")
     assert found == f"not checked: r2 did not report its state within {final_checks.AGREE_S:g} s"
 
 
 class Histories:
-    """History that reaches the committed entry at the look of this number, as `Client.call` meets it."""
+    """Double of `Client.call` for a history that catches up at the request of this number."""
 
     def __init__(self, clock: ManualClock, looks: int) -> None:
         self._clock = clock
@@ -121,21 +121,21 @@ class Histories:
 
 
 @pytest.mark.parametrize("looks", [1, 2, int(final_checks.AGREE_S)])
-def test_terms_are_read_once_the_history_has_caught_up(looks: int) -> None:
+def test_terms_are_read_after_the_history_has_caught_up(looks: int) -> None:
     clock = ManualClock(Instant(0))
     histories = cast("Client", Histories(clock, looks))
     found = asyncio.run(final_checks.terms_since(histories, clock, 1))
     assert [(one.term, one.leader, one.last_index) for one in found] == [(2, "r2", 30)]
 
 
-def test_terms_of_a_history_that_never_catches_up_are_not_checked() -> None:
+def test_terms_are_not_checked_if_the_history_does_not_catch_up() -> None:
     clock = ManualClock(Instant(0))
     with pytest.raises(CheckImpossible, match="did not reach entry 30 within"):
         asyncio.run(final_checks.terms_since(cast("Client", Histories(clock, 1_000_000)), clock, 1))
 
 
 @story
-async def test_the_replicas_of_a_cluster_that_is_written_to_all_the_time_agree(tmp_path: Path) -> None:
+async def test_replicas_agree_under_constant_writes(tmp_path: Path) -> None:
     config = make(tmp_path / "site", 3)
     async with three(config) as them:
         await them.until_they_have(await pools_set(config, 5))

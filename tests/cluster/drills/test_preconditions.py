@@ -1,4 +1,4 @@
-"""A plan: each thing that must hold is seen not to, and its id is another one as soon as it would be another drill."""
+"""Plans: each precondition can fail, and different drills have different plan IDs."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ OF_COPIES: dict[str, tuple[str, ClusterFacts, str | None, str, dict[str, object]
 
 
 @pytest.mark.parametrize("name", OF_COPIES)
-def test_what_a_copy_needs_and_is_not_there_refuses_it_by_name_figure_and_remedy(name: str) -> None:
+def test_missing_resources_reject_a_copy_with_figure_and_remedy(name: str) -> None:
     scenario, found, target, said, more = OF_COPIES[name]
     refused = plan(found, target, scenario=scenario, **more).refused
     assert said in [f"{one.name}: {one.figure}" for one in refused] and all(one.remedy for one in refused)
@@ -230,7 +230,7 @@ def test_what_a_copy_needs_and_is_not_there_refuses_it_by_name_figure_and_remedy
     assert (unmet in [one.name for one in forced.refused]) == never
 
 
-def test_a_copy_asks_neither_for_all_members_nor_for_a_helper_nor_for_states_that_were_compared() -> None:
+def test_a_copy_has_fewer_preconditions_than_a_drill_on_the_cluster() -> None:
     found = replace(without("r3"), helper="h1 is away; so", digests={})
     made = plan(found, None, scenario="restore")
     assert made.refused == () and made.target == "r2"
@@ -249,10 +249,10 @@ ALL = {
     **{f"{of[0]}, {name}": of for name, of in OF_MACHINES.items()},
 }
 NEVER_FORCED = {"members", "target", "drills", "quorum", "duration"}
-"""And the helper, where it is not there: its machine does nothing then."""
+"""A missing helper is an unmet precondition as well."""
 
 
-def test_a_well_cluster_has_a_plan_that_nothing_refuses() -> None:
+def test_a_healthy_cluster_meets_every_precondition() -> None:
     made = plan(WELL, None)
     assert made.refused == () and made.target == "r2" and len(made.preconditions) == 13
     assert all(one.holds and one.figure for one in made.preconditions)
@@ -260,7 +260,7 @@ def test_a_well_cluster_has_a_plan_that_nothing_refuses() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_must_hold_and_does_not_refuses_the_drill_by_name_figure_and_remedy(name: str) -> None:
+def test_each_unmet_precondition_rejects_the_drill_with_figure_and_remedy(name: str) -> None:
     scenario, found, target, said = ALL[name]
     refused = plan(found, target, scenario=scenario).refused
     assert said in [f"{one.name}: {one.figure}" for one in refused]
@@ -268,7 +268,7 @@ def test_what_must_hold_and_does_not_refuses_the_drill_by_name_figure_and_remedy
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_may_be_overridden_is_by_its_own_name_only(name: str) -> None:
+def test_each_precondition_is_forced_only_by_its_own_name(name: str) -> None:
     scenario, found, target, said = ALL[name]
     unmet = said.partition(":")[0]
     never = unmet in NEVER_FORCED or isinstance(found.helper, str)
@@ -298,21 +298,21 @@ CHANGES: dict[str, Callable[[], Plan]] = {
 }
 
 
-def test_a_plan_has_another_id_as_soon_as_it_would_be_another_drill() -> None:
+def test_different_drills_have_different_plan_ids() -> None:
     ids = [plan(WELL, "r2").id, *(make().id for make in CHANGES.values())]
     assert len(set(ids)) == len(ids)
     later = of_members(r3={"lag_entries": 3})
     assert plan(later, "r2").id == ids[0], "what holds all the same is no change"
 
 
-def test_a_plan_says_what_earlier_ones_took() -> None:
+def test_a_plan_shows_the_stops_of_earlier_drills() -> None:
     took = tuple(drill(number, figures={"write_stop_us": 1000 * number}) for number in range(9, 2, -1))
     made = plan(replace(WELL, drills=replace(WELL.drills, drills=took)), "r2")
     assert made.earlier_us == (9000, 8000, 7000, 6000, 5000)
     assert "for about 7 ms, as in the last 5 such drills" in made.will_happen
 
 
-def test_every_scenario_that_the_cluster_knows_can_be_planned_and_says_what_it_does_to_whom() -> None:
+def test_every_scenario_can_be_planned_and_described() -> None:
     assert set(SCENARIOS) == set(KNOWN)
     assert {name for name, one in SCENARIOS.items() if one.needed_capability} == set(NEEDS)
     targets = {}
@@ -329,20 +329,20 @@ def test_every_scenario_that_the_cluster_knows_can_be_planned_and_says_what_it_d
 
 @pytest.mark.parametrize("scenario", NEEDS)
 @pytest.mark.parametrize("target", ["r1", "r2", "n1"])
-def test_a_plan_says_that_writes_go_on_exactly_where_the_drill_expects_no_stop(scenario: str, target: str) -> None:
+def test_a_plan_expects_a_stop_exactly_if_the_scenario_does(scenario: str, target: str) -> None:
     made = plan(WELL, target, scenario=scenario)
     if not next(one for one in made.preconditions if one.name == "target").holds:
         return
     assert ("writes continue" in made.will_happen) != made.stops_writes
     assert ("writes stop " in made.will_happen) == made.stops_writes
     assert made.stops_writes == (target == made.leader), "a follower and an agent are not needed for a write"
-    # A fault that leaves requests without an answer is what a user's program notices where writes go on.
+    # If writes continue, a user's program notices only a fault that leaves requests without an answer.
     waits = any(word in scenario for word in ("hang", "stop", "partition"))
     assert (f"a client with a request to {target} waits up to 5 s" in made.will_happen) == waits
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_plan_says_how_long_a_fault_is_held_and_has_no_placeholder(scenario: str) -> None:
+def test_a_plan_shows_the_hold_time_without_placeholders(scenario: str) -> None:
     made = plan(WELL, None, scenario=scenario, hold_s=7)
     assert not re.search(r"[{}]|\b[A-Z]*NAME\b|after 7 s[^a]*$", made.will_happen)
     if not NEEDS.get(scenario):
@@ -353,7 +353,7 @@ def test_a_plan_says_how_long_a_fault_is_held_and_has_no_placeholder(scenario: s
     assert said in made.will_happen and made.will_happen.count(held) == 1
 
 
-def test_the_remedy_for_certificates_names_those_that_end_and_no_placeholder() -> None:
+def test_the_certificate_remedy_names_expiring_certificates() -> None:
     soon = replace(WELL, certificates_s={"r1": 86_400.0, "r3": 1.0, "ann": 1.0, "r2": 9e6})
     (refused,) = plan(soon, "r2").refused
     assert refused.remedy == (
@@ -362,7 +362,7 @@ def test_the_remedy_for_certificates_names_those_that_end_and_no_placeholder() -
     )
 
 
-def test_a_drill_that_was_aborted_is_no_measure_of_what_to_expect() -> None:
+def test_aborted_drills_do_not_count_as_forecast() -> None:
     took = tuple(
         drill(number, verdict=verdict, figures={"write_stop_us": 1000 * number})
         for number, verdict in ((9, "aborted"), (8, "failed"), (7, "lost"), (6, "passed"))
@@ -370,11 +370,11 @@ def test_a_drill_that_was_aborted_is_no_measure_of_what_to_expect() -> None:
     assert plan(replace(WELL, drills=replace(WELL.drills, drills=took)), "r2").earlier_us == (8000, 6000)
 
 
-def test_a_node_is_silent_for_longer_than_it_takes_to_be_down() -> None:
+def test_a_node_down_drill_outlasts_the_node_timeout() -> None:
     assert plan(site(node_down_s=40), "n1", scenario="node-down", hold_s=3).hold_s == 45
 
 
-def test_who_wants_to_spare_jobs_is_refused_while_one_is_staged_out() -> None:
+def test_spare_jobs_rejects_a_drill_during_a_stage_out() -> None:
     moving = replace(WELL, stage_outs=(4, 5))
     assert plan(moving, "r2").refused == ()
     (refused,) = plan(moving, "r2", spare_jobs=True).refused
@@ -383,7 +383,7 @@ def test_who_wants_to_spare_jobs_is_refused_while_one_is_staged_out() -> None:
 
 
 @pytest.mark.parametrize("allowed", [(), ("leader-kill",), ("switchover",)])
-def test_a_timer_carries_out_only_what_the_site_named_and_whose_last_three_were_passed(
+def test_a_timer_runs_only_enabled_scenarios_after_three_passes(
     allowed: tuple[str, ...],
 ) -> None:
     words = [verdict.word for verdict in DrillVerdict]

@@ -1,4 +1,4 @@
-"""The process that measures: an instrument comes before what it measures, as far as its account may."""
+"""Priority of the measuring process, which is raised as far as its account permits."""
 
 import os
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from forebay.cluster.drills import prober
 
 
 def said(answer: Callable[[], None]) -> str:
-    """Return what a child says of its own priority after it came first, where the kernel answers so."""
+    """Return the priority that a child reports after raising it, with these answers of the kernel."""
     reads, writes = os.pipe()
     child = os.fork()
     if child == 0:
@@ -32,7 +32,7 @@ def refused() -> None:
     raise PermissionError
 
 
-def test_it_has_a_priority_of_real_time_where_it_may_have_one() -> None:
+def test_the_prober_uses_real_time_priority_if_permitted() -> None:
     child = os.fork()
     if child == 0:
         try:
@@ -45,17 +45,17 @@ def test_it_has_a_priority_of_real_time_where_it_may_have_one() -> None:
     assert said(lambda: None) == f"{os.SCHED_RR} {os.getpriority(os.PRIO_PROCESS, 0)}"
 
 
-def test_it_has_none_where_what_it_measures_would_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prober_uses_no_real_time_priority_on_one_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
     assert said(lambda: None).startswith(f"{os.SCHED_OTHER} ")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="this account may not come first")
-def test_it_is_nicer_to_itself_where_it_may_not() -> None:
+def test_the_prober_uses_a_nice_value_without_real_time_priority() -> None:
     assert said(refused) == f"{os.SCHED_OTHER} {prober.NICENESS}"
 
 
-def test_it_measures_all_the_same_where_it_may_do_nothing_of_this(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prober_works_without_any_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def no(*given: object) -> None:

@@ -1,4 +1,4 @@
-"""A drill as a page: it says what the figures say, names what people named as text, and needs nothing but itself."""
+"""The page of a drill shows all figures, escapes texts, and is self-contained."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def page(**changes: object) -> str:
     return render_page(*shown.values())  # type: ignore[arg-type]
 
 
-def test_every_figure_is_on_the_page_as_json_has_it() -> None:
+def test_every_json_figure_is_on_the_page() -> None:
     text = page()
     figures = {row[0]: row[1:] for row in table(text, "<h2>Figures</h2>")}
     assert {label_of(name): format_figure(name, value) for name, value in FIGURES.items()} == {
@@ -79,7 +79,7 @@ def test_every_figure_is_on_the_page_as_json_has_it() -> None:
         ("aborted", None, ["warn", "", "", "", ""]),
     ],
 )
-def test_the_first_block_is_the_verdict_and_what_it_rests_on(
+def test_the_first_block_has_the_verdict_and_its_figures(
     verdict: str, figures: dict[str, int] | None, kinds: list[str]
 ) -> None:
     text = page(drill=replace(DRILL, verdict=verdict, figures={} if figures is None else FIGURES | figures))
@@ -92,13 +92,13 @@ def test_the_first_block_is_the_verdict_and_what_it_rests_on(
         assert [value for *_, value in found[1:]] == ["≤ 500.0 ms", "900.0 ms", "1", "2"]
 
 
-def test_every_colour_of_the_timeline_is_in_its_legend() -> None:
+def test_every_timeline_colour_is_in_the_legend() -> None:
     text = page()
     legend = set(re.findall(r'<span class="(\w+)"></span>', text))
     assert legend == set(re.findall(r'<rect [^>]*class="(\w+)"', text))
 
 
-def test_the_stop_of_writes_the_fault_and_the_terms_are_drawn_where_they_were() -> None:
+def test_stop_fault_and_terms_are_drawn_at_their_times() -> None:
     text = page()
 
     def bar(title: str) -> tuple[float, float]:
@@ -114,7 +114,7 @@ def test_the_stop_of_writes_the_fault_and_the_terms_are_drawn_where_they_were() 
     assert "in term 3" not in text, "it was not of that time"
 
 
-def test_drills_of_its_kind_before_it_are_compared_and_no_others() -> None:
+def test_only_earlier_drills_of_the_same_kind_are_compared() -> None:
     def one(number: int, scenario: str) -> DrillView:
         return drill(number, scenario=scenario, figures={"write_stop_us": number * 1000})
 
@@ -127,20 +127,20 @@ def test_drills_of_its_kind_before_it_are_compared_and_no_others() -> None:
     assert f"drills: {COMPARED}<" in page(earlier=many)
 
 
-def test_what_people_wrote_is_text_and_the_page_needs_nothing_but_itself() -> None:
+def test_texts_are_escaped_and_the_page_is_self_contained() -> None:
     text = page(drill=replace(DRILL, sentence="<script>alert(1)</script>", target='"><img src=x>'))
     assert "<script" not in text and "<img" not in text and "job 4 &lt;b&gt;ran&lt;/b&gt;" in text
     assert not re.search(r"(src|href)=|url\(|@import", text.replace("src=x", ""))
     assert "default-src 'none'" in text
 
 
-def test_a_drill_without_figures_has_a_page_and_a_long_story_is_cut_and_says_so() -> None:
+def test_a_drill_without_figures_has_a_page_and_long_histories_are_cut() -> None:
     text = page(drill=replace(DRILL, figures={}, verdict="aborted"), story=story(ROWS_MAX + 1))
     assert f"The first {ROWS_MAX} events; there are more." in text and "in term 1" in text
     assert text.count("job 4 ") == ROWS_MAX
 
 
-def test_a_page_that_cannot_be_written_is_bad_input_and_leaves_nothing(tmp_path: Path) -> None:
+def test_an_unwritable_page_is_bad_input_and_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for output in (tmp_path / "file" / "page", tmp_path / "none" / "page", tmp_path):
         with pytest.raises(Failure, match="cannot be written"):
@@ -174,7 +174,7 @@ BARS = """Object.fromEntries([...document.querySelectorAll('rect')].map(one => {
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: scripts/install-backends --browser")
 @on_a_loop
-async def test_a_browser_shows_what_the_json_says_and_asks_nobody(tmp_path: Path) -> None:
+async def test_a_browser_shows_the_json_figures_offline(tmp_path: Path) -> None:
     async with browser(tmp_path / "profile") as tab:
         await tab.look(width=1300, height=1600)
         for shown in (DRILL, RESTORED):

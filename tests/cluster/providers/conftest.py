@@ -1,4 +1,4 @@
-"""A site's programs, copied to a directory of the test's own, and what was called of them."""
+"""Programs of a site, copied to the test's directory, with a record of their calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forebay.replica.model.provider import Provision
 HERE = Path(__file__).parent
 
 EVERY_PAIR = os.environ.get("FOREBAY_EVERY_PAIR", "")
-"""Not empty: tests of operations and ways to hang walk the whole product; else each operation and each way is there."""
+"""If set, tests combine every operation with every way to hang; otherwise each of them occurs once."""
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -29,7 +29,7 @@ SCRIPT = "#!/bin/sh\n#BB_LUA pool=fast capacity=2K\n#DW jobdw capacity=2K\ntrue\
 
 
 def pairs(some: Sequence[A], others: Sequence[B]) -> list[tuple[A, B]]:
-    """Return pairs in which everything of both occurs: the whole product is a process each, for minutes."""
+    """Return pairs in which every element occurs, because the whole product takes minutes."""
     if EVERY_PAIR:
         return list(itertools.product(some, others))
     longest = max(len(some), len(others))
@@ -37,7 +37,7 @@ def pairs(some: Sequence[A], others: Sequence[B]) -> list[tuple[A, B]]:
 
 
 class Programs:
-    """One site."""
+    """Site with programs."""
 
     def __init__(self, directory: Path) -> None:
         self.log = directory / "calls.log"
@@ -59,7 +59,7 @@ class Programs:
 
     @property
     def marker(self) -> str:
-        """What every process of this site's calls has in its environment."""
+        """Environment variable of every process of this site's calls."""
         return f"SITE_LOG={self.log}"
 
     def provider(self, name: str, **settings: object) -> Provider:
@@ -71,13 +71,13 @@ class Programs:
             get_sys_status=str(self.status),
             poll_interval_s=0,
         )
-        # Not through `convert`: a test may have a timeout of a part of a second.
+        # Do not use `convert`, because a test may have a timeout below a second.
         provision = msgspec.structs.replace(provision, **settings)
         return provider_for(provision, self.local, SystemClock())
 
     @property
     def local(self) -> Local:
-        """What the machine's configuration says."""
+        """Return the machine's settings."""
         return Local(
             environment=tuple(self.variables.items()),
             allowed_programs=tuple(map(str, (self.script, self.command, self.status, *self.more))),
@@ -106,7 +106,7 @@ class Programs:
         return msgspec.convert(standard | fields, type=Subject)
 
     def calls(self) -> list[str]:
-        """Return what was called, with this test's directory as D."""
+        """Return the recorded calls, with this test's directory as D."""
         text = self.log.read_text() if self.log.exists() else ""
         return text.replace(str(self.directory), "D").splitlines()
 
@@ -117,6 +117,6 @@ class Programs:
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Programs:
-    """A site's programs; this process adopts what its calls leave, as a worker does."""
+    """Programs of a site; this process adopts orphans of their calls, as a worker does."""
     become_subreaper()
     return Programs(tmp_path)

@@ -1,4 +1,4 @@
-"""Table of docs/reference/lua-provider.md: every field of the job table, from the fields themselves."""
+"""Table of docs/reference/lua-provider.md with every field of the job table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica asks its provider: from worker processes, bounded, nothing left behind; and the watch over pools."""
+"""Provider calls of a replica: worker processes, limits, cleanup, and the pool watch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.replica.world import World
 
 
 def request(programs: Programs, *actions: str, operation: str = "process", timeout_s: int = 30) -> CallRequest:
-    """Return a question about a job with these actions."""
+    """Return a request about a job with these actions."""
     provision = Provision(provider="lua", lua_script=str(programs.script))
     values: dict[str, Any] = {"validate_timeout_s": timeout_s, "other_timeout_s": timeout_s}
     return CallRequest(
@@ -48,7 +48,7 @@ def request(programs: Programs, *actions: str, operation: str = "process", timeo
 
 
 @story
-async def test_validation_pools_and_status_are_answered_by_a_worker_that_is_kept(programs: Programs) -> None:
+async def test_validation_pools_and_status_reuse_a_worker(programs: Programs) -> None:
 
     calls, before = ProviderCalls(), set(descendants(os.getpid()))
     assert (await calls.ask(request(programs), 30)).failed == ""
@@ -67,7 +67,7 @@ async def test_validation_pools_and_status_are_answered_by_a_worker_that_is_kept
 
 
 @story
-async def test_many_questions_are_asked_by_a_few_workers_and_too_many_are_refused(programs: Programs) -> None:
+async def test_requests_share_a_few_workers_and_excess_is_rejected(programs: Programs) -> None:
 
     calls, before = ProviderCalls(), set(descendants(os.getpid()))
     tasks = [
@@ -87,7 +87,7 @@ async def test_many_questions_are_asked_by_a_few_workers_and_too_many_are_refuse
 
 
 @pytest.mark.parametrize("action", ["spin", "fork:600", "deaf:600"])
-def test_a_validation_that_hangs_is_over_at_its_time(programs: Programs, action: str) -> None:
+def test_a_hanging_validation_ends_at_its_timeout(programs: Programs, action: str) -> None:
     async def ask() -> None:
         calls = ProviderCalls()
         try:
@@ -102,7 +102,7 @@ def test_a_validation_that_hangs_is_over_at_its_time(programs: Programs, action:
 
 
 @story
-async def test_a_worker_that_is_killed_fails_its_question_and_the_next_one_is_answered(programs: Programs) -> None:
+async def test_a_killed_worker_fails_only_its_own_request(programs: Programs) -> None:
 
     calls, before = ProviderCalls(), set(descendants(os.getpid()))
     asked = asyncio.create_task(calls.ask(request(programs, "process:sleep:600"), 600))
@@ -143,7 +143,7 @@ class Worker:
         return msgspec.json.decode(self.process.stdout.read(length), type=CallAnswer)
 
     def end(self) -> str:
-        """Let it come to its end and return its log."""
+        """Wait for the worker's end and return its log."""
         _, said = self.process.communicate()
         return said.decode()
 
@@ -154,7 +154,7 @@ def of_call(directory: Path) -> list[int]:
 
 
 @story
-async def test_what_a_killed_replicas_call_left_is_ended_and_removed_before_the_next_one(
+async def test_leftovers_of_a_killed_replicas_call_are_removed_by_the_next_call(
     programs: Programs, tmp_path: Path
 ) -> None:
     temporary = tmp_path / "tmp"
@@ -185,9 +185,7 @@ async def test_what_a_killed_replicas_call_left_is_ended_and_removed_before_the_
     second.end()
 
 
-def test_what_a_script_says_is_in_the_log_a_line_each_and_tells_a_terminal_nothing(
-    programs: Programs, tmp_path: Path
-) -> None:
+def test_script_output_is_logged_by_line_without_terminal_escapes(programs: Programs, tmp_path: Path) -> None:
     programs.script.write_text(
         "function slurm_bb_pools() slurm.log_info('a\\27[31m b') print('first\\nsecond') return slurm.SUCCESS end\n"
     )
@@ -206,7 +204,7 @@ def state_with(*pools: Pool, site: Site) -> State:
     return found
 
 
-def test_only_what_changed_about_a_pool_is_a_command() -> None:
+def test_only_changes_of_a_pool_become_commands() -> None:
     lua = Site(provider="lua")
     reports = (
         PoolReport(name="new", quantity=3, granularity=1024),
@@ -230,8 +228,8 @@ def test_only_what_changed_about_a_pool_is_a_command() -> None:
     assert list(changes(state_with(Pool("same", 20, 10, is_reported=True), site=lua), reports[1:2])) == []
 
 
-def test_a_pool_that_vanished_is_not_grantable_whoever_has_led_since() -> None:
-    """A leader knows nothing of the polls of the one before it, only the state."""
+def test_a_vanished_pool_grants_no_capacity_under_any_leader() -> None:
+    """A new leader knows the state, but no polls of its predecessor."""
     here = World(pools={"fast": 20, "own": 50}, provider="lua")
     asked = [(PoolReport(name="fast", quantity=2, granularity=10), PoolReport(name="big", quantity=9, granularity=1))]
     asked += [(asked[0][1],), (), asked[0]]
@@ -247,7 +245,7 @@ def test_a_pool_that_vanished_is_not_grantable_whoever_has_led_since() -> None:
 
 @pytest.mark.parametrize("free", range(-1, 12))
 @pytest.mark.parametrize("held", [(0, 0), (20, 30), (30, 20), (100, 100)])
-def test_what_a_provider_says_is_free_tells_what_others_use_at_least(free: int, held: tuple[int, int]) -> None:
+def test_reported_free_capacity_bounds_the_usage_of_others(free: int, held: tuple[int, int]) -> None:
     def state(amount: int) -> State:
         found = state_with(Pool("fast", 100, 10, out_of_service_bytes=10), site=Site(provider="lua"))
         return msgspec.structs.replace(found, held_bytes=found.held_bytes.set("fast", amount))
@@ -260,7 +258,7 @@ def test_what_a_provider_says_is_free_tells_what_others_use_at_least(free: int, 
     assert foreign_bytes(*map(state, held), (msgspec.structs.replace(report, free=None),)) == {}
 
 
-def test_the_first_pool_of_datawarp_is_the_default_unless_the_site_names_one() -> None:
+def test_the_first_datawarp_pool_is_the_default_unless_configured() -> None:
     reports = (
         PoolReport(name="first", quantity=1, granularity=1),
         PoolReport(name="second", quantity=1, granularity=1),
@@ -275,13 +273,13 @@ def test_the_first_pool_of_datawarp_is_the_default_unless_the_site_names_one() -
         assert named == ([] if default is None else [default])
 
 
-def test_a_replica_does_not_even_load_what_forks() -> None:
+def test_replicas_do_not_import_modules_that_fork() -> None:
     code = "import forebay.cluster.serve, sys; print('forebay.cluster.providers.guard' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
 
-def test_a_directory_that_a_cleanup_removed_at_once_is_made_again(
+def test_a_directory_removed_by_a_concurrent_cleanup_is_recreated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = iter([str(tmp_path / "gone"), str(tmp_path / "there")])

@@ -1,4 +1,4 @@
-"""A site's dw_wlm_cli, dwstat and the programs of the generic provider: command lines, and what is success."""
+"""A site's dw_wlm_cli, dwstat and the programs of the generic provider: command lines and results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forebay.replica.model.requests import CreatePersistent, DestroyPersistent
 from tests.cluster.providers.conftest import Programs
 
 
-def test_each_command_line_of_datawarp_is_as_it_was_observed(programs: Programs) -> None:
+def test_datawarp_command_lines_match_observations(programs: Programs) -> None:
     datawarp, subject, directory = programs.provider("datawarp"), programs.subject(), str(programs.directory)
     datawarp.process(subject, directory)
     datawarp.setup(subject, directory)
@@ -68,7 +68,7 @@ def test_each_command_line_of_datawarp_is_as_it_was_observed(programs: Programs)
         ("teardown", "dws+busy", False),
     ],
 )
-def test_some_words_of_datawarp_are_success_whatever_its_exit_code(
+def test_certain_datawarp_outputs_are_success_with_any_exit_code(
     programs: Programs, operation: str, said: str, succeeds: bool
 ) -> None:
     subject, directory = programs.subject(f"{operation}:fail:{said}"), str(programs.directory)
@@ -89,12 +89,12 @@ def test_some_words_of_datawarp_are_success_whatever_its_exit_code(
         assert raised.value.message == said.replace("+", " ")
 
 
-def test_a_command_that_says_nothing_is_named_with_its_exit_code(programs: Programs) -> None:
+def test_a_silent_command_is_reported_with_its_exit_code(programs: Programs) -> None:
     with pytest.raises(OperationError, match=r"dw_wlm_cli ended with code 3 without output"):
         programs.provider("datawarp").setup(programs.subject("setup:silent"), str(programs.directory))
 
 
-def test_a_command_is_ended_at_its_time(programs: Programs) -> None:
+def test_a_command_is_killed_at_its_timeout(programs: Programs) -> None:
     with pytest.raises(OperationError, match="Timeout @ 300 msec"):
         programs.provider("datawarp", other_timeout_s=0.3).pre_run(
             programs.subject("pre_run:sleep:600"), str(programs.directory)
@@ -102,7 +102,7 @@ def test_a_command_is_ended_at_its_time(programs: Programs) -> None:
     assert programs.left() == []
 
 
-def test_a_persistent_buffer_is_only_made_if_the_command_says_so(programs: Programs) -> None:
+def test_a_persistent_buffer_counts_only_with_a_confirming_output(programs: Programs) -> None:
     programs.variables["SITE_CREATED"] = "nothing"
     with pytest.raises(OperationError, match="nothing"):
         programs.provider("datawarp").create_persistent(
@@ -111,12 +111,12 @@ def test_a_persistent_buffer_is_only_made_if_the_command_says_so(programs: Progr
 
 
 @pytest.mark.parametrize(("said", "size"), [("4096", 4096), ("", None)])
-def test_datawarp_says_the_real_size_or_nothing(programs: Programs, said: str, size: int | None) -> None:
+def test_datawarp_reports_a_real_size_or_nothing(programs: Programs, said: str, size: int | None) -> None:
     programs.variables["SITE_SIZE"] = said
     assert programs.provider("datawarp").real_size(programs.subject(), str(programs.directory)) == size
 
 
-def test_datawarp_tells_its_pools_and_its_status(programs: Programs) -> None:
+def test_datawarp_reports_pools_and_status(programs: Programs) -> None:
     datawarp = programs.provider("datawarp")
     pools = datawarp.pools(str(programs.directory))
     assert pools is not None
@@ -124,7 +124,7 @@ def test_datawarp_tells_its_pools_and_its_status(programs: Programs) -> None:
     assert datawarp.get_status(("sessions", "a b"), 0, 0, str(programs.directory)) == "asked: sessions a b\n"
 
 
-def test_no_shell_reads_what_a_user_wrote(programs: Programs) -> None:
+def test_user_text_never_reaches_a_shell(programs: Programs) -> None:
     touched = programs.directory / "touched"
     wicked = f"$(touch {touched}); `touch {touched}`"
     programs.provider("datawarp").setup(programs.subject(pool=wicked), str(programs.directory))
@@ -132,7 +132,7 @@ def test_no_shell_reads_what_a_user_wrote(programs: Programs) -> None:
     assert wicked in programs.log.read_text() and not touched.exists()
 
 
-def test_the_generic_provider_runs_the_programs_of_the_older_guide_and_skips_those_that_are_not_there(
+def test_the_generic_provider_runs_configured_programs_and_skips_others(
     programs: Programs,
 ) -> None:
     program = programs.directory.parent / "any"
@@ -167,7 +167,7 @@ def test_the_generic_provider_runs_the_programs_of_the_older_guide_and_skips_tho
 
 
 @pytest.mark.parametrize("which", ["file", "directory"])
-def test_a_program_that_others_can_change_is_refused(programs: Programs, which: str) -> None:
+def test_a_program_that_others_can_change_is_rejected(programs: Programs, which: str) -> None:
     target = programs.command if which == "file" else programs.command.parent
     target.chmod(0o777)
     with pytest.raises(ProgramRefused, match="others may write to"):
@@ -179,13 +179,13 @@ def test_a_program_that_others_can_change_is_refused(programs: Programs, which: 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_program_of_somebody_else_is_refused(programs: Programs) -> None:
+def test_a_program_of_another_account_is_rejected(programs: Programs) -> None:
     os.chown(programs.script, 12345, 12345)
     with pytest.raises(ProgramRefused, match="belongs to user 12345"):
         read_trusted(str(programs.script), programs.local)
 
 
-def test_a_program_that_is_no_file_or_has_no_absolute_path_is_refused(programs: Programs, tmp_path: Path) -> None:
+def test_a_program_must_be_a_file_with_an_absolute_path(programs: Programs, tmp_path: Path) -> None:
     for path in (str(programs.directory), "burst_buffer.lua", str(tmp_path / "missing")):
         with pytest.raises(ProgramRefused, match="not a regular file|not absolute|cannot be opened"):
             read_trusted(path, Local(allowed_programs=(path,)))
@@ -207,7 +207,7 @@ def test_a_program_that_is_no_file_or_has_no_absolute_path_is_refused(programs: 
         ("# %j", "# %j"),
     ],
 )
-def test_symbols_are_replaced_in_directive_lines_only(programs: Programs, line: str, replaced: str) -> None:
+def test_symbols_are_replaced_only_in_directive_lines(programs: Programs, line: str, replaced: str) -> None:
     script = f"#!/bin/sh\n{line}\necho %j\n#BB_LUA %j\n"
     found = replace_symbols(script, programs.subject(), ("#BB_LUA",))
     assert found == f"#!/bin/sh\n{replaced}\necho %j\n#BB_LUA %j\n"
@@ -218,7 +218,7 @@ def test_an_array_task_has_its_own_symbols(programs: Programs) -> None:
     assert replace_symbols("#BB_LUA %A_%a %j", subject, ("#BB_LUA",)) == "#BB_LUA 5_3 7"
 
 
-def test_directives_that_did_not_come_with_the_script_are_put_into_it_once(programs: Programs) -> None:
+def test_directives_outside_the_script_are_inserted_once(programs: Programs) -> None:
     script = "#!/bin/sh\n#BB_LUA pool=fast capacity=2K \\\n#BB_LUA more\ntrue\n"
     own = "#BB_LUA pool=fast capacity=2K more"
     for directives, expected in (

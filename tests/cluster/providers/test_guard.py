@@ -1,4 +1,4 @@
-"""The guard of a call: what it ends, and whom it reserve files."""
+"""The guard of a call: which processes it ends, and which it spares."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forebay.cluster.system.processes import start_time
 
 @pytest.fixture
 def other() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is there before the call."""
+    """Process that exists before the call."""
     process = subprocess.Popen(["sleep", "600"])
     yield process
     process.kill()
@@ -27,13 +27,13 @@ def hang(returned: int) -> None:
     time.sleep(600)
 
 
-def test_what_was_there_before_a_call_is_spared_when_the_call_is_ended(other: subprocess.Popen[bytes]) -> None:
+def test_processes_older_than_a_call_survive_its_end(other: subprocess.Popen[bytes]) -> None:
     finished = guard.run(hang, timeout_s=0.05, clock=SystemClock())
     assert (finished.timed_out, finished.code, finished.unkillable) == (True, -signal.SIGTERM, ())
     assert start_time(other.pid) is not None
 
 
-def test_a_process_that_came_under_the_number_of_an_earlier_one_is_ended_with_the_call(
+def test_a_new_process_with_a_reused_pid_is_killed_with_the_call(
     other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guard, "start_time", lambda pid: 1)
@@ -47,7 +47,7 @@ def test_a_process_that_came_under_the_number_of_an_earlier_one_is_ended_with_th
 
 
 def iter_of(first: guard.Tree, then: object) -> object:
-    """Return a function that gives `first`, and after that what `then` gives."""
+    """Return a function that returns `first` once, then the results of `then`."""
     assert callable(then)
     given = iter([first])
     return lambda: next(given, None) or then()

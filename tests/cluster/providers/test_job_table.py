@@ -26,7 +26,7 @@ SCRIPTS = HERE / "scripts"
 SOURCE = os.environ.get("FOREBAY_SLURM_SOURCE", "")
 RELEASES = ("22.05", "23.02", "23.11", "24.05", "24.11", "25.05", "25.11", "26.05")
 WITH_TABLE = RELEASES[1:]
-"""Releases whose plugin gives a job table."""
+"""Releases whose plugin passes a job table."""
 
 needs_source = pytest.mark.skipif(not SOURCE, reason="FOREBAY_SLURM_SOURCE names no Git directory of Slurm's source")
 
@@ -120,7 +120,7 @@ KNOWN: dict[str, object] = {
     "user_name": "alice",
     "work_dir": "/home/alice",
 }
-"""Fields whose value depends on the job, as a job has them that has everything."""
+"""Fields that depend on the job, with their values for a job that sets everything."""
 
 
 DEFAULTS: dict[str, object] = {
@@ -140,11 +140,11 @@ DEFAULTS: dict[str, object] = {
     "sockets_per_node": 0xFFFE,
     "threads_per_core": 0xFFFE,
 }
-"""Values of every job that are neither 0 nor nil: what sbatch sends, or slurmctld sets, for a job without."""
+"""Constant values other than 0 and nil: defaults of sbatch or slurmctld."""
 
 
 def full(programs: Programs) -> JobContext:
-    """Return a job that has everything."""
+    """Return a job that sets every field."""
     subject = programs.subject(
         directives="#BB_LUA pool=fast",
         cpus=6,
@@ -159,11 +159,11 @@ def full(programs: Programs) -> JobContext:
 
 
 def use(programs: Programs, name: str) -> None:
-    """Make a script of `scripts` the site's."""
+    """Use a script of `scripts` as the site's."""
     shutil.copyfile(SCRIPTS / name, programs.script)
 
 
-def test_what_is_known_of_a_job_is_under_slurms_name(programs: Programs) -> None:
+def test_known_job_fields_have_slurms_names(programs: Programs) -> None:
     bare = JobContext(programs.subject(job=0, name="", user="", uid=0, gid=0, workdir="", node=""), Local())
     rich = full(programs)
     varying = {field.name: value_of(field, rich) for field in FIELDS if value_of(field, rich) != value_of(field, bare)}
@@ -171,7 +171,7 @@ def test_what_is_known_of_a_job_is_under_slurms_name(programs: Programs) -> None
     assert {name: job_table(rich)[name] for name in KNOWN} == KNOWN
 
 
-def test_what_a_job_cannot_ask_for_has_slurms_value_for_a_job_without_it() -> None:
+def test_unsupported_job_fields_have_slurms_defaults() -> None:
     constant = {field.name: field.value for field in FIELDS if not callable(field.value)}
     zero = {"integer": 0, "number": 0, "string": None, "table": None}
     assert constant == {
@@ -181,30 +181,30 @@ def test_what_a_job_cannot_ask_for_has_slurms_value_for_a_job_without_it() -> No
     assert not constant.keys() & KNOWN.keys()
 
 
-def test_a_job_that_is_no_task_of_an_array_has_the_array_fields_of_slurm(programs: Programs) -> None:
+def test_a_job_outside_an_array_has_slurms_array_defaults(programs: Programs) -> None:
     table = job_table(JobContext(programs.subject(), Local()))
     names = ("array_job_id", "array_task_id", "array_max_tasks", "array_task_str")
     assert [table.get(name) for name in names] == [0, 0xFFFFFFFE, 0, None]
 
 
-def test_the_user_gets_the_mail_of_a_job_that_names_nobody(programs: Programs) -> None:
+def test_mail_goes_to_the_user_by_default(programs: Programs) -> None:
     asked = programs.subject(options=JobOptions(mail_types=("ALL",)))
     table = job_table(JobContext(asked, Local()))
     assert (table["mail_user"], table["mail_type"]) == ("alice", 0x10F)
 
 
-def test_what_a_pending_job_counts_for_is_requested_and_not_allocated(programs: Programs) -> None:
+def test_resources_of_a_pending_job_are_requested_not_allocated(programs: Programs) -> None:
     table = job_table(JobContext(programs.subject(status=JobStatus(tres="cpu=1")), Local()))
     assert (table["tres_req_str"], table.get("tres_alloc_str")) == ("cpu=1", None)
 
 
-def test_a_field_is_there_once_and_its_releases_are_releases() -> None:
+def test_fields_are_unique_and_releases_are_valid() -> None:
     assert len({field.name for field in FIELDS}) == len(FIELDS)
     for field in FIELDS:
         assert field.since in RELEASES and field.until in ("", *RELEASES), field.name
 
 
-def test_a_job_without_a_node_has_none(programs: Programs) -> None:
+def test_a_job_without_a_node_has_no_node_fields(programs: Programs) -> None:
     table = job_table(JobContext(programs.subject(options=JobOptions(nodes=0)), Local()))
     assert (table["num_nodes"], table["num_cpus"], table.get("nodes"), table.get("batch_host")) == (0, 0, None, None)
 
@@ -224,7 +224,7 @@ def test_a_running_job_ends_at_its_time_limit(programs: Programs) -> None:
     assert (table["start_time"], table["end_time"]) == (200, 265)
 
 
-def test_the_text_has_a_line_for_each_labelled_field_and_times_as_scontrol_writes_them(programs: Programs) -> None:
+def test_the_text_has_labelled_fields_with_scontrol_times(programs: Programs) -> None:
     text = job_text(full(programs))
     assert text.startswith("JobId=7 JobName=n\n   ")
     pairs = dict(line.strip().split("=", 1) for line in text.strip().split("\n")[1:])
@@ -244,7 +244,7 @@ def test_the_text_has_a_line_for_each_labelled_field_and_times_as_scontrol_write
 
 @pytest.mark.parametrize("rich", [False, True])
 @pytest.mark.parametrize("operation", [*JOB[:-1], "real_size"])
-def test_a_script_that_reads_every_field_runs_in_every_function(programs: Programs, operation: str, rich: bool) -> None:
+def test_a_script_can_read_every_field_in_every_function(programs: Programs, operation: str, rich: bool) -> None:
     use(programs, "every_field.lua")
     subject = full(programs).subject if rich else programs.subject()
     perform(programs.provider("lua"), operation, subject, str(programs.directory))
@@ -257,7 +257,7 @@ def test_a_script_that_reads_every_field_runs_in_every_function(programs: Progra
         assert read[field.name] == shown.split("\n")[0], field.name
 
 
-def test_fields_and_types_are_those_that_the_script_expects() -> None:
+def test_field_names_and_types_match_the_script() -> None:
     rows = re.findall(r'^  \{"(\w+)", "(\w+)", "([\d.]+)"(?:, "([\d.]+)")?\},$', script_text(), re.MULTILINE)
     assert rows == [
         *((field.name, field.kind, field.since, field.until) for field in fields_in_order_of(rows)),
@@ -275,7 +275,7 @@ def fields_in_order_of(rows: list[tuple[str, str, str, str]]) -> list[object]:
     return [by_name[name] for name, *_ in rows]
 
 
-def test_pairs_of_the_table_are_none_and_its_text_needs_the_table_of_the_call(programs: Programs) -> None:
+def test_a_job_table_has_no_pairs_and_its_text_needs_the_calls_table(programs: Programs) -> None:
     programs.script.write_text(
         "function slurm_bb_setup(_, _, _, _, _, _, info)\n"
         "  for name in pairs(info) do return slurm.ERROR, name end\n"
@@ -299,11 +299,11 @@ UNKNOWN_HERE = {
     "start_protocol_ver": "no job speaks Slurm's protocol",
     "state_reason": "its numbers differ between releases",
 }
-"""Fields in which Forebay's constant differs from what a real Slurm gave, with the reason."""
+"""Fields in which Forebay's constant differs from a real Slurm's -> reason."""
 
 
 def read_record() -> dict[str, dict[str, str]]:
-    """Return what a real Slurm 24.11 gave, by function and field."""
+    """Return the recorded values of a real Slurm 24.11, by function and field."""
     found: dict[str, dict[str, str]] = {}
     for line in (SCRIPTS / "slurm-24.11-job-table.txt").read_text().splitlines():
         if not line.startswith("#"):
@@ -318,7 +318,7 @@ def as_lua_prints(value: object) -> str:
     return "nil" if value is None else f"{value:.0f}" if isinstance(value, float) else str(value)
 
 
-def test_every_constant_is_what_a_real_slurm_gave_or_differs_for_a_reason() -> None:
+def test_constants_equal_those_of_a_real_slurm_except_documented_ones() -> None:
     constant = {field.name: as_lua_prints(field.value) for field in FIELDS if not callable(field.value)}
     differing = {
         name
@@ -337,7 +337,7 @@ def test_every_constant_is_what_a_real_slurm_gave_or_differs_for_a_reason() -> N
         ("data_out", JobStatus(state="STAGE_OUT", result="COMPLETED", buffer_state="staging-out")),
     ],
 )
-def test_what_is_known_of_a_job_is_what_a_real_slurm_gave(programs: Programs, function: str, status: JobStatus) -> None:
+def test_known_fields_equal_those_of_a_real_slurm(programs: Programs, function: str, status: JobStatus) -> None:
     subject = programs.subject(
         job=1,
         name="j.sh",
@@ -358,12 +358,12 @@ def test_what_is_known_of_a_job_is_what_a_real_slurm_gave(programs: Programs, fu
         if callable(field.value) and field.name in theirs and as_lua_prints(value_of(field, job)) != theirs[field.name]
     }
     times = {"eligible_time", "end_time", "start_time", "submit_time"}
-    # Slurm does not fill in the user's name; its TRES have memory and billing; its files are patterns.
+    # Slurm omits the user's name, its TRES include memory and billing, and its file names are patterns.
     assert differing - times <= {"user_name", "tres_req_str", "tres_alloc_str", "std_out", "nodes", "batch_host"}
     assert ({"nodes", "batch_host"} <= differing) == (function == "setup"), "the node is known earlier here"
 
 
-# Slurm's own source, where there is a copy of it -------------------------------------------------------------------
+# Slurm's source, if a copy exists -------------------------------------------------------------------
 
 
 def slurm_file(release: str, path: str) -> str:
@@ -374,7 +374,7 @@ def slurm_file(release: str, path: str) -> str:
 
 @needs_source
 @pytest.mark.parametrize("release", WITH_TABLE)
-def test_the_fields_of_a_release_are_those_of_its_source(release: str) -> None:
+def test_the_fields_of_a_release_match_its_source(release: str) -> None:
     source = slurm_file(release, "src/plugins/burst_buffer/lua/burst_buffer_lua.c")
     body = source[source.index("static int _lua_job_info_field") :]
     body = body[: body.index("\n}\n")]
@@ -394,14 +394,14 @@ def test_the_fields_of_a_release_are_those_of_its_source(release: str) -> None:
 
 
 @needs_source
-def test_the_first_release_gives_no_table() -> None:
+def test_the_first_release_passes_no_job_table() -> None:
     assert "_lua_job_info_field" not in slurm_file("22.05", "src/plugins/burst_buffer/lua/burst_buffer_lua.c")
     assert WITH_TABLE[0] == FIRST
 
 
 @needs_source
 @pytest.mark.parametrize("release", RELEASES)
-def test_the_table_slurm_has_every_name_of_the_release(release: str, programs: Programs) -> None:
+def test_the_slurm_table_has_every_name_of_the_release(release: str, programs: Programs) -> None:
     source = slurm_file(release, "src/lua/slurm_lua.c")
     names = set(re.findall(r'lua_setfield\(\w+, -2, "(\w+)"\)', source))
     functions = source[source.index("slurm_functions") :]
@@ -424,7 +424,7 @@ def test_the_table_slurm_has_every_name_of_the_release(release: str, programs: P
 
 @needs_source
 @pytest.mark.parametrize("release", RELEASES)
-def test_slurms_own_example_runs_unmodified(release: str, programs: Programs) -> None:
+def test_slurms_example_script_runs_unmodified(release: str, programs: Programs) -> None:
     programs.script.write_text(slurm_file(release, "etc/burst_buffer.lua.example"))
     programs.status_identity = release in WITH_TABLE
     lua, directory = programs.provider("lua"), str(programs.directory)
@@ -440,7 +440,7 @@ def test_slurms_own_example_runs_unmodified(release: str, programs: Programs) ->
 
 @needs_source
 @pytest.mark.parametrize("release", RELEASES)
-def test_error_codes_are_the_numbers_of_the_source(release: str, tmp_path: Path) -> None:
+def test_error_codes_match_the_source(release: str, tmp_path: Path) -> None:
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")
@@ -453,7 +453,7 @@ def test_error_codes_are_the_numbers_of_the_source(release: str, tmp_path: Path)
     assert len(names) > 200
 
 
-def test_constants_are_numbers_that_a_script_compares() -> None:
+def test_constants_are_numbers() -> None:
     assert CONSTANTS["SUCCESS"] == 0 and CONSTANTS["ERROR"] == CONSTANTS["FAILURE"] == -1
     assert error_codes()["ESLURM_INVALID_PARTITION_NAME"] == 2000
     assert not error_codes().keys() & CONSTANTS.keys()

@@ -1,4 +1,4 @@
-"""A site's burst_buffer.lua: what it is told, what it may answer, and that it can be ended whatever it does."""
+"""A site's burst_buffer.lua: arguments, results, and timeouts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from forebay.cluster.system.clock import SystemClock
 from tests.cluster.providers.conftest import Programs, pairs
 
 JOB = ("process", "setup", "data_in", "paths", "pre_run", "post_run", "data_out", "teardown")
-"""The operations that have the job's script, in the order of a job's life."""
+"""Operations that get the job's script, in the order of a job's life."""
 
 
 BRIEFLY_S = 0.3
-"""A timeout of operations that never end by themselves, seconds."""
+"""Timeout of operations that never end by themselves, seconds."""
 
 
 def perform(provider: Provider, operation: str, subject: Subject, directory: str) -> object:
@@ -30,13 +30,13 @@ def perform(provider: Provider, operation: str, subject: Subject, directory: str
 
 
 def failure_of(programs: Programs, operation: str, subject: Subject, **settings: object) -> OperationError:
-    """Return how an operation fails."""
+    """Return the error of an operation."""
     with pytest.raises(OperationError) as raised:
         perform(programs.provider("lua", **settings), operation, subject, str(programs.directory))
     return raised.value
 
 
-def test_each_function_is_given_the_arguments_that_slurm_documents_and_those_that_newer_releases_added(
+def test_functions_get_documented_and_newer_arguments(
     programs: Programs,
 ) -> None:
     lua, directory = programs.provider("lua"), str(programs.directory)
@@ -58,7 +58,7 @@ def test_each_function_is_given_the_arguments_that_slurm_documents_and_those_tha
     ]
 
 
-def test_a_job_without_a_pool_is_set_up_with_null_and_size_zero_and_its_real_size_is_not_asked(
+def test_a_job_without_a_pool_is_set_up_with_null_and_size_zero(
     programs: Programs,
 ) -> None:
     lua, subject = programs.provider("lua"), programs.subject(pool="", size=5)
@@ -84,24 +84,20 @@ def test_a_job_without_a_pool_is_set_up_with_null_and_size_zero_and_its_real_siz
         ("python", "nil"),
     ],
 )
-def test_what_a_function_returns_or_does_becomes_the_message_of_its_failure(
-    programs: Programs, action: str, message: str
-) -> None:
+def test_return_values_and_errors_become_the_failure_message(programs: Programs, action: str, message: str) -> None:
     error = failure_of(programs, "setup", programs.subject(f"setup:{action}"))
     assert error.operation == "setup"
     assert message in error.message
 
 
 @pytest.mark.parametrize("action", ["nothing", "code:0", "say:fine", "number", "digits:0", "digits:0x0", "digits:0.5"])
-def test_nothing_zero_and_zero_with_a_text_are_success(programs: Programs, action: str) -> None:
+def test_no_value_zero_and_zero_with_text_are_success(programs: Programs, action: str) -> None:
     subject = programs.subject(f"setup:{action}")
     programs.provider("lua").setup(subject, str(programs.directory))
     assert [call.split()[0] for call in programs.calls()] == ["setup"]
 
 
-def test_a_script_and_what_it_runs_find_nothing_of_this_interpreters_environment(
-    programs: Programs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scripts_do_not_see_this_interpreters_environment(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PYTHONPATH", "LD_PRELOAD_OF_NOBODY", "HOME"):
         monkeypatch.setenv(name, "/somewhere")
     programs.script.write_text(
@@ -114,12 +110,12 @@ def test_a_script_and_what_it_runs_find_nothing_of_this_interpreters_environment
     )
     first, *names = failure_of(programs, "setup", programs.subject()).message.split()
     assert first == "nil"
-    # PWD, SHLVL and _ are the shell's own.
+    # The shell itself sets PWD, SHLVL and _.
     allowed = {"PATH", "LANG", "LC_ALL", "TMPDIR", "FOREBAY_OPERATION", "SITE_LOG", "PWD", "OLDPWD", "SHLVL", "_"}
     assert {"PATH", "SITE_LOG"} <= set(names) <= allowed
 
 
-def test_a_function_that_is_missing_is_named(programs: Programs) -> None:
+def test_a_missing_function_is_named(programs: Programs) -> None:
     programs.script.write_text("function slurm_bb_pools() return slurm.SUCCESS end\n")
     for operation in JOB:
         error = failure_of(programs, operation, programs.subject())
@@ -129,13 +125,13 @@ def test_a_function_that_is_missing_is_named(programs: Programs) -> None:
         assert error.message == f"the function {function} is missing in {programs.script}"
 
 
-def test_a_script_of_an_older_slurm_without_the_polling_functions_stages(programs: Programs) -> None:
+def test_a_script_without_polling_functions_can_stage(programs: Programs) -> None:
     programs.script.write_text("function slurm_bb_data_in() return slurm.SUCCESS end\n")
     programs.provider("lua").data_in(programs.subject(), str(programs.directory))
     assert programs.calls() == []
 
 
-def test_the_script_is_read_anew_for_each_call(programs: Programs) -> None:
+def test_the_script_is_read_again_for_each_call(programs: Programs) -> None:
     lua = programs.provider("lua")
     lua.setup(programs.subject(), str(programs.directory))
     programs.script.write_text("this is no Lua\n")
@@ -147,15 +143,13 @@ def test_the_script_is_read_anew_for_each_call(programs: Programs) -> None:
 @pytest.mark.parametrize(
     "head", ["#!/usr/bin/env lua\n", "# a comment of another language\n", "\ufeff", "\ufeff#!/bin/lua\n"]
 )
-def test_a_first_line_for_the_shell_and_a_byte_order_mark_are_skipped_as_lua_skips_them(
-    programs: Programs, head: str
-) -> None:
+def test_an_interpreter_line_and_a_byte_order_mark_are_skipped(programs: Programs, head: str) -> None:
     programs.script.write_text(head + "function slurm_bb_setup() error('here') end\n")
     line = 1 + head.count("\n")
     assert f"burst_buffer.lua:{line}: here" in failure_of(programs, "setup", programs.subject()).message
 
 
-def test_a_script_that_returns_a_code_when_it_is_loaded_fails(programs: Programs) -> None:
+def test_a_script_that_returns_a_code_on_loading_fails(programs: Programs) -> None:
     programs.script.write_text("function slurm_bb_setup() end\nreturn slurm.ERROR\n")
     error = failure_of(programs, "setup", programs.subject())
     assert error.message == f"{programs.script} returned -1 when it was loaded; return nothing or slurm.SUCCESS"
@@ -188,7 +182,7 @@ def text_of(programs: Programs, expression: str) -> str:
         ("slurm.NO_VAL16 .. ' ' .. slurm.ESLURM_ACCESS_DENIED", "65534 2002"),
     ],
 )
-def test_the_functions_and_constants_of_slurm(programs: Programs, expression: str, text: str) -> None:
+def test_the_slurm_table_has_functions_and_constants(programs: Programs, expression: str, text: str) -> None:
     programs.cluster = "demo"
     assert text in text_of(programs, expression)
 
@@ -197,14 +191,14 @@ def test_the_functions_and_constants_of_slurm(programs: Programs, expression: st
     ("depth", "text"),
     [(16, "[" * 16 + "1" + "]" * 16), (17, "the value cannot be JSON: its tables are nested more than")],
 )
-def test_tables_within_tables_are_bounded_as_in_slurm(programs: Programs, depth: int, text: str) -> None:
+def test_json_nesting_is_limited_as_in_slurm(programs: Programs, depth: int, text: str) -> None:
     nested = (
         f"(function() local t = 1 for _ = 1, {depth} do t = {{t}} end return select(2, pcall(slurm.to_json, t)) end)()"
     )
     assert text_of(programs, nested).startswith(text)
 
 
-def test_a_table_that_holds_itself_has_no_json(programs: Programs) -> None:
+def test_a_recursive_table_has_no_json(programs: Programs) -> None:
     loop = "(function() local t = {} t.t = t return select(2, pcall(slurm.to_json, t)) end)()"
     assert "its tables are nested more than 16 deep" in text_of(programs, loop)
 
@@ -219,16 +213,14 @@ def test_a_table_that_holds_itself_has_no_json(programs: Programs) -> None:
         ("log(9, 'x')", "debug4: x"),
     ],
 )
-def test_what_is_logged_is_formatted(
-    programs: Programs, call: str, line: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_messages_are_formatted(programs: Programs, call: str, line: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     programs.script.write_text(f"function slurm_bb_setup() slurm.{call} end\n")
     programs.provider("lua").setup(programs.subject(), str(programs.directory))
     assert [record.getMessage() for record in caplog.records] == [f"slurm_bb_setup: {line}"]
 
 
-def test_precompiled_lua_is_refused(programs: Programs) -> None:
+def test_precompiled_lua_is_rejected(programs: Programs) -> None:
     programs.script.write_bytes(b"\x1bLua" + bytes(40))
     assert (
         "is precompiled Lua, which is not supported; provide the script as text"
@@ -236,13 +228,13 @@ def test_precompiled_lua_is_refused(programs: Programs) -> None:
     )
 
 
-def test_busy_is_asked_again_until_it_is_over(programs: Programs) -> None:
+def test_a_busy_operation_is_polled_until_it_ends(programs: Programs) -> None:
     programs.provider("lua").data_in(programs.subject("busy:3"), str(programs.directory))
     assert (programs.directory.parent / "calls.log.7").read_text() == "3"
 
 
 @pytest.mark.parametrize("word", ["BUSY", "busy", "Busy"])
-def test_busy_counts_in_upper_and_lower_case(programs: Programs, word: str) -> None:
+def test_busy_is_recognised_in_any_case(programs: Programs, word: str) -> None:
     programs.script.write_text(
         "function slurm_bb_data_in() end\n"
         "function slurm_bb_test_data_in()\n"
@@ -256,14 +248,14 @@ def test_busy_counts_in_upper_and_lower_case(programs: Programs, word: str) -> N
     assert programs.calls() == ["xxx"]
 
 
-def test_what_stays_busy_past_the_time_of_its_stage_fails_in_slurms_words(programs: Programs) -> None:
+def test_an_operation_that_stays_busy_fails_with_slurms_message(programs: Programs) -> None:
     error = failure_of(programs, "data_in", programs.subject("busy:1000000"), stage_in_timeout_s=BRIEFLY_S)
     assert error.operation == "data_in"
     assert error.message.startswith(("Poll exceeded time limit", "Timeout @"))
 
 
 @pytest.mark.parametrize(("operation", "action"), pairs(JOB, ("sleep:60", "deaf:60", "fork:60", "spin")))
-def test_every_function_is_ended_at_its_time_whatever_it_does_and_leaves_nothing(
+def test_every_function_is_killed_at_its_timeout_without_leftovers(
     programs: Programs, operation: str, action: str
 ) -> None:
     before_s = SystemClock().monotonic_s()
@@ -281,13 +273,13 @@ def test_every_function_is_ended_at_its_time_whatever_it_does_and_leaves_nothing
     assert programs.left() == []
 
 
-def test_a_flood_of_output_neither_stops_the_call_nor_fills_memory(programs: Programs) -> None:
+def test_excess_output_neither_blocks_the_call_nor_fills_memory(programs: Programs) -> None:
     assert 40_000 * 101 > 4 * OUTPUT_BYTES_MAX
     programs.provider("lua").setup(programs.subject("setup:flood"), str(programs.directory))
     assert len(programs.calls()) == 1
 
 
-def test_what_a_call_that_succeeded_left_running_goes_on(programs: Programs) -> None:
+def test_background_processes_of_a_successful_call_continue(programs: Programs) -> None:
     programs.provider("lua").setup(programs.subject("setup:background:60"), str(programs.directory))
     left = programs.left()
     assert len(left) == 1
@@ -300,7 +292,7 @@ def test_what_a_call_that_succeeded_left_running_goes_on(programs: Programs) -> 
     os.waitpid(left[0], 0)
 
 
-def test_the_variables_of_paths_are_read(programs: Programs) -> None:
+def test_the_path_variables_are_parsed(programs: Programs) -> None:
     found = programs.provider("lua").paths(programs.subject(), str(programs.directory))
     assert found == (("BB_PLACE", "/bb/7"), ("DW_JOB_STRIPED", "/bb/striped"))
 
@@ -314,7 +306,7 @@ def test_the_variables_of_paths_are_read(programs: Programs) -> None:
         ("A=\\255", "not UTF-8 at byte 2"),
     ],
 )
-def test_a_path_file_that_is_wrong_is_refused_with_its_line(programs: Programs, text: str, message: str) -> None:
+def test_an_invalid_path_file_is_rejected_with_the_line(programs: Programs, text: str, message: str) -> None:
     programs.script.write_text(
         f'function slurm_bb_paths(_, _, path) local f = io.open(path, "w") f:write("{text}") f:close() end\n'
     )
@@ -322,17 +314,17 @@ def test_a_path_file_that_is_wrong_is_refused_with_its_line(programs: Programs, 
 
 
 @pytest.mark.parametrize(("said", "size"), [("2KiB", 2048), ("10000", 10000), ("", None)])
-def test_the_real_size_is_what_the_function_returned(programs: Programs, said: str, size: int | None) -> None:
+def test_the_real_size_is_the_functions_result(programs: Programs, said: str, size: int | None) -> None:
     programs.variables["SITE_SIZE"] = said
     assert programs.provider("lua").real_size(programs.subject(), str(programs.directory)) == size
 
 
-def test_a_real_size_that_is_none_fails(programs: Programs) -> None:
+def test_an_invalid_real_size_fails(programs: Programs) -> None:
     programs.variables["SITE_SIZE"] = "-5"
     assert "slurm_bb_real_size did not return a size" in failure_of(programs, "real_size", programs.subject()).message
 
 
-def test_pools_and_status_are_what_the_script_says(programs: Programs) -> None:
+def test_pools_and_status_are_the_scripts_results(programs: Programs) -> None:
     lua = programs.provider("lua")
     pools = lua.pools(str(programs.directory))
     assert pools is not None
@@ -349,7 +341,7 @@ def test_pools_and_status_are_what_the_script_says(programs: Programs) -> None:
         ('"granularity": 2', 0, 2),
     ],
 )
-def test_what_a_pool_leaves_out_is_what_slurm_takes_it_for(
+def test_omitted_pool_values_have_slurms_defaults(
     programs: Programs, row: str, quantity: int, granularity: int
 ) -> None:
     pools = f'{{"pools": [{{"id": "a", {row}}}]}}'
@@ -375,13 +367,13 @@ def test_what_a_pool_leaves_out_is_what_slurm_takes_it_for(
         ),
     ],
 )
-def test_pools_that_make_no_sense_are_refused(programs: Programs, pools: str, message: str) -> None:
+def test_invalid_pools_are_rejected(programs: Programs, pools: str, message: str) -> None:
     programs.script.write_text(f"function slurm_bb_pools() return slurm.SUCCESS, [[{pools}]] end\n")
     with pytest.raises(OperationError, match=message):
         programs.provider("lua").pools(str(programs.directory))
 
 
-def test_a_call_ended_by_sigterm_to_its_worker_leaves_nothing(programs: Programs) -> None:
+def test_a_call_ended_by_sigterm_leaves_nothing(programs: Programs) -> None:
     class Ended(BaseException):
         pass
 

@@ -1,4 +1,4 @@
-"""Releases of Lua and modules of a site's script: found where the distribution's Lua finds them, loaded if trusted."""
+"""Lua releases and modules of a site's script: search paths as in the distribution's Lua, and trust checks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def require(programs: Programs, name: str, field: str = "") -> str:
 
 
 def interpreter(version: str) -> str:
-    """Return the distribution's interpreter of a release; skip where there is none."""
+    """Return the distribution's interpreter of a release; skip the test if it is missing."""
     found = shutil.which(f"lua{version}")
     if found is None:
         pytest.skip(f"there is no program lua{version}: install the package lua{version}")
@@ -57,7 +57,7 @@ def of_distribution(version: str, expression: str) -> str:
 
 
 @pytest.mark.parametrize("version", LUA_VERSIONS)
-def test_a_script_is_run_by_the_release_that_the_machine_names(programs: Programs, version: str) -> None:
+def test_a_script_runs_with_the_configured_lua_release(programs: Programs, version: str) -> None:
     programs.lua_version = version
     assert text_of(programs, "return slurm.ERROR, _VERSION") == f"Lua {version}"
 
@@ -101,7 +101,7 @@ def test_memory_is_bounded_with_every_release(programs: Programs, version: str) 
 
 
 @pytest.mark.parametrize("version", LUA_VERSIONS)
-def test_precompiled_lua_is_refused_by_every_release(programs: Programs, version: str) -> None:
+def test_every_release_rejects_precompiled_lua(programs: Programs, version: str) -> None:
     programs.lua_version = version
     for head in (b"", b"#!/bin/lua\n"):
         programs.script.write_bytes(head + b"\x1bLua" + bytes(40))
@@ -125,7 +125,7 @@ def test_precompiled_lua_is_refused_by_every_release(programs: Programs, version
         "select('#', (unpack or table.unpack)({1, 2, 3}))",
     ],
 )
-def test_programs_that_a_script_starts_end_as_with_the_distributions_lua(
+def test_program_exits_are_reported_as_by_the_distributions_lua(
     programs: Programs, version: str, expression: str
 ) -> None:
     programs.lua_version = version
@@ -140,15 +140,15 @@ def test_programs_that_a_script_starts_end_as_with_the_distributions_lua(
 
 @pytest.mark.parametrize("version", LUA_VERSIONS)
 @pytest.mark.parametrize("kind", ["path", "cpath"])
-def test_modules_are_looked_for_wherever_the_distributions_lua_looks(version: str, kind: str) -> None:
+def test_modules_are_searched_as_by_the_distributions_lua(version: str, kind: str) -> None:
     theirs = of_distribution(version, f"package.{kind}").split(";")
     ours = (default_path if kind == "path" else default_cpath)(version).split(";")
-    # Relative ones depend on the directory that the service was started in.
+    # Relative paths depend on the directory in which the service was started.
     assert [place for place in theirs if place.startswith("/") and place not in ours] == []
 
 
 @pytest.mark.parametrize("version", LUA_VERSIONS)
-def test_the_search_path_of_a_script_is_that_of_its_release(programs: Programs, version: str) -> None:
+def test_the_search_path_matches_the_lua_release(programs: Programs, version: str) -> None:
     programs.lua_version = version
     found = text_of(programs, "return slurm.ERROR, package.path .. ' ' .. package.cpath")
     assert found == f"{default_path(version)} {default_cpath(version)}"
@@ -167,14 +167,14 @@ def test_the_search_path_of_a_script_is_that_of_its_release(programs: Programs, 
         ({"V": "/a", "V_5_1": "/b"}, "5.1", "/a"),
     ],
 )
-def test_the_variables_of_lua_count(environment: dict[str, str], version: str, path: str) -> None:
+def test_lua_path_variables_are_used(environment: dict[str, str], version: str, path: str) -> None:
     assert search_path("V", "D", version, environment) == path
 
 
 @pytest.mark.parametrize(
     ("place", "name"), [("m.lua", "m"), ("sub/m.lua", "sub.m"), ("m/init.lua", "m"), ("a%b.lua", "a%b")]
 )
-def test_a_module_in_lua_is_found_in_the_directory_that_the_machine_names(
+def test_a_lua_module_is_found_in_the_configured_directory(
     programs: Programs, tmp_path: Path, place: str, name: str
 ) -> None:
     file = tmp_path / "lib" / place
@@ -184,7 +184,7 @@ def test_a_module_in_lua_is_found_in_the_directory_that_the_machine_names(
     assert require(programs, name, ".answer") == "42"
 
 
-def test_a_script_may_add_a_directory_itself(programs: Programs, tmp_path: Path) -> None:
+def test_a_script_can_extend_its_search_path(programs: Programs, tmp_path: Path) -> None:
     (tmp_path / "mine.lua").write_text("return 7\n")
     add = f"package.path = package.path .. ';{tmp_path}/?.lua'"
     assert text_of(programs, f"{add} return slurm.ERROR, tostring(require('mine'))") == "7"
@@ -192,7 +192,7 @@ def test_a_script_may_add_a_directory_itself(programs: Programs, tmp_path: Path)
 
 @pytest.mark.parametrize("version", LUA_VERSIONS)
 @pytest.mark.parametrize(("name", "value"), [("double_", "42"), ("double_.inner", "43")])
-def test_a_c_module_of_the_release_is_loaded(
+def test_a_c_module_of_the_same_release_is_loaded(
     programs: Programs, tmp_path: Path, version: str, name: str, value: str
 ) -> None:
     built = c_module(tmp_path, version)
@@ -203,7 +203,7 @@ def test_a_c_module_of_the_release_is_loaded(
 
 
 def c_module(directory: Path, version: str) -> Path:
-    """Build a C module that is the number 42; skip where there is no compiler."""
+    """Build a C module with the value 42; skip the test without a compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler: install the package gcc")
@@ -222,7 +222,7 @@ def c_module(directory: Path, version: str) -> Path:
         ("closed", "it is below {directory}, where this service stores data of others; move it elsewhere"),
     ],
 )
-def test_a_module_that_others_could_change_is_not_loaded(
+def test_a_module_that_others_can_change_is_not_loaded(
     programs: Programs, tmp_path: Path, kind: str, fault: str, says: str
 ) -> None:
     directory = tmp_path / "lib"
@@ -244,9 +244,7 @@ def test_a_module_that_others_could_change_is_not_loaded(
 
 
 @pytest.mark.parametrize("kind", ["lua", "c"])
-def test_a_module_within_another_that_others_could_change_is_not_loaded(
-    programs: Programs, tmp_path: Path, kind: str
-) -> None:
+def test_a_nested_module_that_others_can_change_is_not_loaded(programs: Programs, tmp_path: Path, kind: str) -> None:
     if kind == "lua":
         file = tmp_path / "double_" / "inner.lua"
         file.parent.mkdir()
@@ -260,12 +258,12 @@ def test_a_module_within_another_that_others_could_change_is_not_loaded(
     assert f"the Lua module {file} is not loaded: others may write to {file}" in require(programs, "double_.inner")
 
 
-def test_a_module_of_a_relative_path_is_not_loaded(programs: Programs) -> None:
+def test_a_module_with_a_relative_path_is_not_loaded(programs: Programs) -> None:
     programs.variables["LUA_PATH"] = "./proc/self/?"
     assert "the path of the Lua module ./proc/self/cmdline is not absolute" in require(programs, "cmdline")
 
 
-def test_a_module_that_is_there_for_another_release_is_named_with_the_key_to_set(
+def test_a_module_of_another_release_is_named_with_the_setting(
     programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "5.3").mkdir()
@@ -281,9 +279,7 @@ def test_a_module_that_is_there_for_another_release_is_named_with_the_key_to_set
 
 @pytest.mark.parametrize("version", LUA_VERSIONS)
 @pytest.mark.parametrize(("name", "package"), [("posix.unistd", "lua-posix"), ("socket", "lua-socket")])
-def test_modules_of_the_distributions_packages_are_found(
-    programs: Programs, version: str, name: str, package: str
-) -> None:
+def test_modules_of_distribution_packages_are_found(programs: Programs, version: str, name: str, package: str) -> None:
     probe = [interpreter(version), "-e", f"require('{name}')"]
     if subprocess.run(probe, capture_output=True).returncode != 0:
         pytest.skip(f"lua{version} has no module {name}: install the package {package}")

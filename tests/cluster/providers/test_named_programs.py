@@ -1,7 +1,7 @@
-"""What replicas agree on names a program, and a machine runs it only if its own forebay.toml names it too.
+"""A machine runs a program named in the replicated configuration only if its own forebay.toml names it too.
 
-An operator changes what is agreed over the API; without this law he would be root on every node. Walked over every key
-of the site's configuration that names a program, so that a new one is in it.
+An operator can change the replicated configuration over the API, and would otherwise be root on every node. The tests
+cover every key that names a program, including future ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OPERATIONS = (
 
 
 def operations(provider: Provider, subject: Subject, directory: str) -> list[Callable[[], object]]:
-    """Return every operation that a provider can be asked for."""
+    """Return every operation of a provider."""
     plain: list[Callable[[], object]] = [
         lambda name=name: getattr(provider, name)(subject, directory)  # type: ignore[misc]
         for name in OPERATIONS
@@ -47,7 +47,7 @@ def operations(provider: Provider, subject: Subject, directory: str) -> list[Cal
 
 
 class Site:
-    """A program that says that it ran, for whichever key names it."""
+    """Program that records that it ran, for any key."""
 
     def __init__(self, directory: Path, key: SettingKey) -> None:
         self.key = key
@@ -65,7 +65,7 @@ class Site:
         return path
 
     def run(self, path: Path, local: Local) -> set[str]:
-        """Do everything that could run what the key names; return why it was not done."""
+        """Try every operation that could run the key's program; return the error."""
         said = set()
         if self.key.kind is ValueKind.TEMPLATE:
             moving = Harness(Path(tempfile.mkdtemp(dir=self.directory)))
@@ -95,7 +95,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
     return Site(tmp_path, request.param)
 
 
-def test_a_program_that_only_replicated_configuration_names_is_not_run(site: Site) -> None:
+def test_a_program_named_only_in_replicated_configuration_is_not_run(site: Site) -> None:
     path = site.write(site.directory / "opt" / "program")
     said = site.run(path, Local())
     assert not site.ran.exists()
@@ -107,7 +107,7 @@ def test_a_program_that_only_replicated_configuration_names_is_not_run(site: Sit
 
 
 @pytest.mark.parametrize("link", [False, True], ids=["by its name", "by a link"])
-def test_nothing_in_the_directory_of_an_agent_or_a_replica_is_run_whoever_names_it(site: Site, link: bool) -> None:
+def test_no_program_in_an_agent_or_replica_directory_is_run(site: Site, link: bool) -> None:
     home = site.directory / "n1"
     path = site.write(home / "calls" / "7" / "script")
     if link:
@@ -119,7 +119,7 @@ def test_nothing_in_the_directory_of_an_agent_or_a_replica_is_run_whoever_names_
 
 
 @pytest.mark.parametrize("which", ["program", "directory", "directory above"])
-def test_nothing_that_others_can_change_is_run_whoever_names_it(site: Site, which: str) -> None:
+def test_no_program_that_others_can_change_is_run(site: Site, which: str) -> None:
     path = site.write(site.directory / "a" / "b" / "program")
     changed = {"program": path, "directory": path.parent, "directory above": path.parent.parent}[which]
     changed.chmod(0o777)
@@ -128,7 +128,7 @@ def test_nothing_that_others_can_change_is_run_whoever_names_it(site: Site, whic
     assert any(f"others may write to {changed}" in one for one in said), said
 
 
-def test_a_machine_closes_the_directories_of_all_who_may_run_on_it(tmp_path: Path) -> None:
+def test_the_directories_of_all_local_processes_are_closed(tmp_path: Path) -> None:
     config = create_site(tmp_path / "site", Founding(), clock=SystemClock())
     (tmp_path / "site" / "n1").mkdir()
     local = config.provider_here(tmp_path / "later")
@@ -136,5 +136,5 @@ def test_a_machine_closes_the_directories_of_all_who_may_run_on_it(tmp_path: Pat
     assert names == {"site/tls", "site/r1", "site/r2", "site/r3", "site/n1", "later"}
 
 
-def test_every_key_that_names_a_program_is_one_that_this_law_knows() -> None:
+def test_every_configuration_key_for_a_program_is_covered() -> None:
     assert {key.name for key in NAMING} >= {"GetSysState", "LuaScript", "StartStageIn", "TransferTemplate"}

@@ -1,5 +1,8 @@
-"""A site's own scripts, unmodified, from a directory that FOREBAY_SITE_SCRIPTS names: `lua/burst_buffer.lua`,
-`bin/dw_wlm_cli`, `bin/dwstat` and `conf/pools.json`, with @RUN@ for the place where they write."""
+"""A site's unmodified scripts in the directory FOREBAY_SITE_SCRIPTS.
+
+The files are `lua/burst_buffer.lua`, `bin/dw_wlm_cli`, `bin/dwstat` and `conf/pools.json`; @RUN@ stands for the
+directory to which they write.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ pytestmark = pytest.mark.skipif(not SCRIPTS, reason="FOREBAY_SITE_SCRIPTS names 
 
 @pytest.fixture
 def given(programs: Programs, tmp_path: Path) -> Programs:
-    """The site's scripts in place of the tests' own."""
+    """Use the site's scripts instead of the tests' scripts."""
     source = Path(SCRIPTS)
     (tmp_path / "log").mkdir()
     (tmp_path / "dwctl").mkdir()
@@ -33,7 +36,7 @@ def given(programs: Programs, tmp_path: Path) -> Programs:
 
 
 @pytest.mark.parametrize("provider", ["lua", "datawarp"])
-def test_every_operation_succeeds_and_paths_gives_variables(given: Programs, provider: str) -> None:
+def test_every_operation_succeeds_with_site_scripts(given: Programs, provider: str) -> None:
     site, subject, directory = given.provider(provider), given.subject(), str(given.directory)
     site.process(subject, directory)
     site.setup(subject, directory)

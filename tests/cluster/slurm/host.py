@@ -1,4 +1,4 @@
-"""One slurmctld's host as tests have it: a bridge, a double of the leader, and a real Lua for each of Slurm's calls."""
+"""Test host of a slurmctld: a bridge, a double of the leader, and a real Lua interpreter for each of Slurm's calls."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def _lua(argument: Value) -> str:
 
 
 class Host:
-    """One slurmctld's host: what Slurm would call."""
+    """Host of a slurmctld, with the functions that Slurm calls."""
 
     def __init__(self, directory: Path, release: Release = RELEASES["22.05"], interpreter: str = "") -> None:
-        """`release`: of Slurm; `interpreter`: the Lua that runs the script, the first that is installed if empty."""
+        """`release` is Slurm's; `interpreter` is the Lua for the script, by default the first installed one."""
         self.release = release
         self.interpreter = interpreter or (interpreters() or [""])[0]
         self.run = directory / "run"
         self.leader = LeaderDouble()
         self.owners: dict[str, int] = {}
         self.arrays: dict[str, str] = {}
-        """Numbers of tasks -> those of their job arrays, as slurmctld would say."""
+        """IDs of tasks -> IDs of their job arrays, as slurmctld returns them."""
         self.ended: set[str] = set()
-        """Jobs that have ended and were not cancelled, as slurmctld would say."""
+        """Jobs that have ended and were not cancelled, as slurmctld returns them."""
         self.slurm: SlurmView | str = "slurmctld does not answer"
         self.script = directory / "script"
         self.script.write_text(SCRIPT)
@@ -53,7 +53,7 @@ class Host:
         self.lua.write_text(script_text(self.run, directory))
 
     async def owner(self, job: str) -> int | str:
-        """Whose job slurmctld says it is."""
+        """User ID that slurmctld returns for a job."""
         return self.owners.get(job, f"slurmctld does not know job {job}")
 
     async def array(self, job: str) -> str | None:
@@ -65,7 +65,7 @@ class Host:
         return job in self.ended
 
     async def look(self) -> SlurmView | str:
-        """What slurmctld says."""
+        """slurmctld's view."""
         return self.slurm
 
     @asynccontextmanager
@@ -88,7 +88,7 @@ class Host:
             await running
 
     async def start(self, function: str, *arguments: str | Mapping[str, int]) -> asyncio.subprocess.Process:
-        """Have a Lua of its own call a function, as slurmscriptd does; a mapping is passed as a table."""
+        """Call a function in a new Lua process, as slurmscriptd does; a mapping is passed as a table."""
         words = ", ".join(_lua(argument) for argument in arguments)
         text = (
             f"slurm = {{SUCCESS = 0, ERROR = -1{self.release.constants}}}\n"
@@ -113,7 +113,7 @@ class Host:
         return await self.call("setup", job, UID, UID, "fast", str(8 * GRAIN), str(self.script))
 
     async def perform(self, function: str, job: str = "42", **values: Value) -> tuple[int, str]:
-        """Return code and text of a function that is called with the arguments of the host's release."""
+        """Call a function with the arguments of the host's release; return code and text."""
         return await self.end_of(await self.begin(function, job, **values))
 
     async def begin(self, function: str, job: str = "42", **values: Value) -> asyncio.subprocess.Process:

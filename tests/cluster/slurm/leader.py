@@ -1,4 +1,4 @@
-"""A leader's double for the bridge: external jobs in the phases of the API, and who says when something ends."""
+"""Double of a leader for the bridge: external jobs in the phases of the API, which tests advance."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ NEVER_RAN = ("waiting", "set-up", "staging-in", "stage-in-failed", "staged-in")
 
 
 def put_programs(directory: Path, run: Path, shell: str = "/bin/sh") -> Path:
-    """Write what burst_buffer/datawarp calls for a bridge in `run`, with interpreters of this machine; return
-    dw_wlm_cli.
-    """
+    """Write the programs of burst_buffer/datawarp for a bridge in `run`; return the path of dw_wlm_cli."""
     for name, text in programs(run).items():
         path = directory / name
         path.write_text(text.replace(PYTHON, f"#!{sys.executable}", 1).replace("#!/bin/sh", f"#!{shell}", 1))
@@ -32,24 +30,24 @@ def put_programs(directory: Path, run: Path, shell: str = "/bin/sh") -> Path:
 
 
 class LeaderDouble:
-    """What `cluster.client.Client` is to the bridge. `hold`: phases that last until `end` is called."""
+    """Double of `cluster.client.Client`. `hold` has the phases that last until `end` is called."""
 
     def __init__(self, place: str = "/bb/fast") -> None:
         self.hurries: list[bool] = []
-        """Of each teardown, whether it discards results."""
+        """The parameter hurry of each teardown."""
         self.place = place
         self.total = 64 * GRAIN
         self.external_jobs: dict[str, dict[str, Any]] = {}
         self.asked: list[tuple[str, str]] = []
         self.setups: dict[str, g.SetUpExternalJobRequest] = {}
-        """Jobs -> what their last setup asked for."""
+        """Jobs -> request of their last setup."""
         self.hold: set[str] = set()
         self.late_s = 0.0
-        """Seconds by which answers to questions come late."""
+        """Delay of answers to queries, seconds."""
         self.failing: dict[str, str] = {}
         self.away = False
         self.unanswered: set[str] = set()
-        """Jobs that were asked about while it was away."""
+        """Jobs that were queried while the leader did not answer."""
         self.sentence = "the buffer is being staged in"
         self.transfer: TransferView | None = None
         self.missed: list[tuple[str, str]] = []
@@ -57,7 +55,7 @@ class LeaderDouble:
         self.changed = asyncio.Event()
         self.persistent: dict[str, g.PersistentView] = {}
         self.persistent_fails = ""
-        """Why a persistent buffer is neither made nor removed, empty: it is, when it is asked for a second time."""
+        """Reason to reject persistent buffers; if empty, creation and deletion succeed at the second query."""
 
     async def call(self, operation: Any, request: Any = None, *, job: str = "", **parameters: Any) -> Any:
         """Perform an operation as the API would."""
@@ -185,7 +183,7 @@ class LeaderDouble:
             self.end(job, failed if during in self.failing else after, self.failing.get(during, ""))
 
     def end(self, job: str, phase: str, message: str = "") -> None:
-        """Have what is under way for an external job end in a phase."""
+        """End the current operation of an external job in a phase."""
         self.external_jobs[job] |= {"phase": phase, "message": message}
         self._news()
 

@@ -1,6 +1,6 @@
-"""What each release of Slurm passes to burst_buffer.lua, from 22.05 to 26.05.
+"""Arguments that each release of Slurm from 22.05 to 26.05 passes to burst_buffer.lua.
 
-Read in burst_buffer_lua.c at the first and the last tag of each release; none changes its arguments in between.
+Source: burst_buffer_lua.c at the first and the last tag of each release, which do not differ in this.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 Value = str | Mapping[str, int]
-"""One argument: a text, as all are passed, or the job's table."""
+"""Argument: a text, or the job's table."""
 
 _FIRST: Final = {
     "job_process": "script",
@@ -41,15 +41,15 @@ _POLLING: Final = {
 
 
 class Release(NamedTuple):
-    """One release of Slurm as burst_buffer.lua meets it."""
+    """Release of Slurm, as burst_buffer.lua sees it."""
 
     name: str
     functions: Mapping[str, str]
-    """Functions that it calls -> names of their arguments."""
+    """Functions that the release calls -> names of their arguments."""
     polls: bool
-    """Whether it calls `test_data_in` and `test_data_out`, and defines what they answer meanwhile."""
+    """True if the release calls `test_data_in` and `test_data_out`, and defines the value for `busy`."""
     makes_task_files: bool
-    """Whether a task that is split from a job array has a directory and a link to the script."""
+    """True if a task split from a job array has a directory and a link to the script."""
 
     @property
     def constants(self) -> str:
@@ -74,4 +74,4 @@ RELEASES: Final = {
         Release("26.05", _POLLING, polls=True, makes_task_files=False),
     )
 }
-"""By their names, in the order in which they came out."""
+"""Releases by name, oldest first."""

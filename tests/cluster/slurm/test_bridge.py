@@ -1,4 +1,4 @@
-"""The bridge from the side of Slurm: burst_buffer.lua in a real Lua, forebay-bb, and a double of the leader."""
+"""Bridge as seen from Slurm: burst_buffer.lua in a real Lua, forebay-bb, and a double of the leader."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def host(tmp_path: Path) -> Host:
 
 
 @story
-async def test_a_job_goes_through_its_life(host: Host, tmp_path: Path) -> None:
+async def test_a_job_completes_its_life_cycle(host: Host, tmp_path: Path) -> None:
     async with host.bridge():
         assert await host.call("job_process", str(host.script)) == (0, "")
         assert await host.set_up() == (0, "")
@@ -66,7 +66,7 @@ async def test_a_job_goes_through_its_life(host: Host, tmp_path: Path) -> None:
 
 
 @story
-async def test_a_run_that_slurm_has_forgotten_begins_again_until_its_results_are_exported(host: Host) -> None:
+async def test_a_run_forgotten_by_slurm_restarts_until_results_are_exported(host: Host) -> None:
     host.leader.hold.add("staging-out")
     async with host.bridge():
         assert await host.set_up() == (0, "")
@@ -79,7 +79,7 @@ async def test_a_run_that_slurm_has_forgotten_begins_again_until_its_results_are
 
 
 @story
-async def test_what_takes_time_costs_no_process_but_slurm_s_own(host: Host) -> None:
+async def test_waiting_calls_need_no_process_besides_slurms(host: Host) -> None:
     host.leader.hold.add("staging-in")
     async with host.bridge():
         await host.set_up()
@@ -93,7 +93,7 @@ async def test_what_takes_time_costs_no_process_but_slurm_s_own(host: Host) -> N
 
 
 @story
-async def test_a_call_outlives_the_bridge_that_it_asked(host: Host) -> None:
+async def test_a_call_survives_a_restart_of_its_bridge(host: Host) -> None:
     host.leader.hold.add("staging-in")
     async with host.bridge():
         await host.set_up()
@@ -106,7 +106,7 @@ async def test_a_call_outlives_the_bridge_that_it_asked(host: Host) -> None:
 
 
 @story
-async def test_a_call_that_comes_while_the_bridge_ends_is_answered_by_the_next_bridge(
+async def test_a_call_during_the_end_of_a_bridge_reaches_the_next_bridge(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end, late = bridge_module._ended, list[asyncio.subprocess.Process]()
@@ -127,7 +127,7 @@ async def test_a_call_that_comes_while_the_bridge_ends_is_answered_by_the_next_b
 
 
 @story
-async def test_a_call_of_a_bridge_that_ends_before_it_names_a_fifo_is_asked_again(host: Host, tmp_path: Path) -> None:
+async def test_a_call_to_a_bridge_that_ends_early_is_repeated(host: Host, tmp_path: Path) -> None:
     host.leader.hold.add("staging-in")
     async with host.bridge():
         await host.set_up()
@@ -135,7 +135,7 @@ async def test_a_call_of_a_bridge_that_ends_before_it_names_a_fifo_is_asked_agai
         process = await asyncio.create_subprocess_exec(
             str(program), "--function", "data_in", "--token", "42", stdout=subprocess.PIPE
         )
-        # From here on a quarter of a second is left until the FIFO.
+        # A quarter of a second is left until the reply moves to a FIFO.
         await until(lambda: ("stage_in_external_job", "42") in host.leader.asked)
     host.leader.end("42", "staged-in")
     async with host.bridge():
@@ -144,7 +144,7 @@ async def test_a_call_of_a_bridge_that_ends_before_it_names_a_fifo_is_asked_agai
 
 
 @story
-async def test_more_callers_than_slots_each_have_their_own_answer(host: Host) -> None:
+async def test_more_callers_than_slots_get_their_own_replies(host: Host) -> None:
     host.leader.hold.add("staging-in")
     waiting = [str(job) for job in range(100, 110 + SLOTS)]
     async with host.bridge():
@@ -167,7 +167,7 @@ async def test_more_callers_than_slots_each_have_their_own_answer(host: Host) ->
 
 
 @story
-async def test_what_is_no_request_is_dropped_and_the_next_one_answered(host: Host) -> None:
+async def test_an_invalid_request_is_dropped_and_the_next_answered(host: Host) -> None:
     outside = host.run.parent / "outside"
     outside.write_text("as before")
     async with host.bridge():
@@ -188,7 +188,7 @@ async def test_what_is_no_request_is_dropped_and_the_next_one_answered(host: Hos
 
 
 @story
-async def test_a_slot_of_a_caller_that_was_ended_comes_back(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_slot_of_a_killed_caller_is_recreated(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr(fifos, "uptime_s", lambda: now_s)
     host.run.mkdir()
@@ -211,20 +211,20 @@ async def test_a_slot_of_a_caller_that_was_ended_comes_back(host: Host, monkeypa
 
 
 @story
-async def test_who_waits_to_open_a_fifo_of_a_bridge_that_died_is_woken(host: Host) -> None:
+async def test_callers_that_open_a_fifo_of_a_dead_bridge_are_woken(host: Host) -> None:
     (host.run / "calls").mkdir(parents=True)
     left = host.run / "calls" / "7.abc"
     os.mkfifo(left)
     process = await asyncio.create_subprocess_exec("cat", str(left), stdout=asyncio.subprocess.PIPE)
     about = Path(f"/proc/{process.pid}")
-    # It sleeps, and there is nothing but the FIFO to sleep on.
+    # The caller sleeps, and can only be waiting for the FIFO.
     await until(lambda: (about / "stat").read_text().split()[1:3] == ["(cat)", "S"])
     async with host.bridge():
         assert (await process.communicate())[0] == b""
 
 
 @story
-async def test_a_later_call_of_a_job_ends_the_wait_of_an_earlier_one(host: Host) -> None:
+async def test_a_later_call_of_a_job_ends_the_wait_of_an_earlier_call(host: Host) -> None:
     host.leader.hold.add("staging-out")
     async with host.bridge():
         await host.set_up()
@@ -237,12 +237,12 @@ async def test_a_later_call_of_a_job_ends_the_wait_of_an_earlier_one(host: Host)
 
 
 @story
-async def test_a_call_whose_helper_is_ended_is_no_success(host: Host) -> None:
+async def test_a_call_with_a_killed_helper_does_not_succeed(host: Host) -> None:
     host.leader.away = True
     async with host.bridge():
         process = await host.start("data_in", "42", str(host.script))
         await until(lambda: len(host.waiting()) == 1)
-    # No bridge any more: it sleeps between two questions, and Slurm's timeout ends the whole group.
+    # Without a bridge, the caller sleeps between two requests, and Slurm's timeout ends the whole group.
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
 
     def sleeping() -> list[int]:
@@ -257,7 +257,7 @@ async def test_a_call_whose_helper_is_ended_is_no_success(host: Host) -> None:
 
 
 @story
-async def test_a_slurm_that_polls_asks_again_instead_of_waiting(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_polling_slurm_repeats_calls_instead_of_waiting(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls_module, "HOLD_S", 1)
     host.release = RELEASES["24.05"]
     host.leader.hold.add("staging-in")
@@ -265,7 +265,7 @@ async def test_a_slurm_that_polls_asks_again_instead_of_waiting(host: Host, monk
         await host.set_up()
         assert await host.perform("data_in") == (0, "")
         assert await host.perform("test_data_in") == (0, "BUSY")
-        # Slurm sleeps after each answer: one that comes while it is asked is not waited for.
+        # Slurm sleeps after each reply, so the bridge waits for the end during the query.
         asked = await host.begin("test_data_in")
         await until(lambda: len(host.waiting()) == 1)
         host.leader.end("42", "stage-in-failed", "/in/a: no such file")
@@ -273,7 +273,7 @@ async def test_a_slurm_that_polls_asks_again_instead_of_waiting(host: Host, monk
 
 
 @story
-async def test_what_slurm_counts_otherwise_fails_in_setup(host: Host) -> None:
+async def test_a_request_that_slurm_counts_differently_fails_in_setup(host: Host) -> None:
     async with host.bridge():
         code, text = await host.call("setup", "42", UID, UID, "fast", str(GRAIN), str(host.script))
         assert code == -1 and text.startswith("script line 2, column 19: Slurm counts 1048576 bytes of pool fast")
@@ -281,7 +281,7 @@ async def test_what_slurm_counts_otherwise_fails_in_setup(host: Host) -> None:
 
 
 @story
-async def test_a_script_may_end_in_the_zero_byte_that_slurm_writes(host: Host) -> None:
+async def test_a_script_may_end_with_slurms_zero_byte(host: Host) -> None:
     host.script.write_text(SCRIPT + "\0")
     async with host.bridge():
         assert await host.call("job_process", str(host.script)) == (0, "")
@@ -289,7 +289,7 @@ async def test_a_script_may_end_in_the_zero_byte_that_slurm_writes(host: Host) -
 
 
 @story
-async def test_a_script_that_is_no_text_fails_with_a_sentence(host: Host) -> None:
+async def test_a_script_that_is_not_text_fails_with_a_message(host: Host) -> None:
     host.script.write_bytes(SCRIPT.encode() + b"# caf\xe9\n")
     async with host.bridge():
         code, text = await host.set_up()
@@ -297,7 +297,7 @@ async def test_a_script_that_is_no_text_fails_with_a_sentence(host: Host) -> Non
 
 
 @story
-async def test_without_fresh_news_nothing_is_free_and_buffer_jobs_are_refused(host: Host) -> None:
+async def test_outdated_files_mean_no_free_space_and_rejected_buffer_jobs(host: Host) -> None:
     async with host.bridge():
         assert json.loads((await host.call("pools"))[1])["pools"] == [
             {"id": "fast", "quantity": 64, "granularity": GRAIN, "free": 64}
@@ -310,7 +310,7 @@ async def test_without_fresh_news_nothing_is_free_and_buffer_jobs_are_refused(ho
     assert code == -1
     assert text.startswith("the buffer is not available on head1 (bridge not running since ")
     assert text.endswith("); try again, or submit without it")
-    # Of another boot of the machine: too far ahead.
+    # A time of an earlier boot is too far ahead.
     found = json.loads((host.run / "pools.json").read_text())
     (host.run / "pools.json").write_text(json.dumps({**found, "until": uptime_s() + 1000}))
     assert json.loads((await host.call("pools"))[1])["pools"][0]["free"] == 0
@@ -328,7 +328,7 @@ async def test_a_site_may_accept_jobs_while_no_bridge_runs(host: Host) -> None:
 
 
 @story
-async def test_calls_wait_for_a_leader_and_succeed_when_there_is_one(host: Host) -> None:
+async def test_calls_without_a_leader_wait_and_succeed(host: Host) -> None:
     async with host.bridge():
         host.leader.away = True
         words = ("42", UID, UID, "fast", str(8 * GRAIN), str(host.script))
@@ -339,7 +339,7 @@ async def test_calls_wait_for_a_leader_and_succeed_when_there_is_one(host: Host)
 
 
 @story
-async def test_a_call_on_a_host_without_a_bridge_waits_for_one(host: Host) -> None:
+async def test_a_call_without_a_bridge_waits_for_one(host: Host) -> None:
     waiting = await host.start("setup", "42", UID, UID, "fast", str(8 * GRAIN), str(host.script))
     await asyncio.sleep(0.3)
     assert waiting.returncode is None
@@ -348,7 +348,7 @@ async def test_a_call_on_a_host_without_a_bridge_waits_for_one(host: Host) -> No
 
 
 @story
-async def test_one_bridge_runs_in_a_directory(host: Host) -> None:
+async def test_only_one_bridge_runs_in_a_directory(host: Host) -> None:
     async with host.bridge():
         with pytest.raises(BridgeRefused, match="another bridge runs in"):
             files = SlurmFiles(host.run, "head1")
@@ -356,7 +356,7 @@ async def test_one_bridge_runs_in_a_directory(host: Host) -> None:
 
 
 @story
-async def test_the_service_manager_hears_of_a_bridge_once_slurmctld_would_find_pools(
+async def test_the_bridge_is_ready_once_slurmctld_can_read_pools(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.leader.away = True
@@ -373,7 +373,7 @@ async def test_the_service_manager_hears_of_a_bridge_once_slurmctld_would_find_p
 
 
 @story
-async def test_nobody_but_slurm_s_account_reaches_files_and_socket(host: Host) -> None:
+async def test_only_slurms_account_can_access_files_and_socket(host: Host) -> None:
     async with host.bridge():
         assert (host.run.stat().st_mode & 0o777) == 0o700
         assert ((host.run / "socket").stat().st_mode & 0o777) == 0o600
@@ -381,7 +381,7 @@ async def test_nobody_but_slurm_s_account_reaches_files_and_socket(host: Host) -
 
 
 @pytest.mark.parametrize("how", ["mode", "owner"])
-def test_a_directory_that_others_could_change_is_none_for_a_bridge(tmp_path: Path, how: str) -> None:
+def test_a_bridge_directory_changeable_by_others_is_rejected(tmp_path: Path, how: str) -> None:
     run = tmp_path / "run"
     run.mkdir(mode=0o700)
     if how == "mode":
@@ -395,14 +395,14 @@ def test_a_directory_that_others_could_change_is_none_for_a_bridge(tmp_path: Pat
     assert how == "owner" or not list(run.iterdir())
 
 
-def test_all_hosts_of_a_slurm_have_one_token(tmp_path: Path) -> None:
+def test_all_hosts_of_a_slurm_share_a_token(tmp_path: Path) -> None:
     first = cluster_token(tmp_path)
     assert len(first) == 32 and cluster_token(tmp_path) == first
     assert os.listdir(tmp_path) == ["forebay.cluster"]
 
 
 @story
-async def test_a_bridge_that_runs_puts_the_word_back_that_went_with_slurm_s_state(host: Host, tmp_path: Path) -> None:
+async def test_a_running_bridge_restores_a_removed_token(host: Host, tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
     async with host.bridge(state=state):
@@ -410,7 +410,7 @@ async def test_a_bridge_that_runs_puts_the_word_back_that_went_with_slurm_s_stat
     assert cluster_token(state) == "token" and os.listdir(state) == ["forebay.cluster"]
 
 
-def test_a_word_that_is_there_or_a_state_that_is_not_is_left_alone(tmp_path: Path) -> None:
+def test_an_existing_token_or_a_missing_state_directory_is_left_alone(tmp_path: Path) -> None:
     own = cluster_token(tmp_path)
     keep_token(tmp_path, "token")
     assert cluster_token(tmp_path) == own
@@ -419,7 +419,7 @@ def test_a_word_that_is_there_or_a_state_that_is_not_is_left_alone(tmp_path: Pat
 
 
 @story
-async def test_dw_wlm_cli_refuses_what_no_setup_could_have_whatever_word_lua_sites_have(host: Host) -> None:
+async def test_dw_wlm_cli_rejects_requests_that_no_setup_accepts(host: Host) -> None:
     async with host.bridge() as bridge:
         for line, sentence in (
             ("#DW jobdw pool=fast capacity=8MiB access_mode=striped type=scratch", ""),
@@ -456,7 +456,7 @@ async def test_dw_wlm_cli_refuses_what_no_setup_could_have_whatever_word_lua_sit
         symbol = "#DW stage_out type=file source=$DW_JOB_STRIPED/%j destination=/out/r"
         for lines, place, sentence in (
             ((space, one, one), "", ""),
-            # Only `setup` knows what stands for %j.
+            # Only `setup` knows the value of %j.
             ((space, one, symbol), "", ""),
             ((space, one, other), "line 4, column 50", "the destination '/out/r' overlaps '/out/r'"),
             ((one,), "line 2, column 25", "the job has no buffer for $DW_JOB_STRIPED"),
@@ -473,7 +473,7 @@ async def test_dw_wlm_cli_refuses_what_no_setup_could_have_whatever_word_lua_sit
 
 
 @story
-async def test_bbstat_tells_how_far_a_transfer_is_and_neither_paths_nor_users(host: Host) -> None:
+async def test_bbstat_shows_transfer_progress_without_paths_or_users(host: Host) -> None:
     host.release = RELEASES["24.05"]
     host.leader.hold.add("staging-in")
     host.leader.transfer = TransferView(
@@ -499,7 +499,7 @@ async def test_bbstat_tells_how_far_a_transfer_is_and_neither_paths_nor_users(ho
 
 
 @story
-async def test_bbstat_tells_that_slurm_never_starts_a_job(host: Host) -> None:
+async def test_bbstat_shows_that_slurm_will_never_start_a_job(host: Host) -> None:
     lost = SlurmView(frozenset({"42"}), {}, staging_in=frozenset({"42"}), pending=frozenset({"42"}))
     async with host.bridge() as bridge:
         host.slurm = lost
@@ -510,7 +510,7 @@ async def test_bbstat_tells_that_slurm_never_starts_a_job(host: Host) -> None:
         assert "will never start" not in (await host.call("get_status", "43"))[1]
 
 
-def test_what_is_staged_while_all_external_jobs_are_asked_for_keeps_its_variables(tmp_path: Path) -> None:
+def test_jobs_staged_during_a_listing_keep_their_variables(tmp_path: Path) -> None:
     files = SlurmFiles(tmp_path, "head1")
     staged = ExternalJobView(scheduler="slurm", job="42", epoch=1, phase="staged-in", path="/bb/c/7.1")
     files.ask()
@@ -525,27 +525,27 @@ def test_what_is_staged_while_all_external_jobs_are_asked_for_keeps_its_variable
 
 
 @story
-async def test_a_call_that_waited_means_no_epoch_that_began_meanwhile(host: Host) -> None:
+async def test_a_delayed_call_has_no_effect_on_a_later_epoch(host: Host) -> None:
     async with host.bridge():
         await host.set_up()
         host.leader.away = True
         process = await host.start("job_teardown", "42", str(host.script), "true")
         await until(lambda: "42" in host.leader.unanswered)
-        # The backup slurmctld, on another host, has torn it down and set it up again, and it runs.
+        # Meanwhile the backup slurmctld has torn the job down and set it up again, and the job runs.
         host.leader.external_jobs["42"] |= {"phase": "running", "epoch": 2}
         host.leader.away = False
         await host.end_of(process)
         assert host.leader.external_jobs["42"]["phase"] == "running"
 
 
-def test_slurm_s_jobs_have_the_directories_that_agents_make() -> None:
+def test_job_variables_match_the_agents_directories() -> None:
     assert {name: below.strip("/") for name, below in VARIABLES.items()} == {
         name: "/".join(INSIDE[name]) for name in VARIABLES
     }
 
 
 @story
-async def test_a_list_that_was_asked_for_before_an_answer_came_knows_no_newer_epoch(host: Host) -> None:
+async def test_an_outdated_list_does_not_replace_a_newer_epoch(host: Host) -> None:
     async with host.bridge() as bridge:
         calls, asked_s = bridge._calls, uptime_s()
         host.leader.external_jobs["42"] = {"phase": "over", "epoch": 1}
@@ -561,9 +561,7 @@ async def test_a_list_that_was_asked_for_before_an_answer_came_knows_no_newer_ep
 
 
 @story
-async def test_an_epoch_that_was_heard_of_just_now_is_not_asked_for(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_recently_learned_epoch_is_not_queried(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     shown, asked = host.leader._shown, list[str]()
 
     async def show(job: str, parameters: dict[str, Any]) -> Any:
@@ -582,7 +580,7 @@ async def test_an_epoch_that_was_heard_of_just_now_is_not_asked_for(
 
 
 @story
-async def test_the_epoch_of_an_external_job_that_was_noted_is_that_of_the_next_command(host: Host) -> None:
+async def test_the_noted_epoch_is_used_in_the_next_command(host: Host) -> None:
     async with host.bridge() as bridge:
         assert await host.set_up() == (0, "")
         host.leader.external_jobs["42"] |= {"phase": "staged-in", "epoch": 7}

@@ -1,4 +1,4 @@
-"""`forebay slurm …` as typed: the bridge as a process at a double of the API, and the codes with which it ends."""
+"""The bridge as a process with a double of the API, and its exit codes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def certify(double: Double, name: str, role: Role, at: Instant | None = None) ->
 
 
 def bridge(config: Path, directory: Path, name: str = "tall") -> tuple[int, str]:
-    """Run a bridge that ends by itself; return its code and what it said."""
+    """Run a bridge that ends by itself; return its exit code and output."""
     (directory / "state").mkdir(exist_ok=True)
     words = ["--name", name, "--state", str(directory / "state"), "--run", str(directory / "run")]
     done = subprocess.run(
@@ -49,7 +49,7 @@ def bridge(config: Path, directory: Path, name: str = "tall") -> tuple[int, str]
     return done.returncode, done.stderr
 
 
-def test_a_bridge_without_a_certificate_ends_with_78_and_says_which_file(double: Double, tmp_path: Path) -> None:
+def test_a_bridge_without_a_certificate_exits_with_78(double: Double, tmp_path: Path) -> None:
     code, said = bridge(double.config.file, tmp_path)
     assert code == EXIT_CONFIGURATION == 78
     assert f"there is no certificate {double.config.tls.certificates}/tall.pem" in said
@@ -57,9 +57,7 @@ def test_a_bridge_without_a_certificate_ends_with_78_and_says_which_file(double:
 
 
 @pytest.mark.parametrize("role", [role for role in Role if role not in (Role.SCHEDULER, Role.REPLICA)])
-def test_a_bridge_with_a_certificate_for_something_else_ends_with_78(
-    double: Double, tmp_path: Path, role: Role
-) -> None:
+def test_a_bridge_with_a_certificate_of_another_role_exits_with_78(double: Double, tmp_path: Path, role: Role) -> None:
     path = certify(double, "tall", role)
     code, said = bridge(double.config.file, tmp_path)
     assert code == 78
@@ -68,14 +66,14 @@ def test_a_bridge_with_a_certificate_for_something_else_ends_with_78(
     assert double.asked == []
 
 
-def test_a_bridge_whose_certificate_has_expired_ends_with_78(double: Double, tmp_path: Path) -> None:
+def test_a_bridge_with_an_expired_certificate_exits_with_78(double: Double, tmp_path: Path) -> None:
     path = certify(double, "tall", Role.SCHEDULER, YEARS_AGO)
     code, said = bridge(double.config.file, tmp_path)
     assert code == 78
     assert f"{path}: expired on " in said and "--role scheduler --replace" in said
 
 
-def test_a_bridge_whose_certificate_is_of_another_cluster_ends_with_78(double: Double, tmp_path: Path) -> None:
+def test_a_bridge_with_a_certificate_of_another_cluster_exits_with_78(double: Double, tmp_path: Path) -> None:
     other = tmp_path / "other"
     at = SystemClock().now()
     create_authority(other, cluster_name="other", cluster_id="0" * 32, at=at)
@@ -86,9 +84,7 @@ def test_a_bridge_whose_certificate_is_of_another_cluster_ends_with_78(double: D
 
 
 @pytest.mark.parametrize("wrong", ["", "not a certificate"])
-def test_a_bridge_whose_certificate_cannot_be_read_as_one_ends_with_78(
-    double: Double, tmp_path: Path, wrong: str
-) -> None:
+def test_a_bridge_with_an_invalid_certificate_file_exits_with_78(double: Double, tmp_path: Path, wrong: str) -> None:
     path = certify(double, "tall", Role.SCHEDULER)
     path.chmod(0o644)
     path.write_text(wrong)
@@ -96,14 +92,12 @@ def test_a_bridge_whose_certificate_cannot_be_read_as_one_ends_with_78(
     assert code == 78 and str(path) in said and "forebay cert issue tall" in said
 
 
-def test_a_bridge_without_a_configuration_ends_with_78(tmp_path: Path) -> None:
+def test_a_bridge_without_a_configuration_exits_with_78(tmp_path: Path) -> None:
     code, said = bridge(tmp_path / "none.toml", tmp_path)
     assert code == 78 and "none.toml" in said
 
 
-def test_a_bridge_counts_as_started_though_nobody_answers(
-    double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bridge_starts_without_a_leader(double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certify(double, "tall", Role.SCHEDULER)
     away = double.config.file.with_name("away.toml")
     away.write_text(re.sub(r'(api = "127.0.0.1:)\d+', r"\g<1>9", double.config.file.read_text()))
@@ -122,9 +116,7 @@ def test_a_bridge_counts_as_started_though_nobody_answers(
         assert process.returncode == 0
 
 
-def test_a_second_slurm_of_the_same_name_ends_with_78_and_the_address_of_the_first(
-    double: Double, tmp_path: Path
-) -> None:
+def test_a_second_slurm_with_the_same_name_exits_with_78(double: Double, tmp_path: Path) -> None:
     certify(double, "tall", Role.SCHEDULER)
     double.refuse(
         "POST", "/v1/scheduler/register", 403, "permission_denied",
@@ -139,13 +131,13 @@ def test_a_second_slurm_of_the_same_name_ends_with_78_and_the_address_of_the_fir
 
 
 @pytest.mark.parametrize("command", [install, run_bridge])
-def test_who_may_not_read_the_bridge_s_directory_may_type_the_command(command: click.Command) -> None:
-    # click would say that --run is not readable, and nothing of what is to be done.
+def test_commands_work_without_access_to_the_bridge_directory(command: click.Command) -> None:
+    # click would report that --run is not readable, without a remedy.
     kinds = [option.type for option in command.params if isinstance(option.type, click.Path)]
     assert kinds != [] and not any(kind.readable for kind in kinds if not kind.file_okay)
 
 
-def test_install_names_the_slurm_conf_that_is_not_there(double: Double, tmp_path: Path) -> None:
+def test_install_names_a_missing_slurm_conf(double: Double, tmp_path: Path) -> None:
     result = forebay(double.config, "slurm", "install", "--conf-dir", str(tmp_path))
     assert result.exit_code == 1
     assert f"{tmp_path}/slurm.conf: cannot be read (No such file or directory)" in result.stderr

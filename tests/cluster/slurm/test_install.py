@@ -1,4 +1,4 @@
-"""`forebay slurm install`: what it writes, refuses and removes, on a host made of temporary directories."""
+"""`forebay slurm install`: written and removed files, and rejections, on a host of temporary directories."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SETUP_WAIT_S = 20
 
 
 class SlurmHost:
-    """A directory that looks like a host of slurmctld."""
+    """Directory with the files of a slurmctld host."""
 
     def __init__(self, root: Path, plugin: str) -> None:
         self.conf, self.units, self.plugins = root / "etc", root / "units", root / "plugins"
@@ -75,12 +75,12 @@ class SlurmHost:
         return obstacles(self.layout, slurm) + installing.remaining(self.layout, slurm, SETUP_WAIT_S)
 
     def use(self) -> None:
-        """Have slurmctld use what was written, as the administrator is told to."""
+        """Let slurmctld use the files, as the next steps tell the administrator."""
         self.lines.append(self.layout.line)
         self.write()
 
     def tree(self) -> dict[str, tuple[int, bytes]]:
-        """Return everything there is, with modes."""
+        """Return all files with contents and modes."""
         return {
             str(path.relative_to(self.root)): (path.lstat().st_mode, path.read_bytes() if path.is_file() else b"")
             for path in sorted(self.root.rglob("*"))
@@ -92,7 +92,7 @@ def host(tmp_path: Path, request: pytest.FixtureRequest) -> SlurmHost:
     return SlurmHost(tmp_path, request.param)
 
 
-def test_what_was_written_and_nothing_else_is_removed(host: SlurmHost) -> None:
+def test_removal_deletes_exactly_the_written_files(host: SlurmHost) -> None:
     before = host.tree()
     assert installing.known_plugin(host.conf) == ""
     written = host.install()
@@ -114,7 +114,7 @@ def test_what_was_written_and_nothing_else_is_removed(host: SlurmHost) -> None:
     assert host.remove() == RemovalResult((), ())
 
 
-def test_a_script_of_the_sites_own_is_kept_and_handed_its_jobs(tmp_path: Path) -> None:
+def test_the_sites_own_script_is_kept_and_gets_its_jobs(tmp_path: Path) -> None:
     host = SlurmHost(tmp_path, "lua")
     script = host.conf / installing.SCRIPT
     script.write_text("-- the site's own\n")
@@ -138,7 +138,7 @@ def test_a_script_of_the_sites_own_is_kept_and_handed_its_jobs(tmp_path: Path) -
         found = [one for one in host.findings() if str(beside) in one]
         assert len(found) == len(said) and all(word in found[0] for word in said), (first, found)
     beside.chmod(0o666)
-    assert [one for one in host.findings() if "others could change what slurmctld runs" in one]
+    assert [one for one in host.findings() if "others could change the files that slurmctld runs" in one]
     beside.chmod(0o644)
     host.lines.pop()
     host.write()
@@ -146,7 +146,7 @@ def test_a_script_of_the_sites_own_is_kept_and_handed_its_jobs(tmp_path: Path) -
     assert beside.exists() and not script.exists()
 
 
-def test_what_slurmctld_runs_with_is_read_as_scontrol_prints_it() -> None:
+def test_the_running_burst_buffer_type_is_parsed_from_scontrol() -> None:
     said = "BatchStartTimeout       = 10 sec\nBurstBufferType         = {}\nCliFilterPlugins        = (null)"
     for shown, plugin in (("burst_buffer/lua", "burst_buffer/lua"), ("(null)", ""), ("", "")):
         assert parsed_type(said.format(shown)) == plugin, shown
@@ -183,7 +183,7 @@ def test_scripts_and_unit_file_have_the_paths_of_this_host(host: SlurmHost) -> N
             subprocess.run([lua, "-e", f"assert(loadfile('{host.conf}/burst_buffer.lua'))"], check=True)
 
 
-def test_the_directory_of_the_bridge_is_slurmuser_s_alone_and_outlives_it(host: SlurmHost) -> None:
+def test_the_bridge_directory_is_private_to_slurmuser_and_preserved(host: SlurmHost) -> None:
     host.install()
     unit = (host.units / UNIT).read_text()
     for line in ("=forebay-slurm", "Mode=0700", "Preserve=yes"):
@@ -212,7 +212,9 @@ OTHERS: dict[str, Callable[[SlurmHost], Path]] = {
 
 @pytest.mark.parametrize("what", OTHERS)
 @pytest.mark.parametrize("change", [_group_may_write, _all_may_write])
-def test_what_others_can_change_is_refused_by_name(host: SlurmHost, what: str, change: Callable[[Path], None]) -> None:
+def test_files_changeable_by_others_are_rejected_by_name(
+    host: SlurmHost, what: str, change: Callable[[Path], None]
+) -> None:
     host.install()
     host.use()
     change(OTHERS[what](host))
@@ -224,7 +226,7 @@ def test_what_others_can_change_is_refused_by_name(host: SlurmHost, what: str, c
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_what_belongs_to_somebody_else_is_refused_by_name(
+def test_files_of_other_accounts_are_rejected_by_name(
     host: SlurmHost, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.install()
@@ -235,7 +237,7 @@ def test_what_belongs_to_somebody_else_is_refused_by_name(
         return os.stat_result((*found[:4], 4_000_000, *found[5:])) if one == path else found
 
     monkeypatch.setattr(Path, "lstat", lstat)
-    assert any(line.startswith(f"{path}: belongs to user id 4000000") for line in host.findings())
+    assert any(line.startswith(f"{path}: belongs to user ID 4000000") for line in host.findings())
     with pytest.raises(InstallRefused, match="chown root"):
         host.install()
 
@@ -281,7 +283,7 @@ WRONG: dict[str, tuple[Callable[[SlurmHost], None], str]] = {
     "foreign file": (_foreign_unit, "exists and was not written by Forebay; move it away"),
     "symbolic link": (_link_in_the_way, "exists and was not written by Forebay; move it away"),
     "path": (_odd_run, "choose another path"),
-    "run directory of others": (_foreign_run, "others could change what slurmctld runs"),
+    "run directory of others": (_foreign_run, "others could change the files that slurmctld runs"),
     "run directory of whoever comes first": (_claimable_run, "others could create it in .*; choose another path"),
     "directory": (_no_units, "name an existing directory"),
     "manifest": (_damaged_manifest, "is not a manifest of Forebay"),
@@ -289,7 +291,7 @@ WRONG: dict[str, tuple[Callable[[SlurmHost], None], str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_keeps_it_from_working_is_refused_before_anything_is_written(host: SlurmHost, wrong: str) -> None:
+def test_obstacles_are_reported_before_any_file_is_written(host: SlurmHost, wrong: str) -> None:
     make, sentence = WRONG[wrong]
     make(host)
     before = host.tree()
@@ -298,7 +300,7 @@ def test_what_keeps_it_from_working_is_refused_before_anything_is_written(host: 
     assert host.tree() == before
 
 
-def test_lua_is_one_that_the_script_was_tested_with(tmp_path: Path) -> None:
+def test_only_tested_lua_releases_are_accepted(tmp_path: Path) -> None:
     host = SlurmHost(tmp_path, "lua")
     plugin = host.plugins / "burst_buffer_lua.so"
     for version, good in (("5.0", False), ("5.1", True), ("-5.3", True), ("-5.4", True), ("-5.9", False)):
@@ -323,7 +325,7 @@ def test_a_changed_file_is_neither_replaced_nor_removed(host: SlurmHost) -> None
     assert host.remove() == RemovalResult((), ())
 
 
-def test_a_burst_buffer_conf_of_the_site_stays_and_is_judged(host: SlurmHost) -> None:
+def test_the_sites_burst_buffer_conf_is_kept_and_checked(host: SlurmHost) -> None:
     path = host.conf / "burst_buffer.conf"
     path.write_text("OtherTimeout=20 # short\n")
     host.install()
@@ -344,7 +346,7 @@ def test_a_burst_buffer_conf_of_the_site_stays_and_is_judged(host: SlurmHost) ->
     assert path.exists()
 
 
-def test_a_burst_buffer_conf_that_was_changed_is_the_site_s_own_from_then_on(host: SlurmHost) -> None:
+def test_a_changed_burst_buffer_conf_belongs_to_the_site(host: SlurmHost) -> None:
     host.install()
     host.use()
     path = host.conf / "burst_buffer.conf"
@@ -359,7 +361,7 @@ def test_a_burst_buffer_conf_that_was_changed_is_the_site_s_own_from_then_on(hos
     assert path not in (*host.remove().gone,) and path.exists()
 
 
-def test_poll_interval_is_written_where_the_plugin_knows_it_and_nowhere_else(host: SlurmHost) -> None:
+def test_poll_interval_is_written_only_if_the_plugin_supports_it(host: SlurmHost) -> None:
     plugin = host.plugins / f"burst_buffer_{host.layout.plugin}.so"
     path = host.conf / "burst_buffer.conf"
     old = plugin.read_bytes()
@@ -371,14 +373,14 @@ def test_poll_interval_is_written_where_the_plugin_knows_it_and_nowhere_else(hos
     assert [line for line in host.findings() if "PollInterval is not set, which is 15" in line]
     assert host.install() == [path]
     assert "PollInterval=1\n" in path.read_text() and host.findings() == []
-    # And back: such a slurmctld would not start.
+    # After a downgrade, slurmctld would not start.
     plugin.write_bytes(old)
     assert [line for line in host.findings() if "PollInterval requires Slurm 24.05 or newer; remove it" in line]
     assert host.install() == [path] and host.findings() == []
 
 
 @pytest.mark.parametrize(("interval", "faults"), [("", 1), ("PollInterval=30\n", 1), ("pollinterval=1\n", 0)])
-def test_a_poll_interval_of_the_site_is_judged(host: SlurmHost, interval: str, faults: int) -> None:
+def test_the_sites_poll_interval_is_checked(host: SlurmHost, interval: str, faults: int) -> None:
     plugin = host.plugins / f"burst_buffer_{host.layout.plugin}.so"
     plugin.write_bytes(plugin.read_bytes() + b"PollInterval\0")
     path = host.conf / "burst_buffer.conf"
@@ -388,7 +390,7 @@ def test_a_poll_interval_of_the_site_is_judged(host: SlurmHost, interval: str, f
     assert len([line for line in host.findings() if "write PollInterval=1" in line]) == faults
 
 
-def test_another_plugin_s_files_are_removed_first(tmp_path: Path) -> None:
+def test_files_of_the_other_plugin_must_be_removed_first(tmp_path: Path) -> None:
     host = SlurmHost(tmp_path, "lua")
     host.install()
     (host.plugins / "burst_buffer_datawarp.so").touch()
@@ -397,7 +399,7 @@ def test_another_plugin_s_files_are_removed_first(tmp_path: Path) -> None:
         host.install()
 
 
-def test_slurm_conf_is_read_as_slurm_reads_it(tmp_path: Path) -> None:
+def test_slurm_conf_is_parsed_as_by_slurm(tmp_path: Path) -> None:
     host = SlurmHost(tmp_path, "lua")
     (host.conf / "more.conf").write_text("BURSTBUFFERTYPE=burst_buffer/other # and why\n")
     host.lines += ["include more.conf", "SlurmdPort=1 StateSaveLocation=\\", "/state"]
@@ -416,9 +418,7 @@ def test_slurm_conf_is_read_as_slurm_reads_it(tmp_path: Path) -> None:
 # Disks that are full, and kills ---------------------------------------------------------------------------------------
 
 
-def test_a_disk_that_is_full_at_any_write_leaves_everything_as_it_was(
-    host: SlurmHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_at_any_write_changes_nothing(host: SlurmHost, monkeypatch: pytest.MonkeyPatch) -> None:
     before, plain = host.tree(), os.fsync
     writes = 0
     while True:
@@ -443,7 +443,7 @@ def test_a_disk_that_is_full_at_any_write_leaves_everything_as_it_was(
     assert writes >= 6, "each file, and the manifest twice"
 
 
-def test_what_was_removed_is_removed_on_the_disk(host: SlurmHost, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removals_are_synced(host: SlurmHost, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = {path.parent for path in host.install()} | {host.conf}
     left: dict[Path, set[str]] = {}
 
@@ -453,7 +453,7 @@ def test_what_was_removed_is_removed_on_the_disk(host: SlurmHost, monkeypatch: p
     monkeypatch.setattr(installing, "sync_directory", synced)
     host.remove()
     assert left.keys() == changed
-    # What a directory had when it was last synced is what it has now.
+    # The directory has the entries of its last sync.
     assert all(names == {path.name for path in one.iterdir()} for one, names in left.items() if one.exists())
 
 
@@ -481,7 +481,7 @@ install(layout, slurm) if sys.argv[3] == "install" else remove(layout.conf, slur
 
 @pytest.mark.campaign(3)
 @pytest.mark.parametrize("what", ["install", "remove"])
-def test_a_kill_at_any_step_is_put_right_by_either_command(tmp_path: Path, what: str) -> None:
+def test_a_kill_at_any_step_is_repaired_by_install_or_remove(tmp_path: Path, what: str) -> None:
     host = SlurmHost(tmp_path, "lua")
     before = host.tree()
     host.install()
@@ -498,7 +498,7 @@ def test_a_kill_at_any_step_is_put_right_by_either_command(tmp_path: Path, what:
             break
         assert done.returncode == -signal.SIGKILL, done.stderr
         steps += 1
-        # By turns, each from a state of its own.
+        # Repeat the test with each state.
         if steps % 2:
             host.install()
             assert host.tree() == whole, f"step {steps}"
@@ -509,7 +509,7 @@ def test_a_kill_at_any_step_is_put_right_by_either_command(tmp_path: Path, what:
     assert steps >= 6
 
 
-def test_slurmuser_is_judged_as_the_kernel_does() -> None:
+def test_file_access_of_slurmuser_is_checked_as_by_the_kernel() -> None:
     status = os.stat_result((0o640, 0, 0, 1, 7, 8, 0, 0, 0, 0))
     reads = {(uid, group): checks._may(status, uid, frozenset({group}), 0o4) for uid in (0, 7, 9) for group in (8, 9)}
     assert reads == {(0, 8): True, (0, 9): True, (7, 8): True, (7, 9): True, (9, 8): True, (9, 9): False}
@@ -518,7 +518,7 @@ def test_slurmuser_is_judged_as_the_kernel_does() -> None:
 @pytest.mark.parametrize(
     "closed", ["forebay.toml", "tls/ca.pem", "tls/operator.pem", "tls/operator.key", "tls", "program"]
 )
-def test_what_slurmuser_may_not_read_is_named(tmp_path: Path, closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_unreadable_for_slurmuser_are_named(tmp_path: Path, closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site"
     config = create_site(site, Founding(replicas=1, agents=1), clock=SystemClock())
     program = site / "program"
@@ -528,7 +528,7 @@ def test_what_slurmuser_may_not_read_is_named(tmp_path: Path, closed: str, monke
     for one in (program, config.file, *(site / "tls").iterdir(), site / "tls", site, *site.parents):
         if one.owner() == account.pw_name and one != one.parent and one.is_relative_to(tmp_path):
             one.chmod(0o755 if one.suffix != ".key" else 0o400)
-    # As root sees it for an account that is not root.
+    # Check as root for an account that is not root.
     plain = Path.stat
 
     def stat_of(one: Path, **options: bool) -> os.stat_result:

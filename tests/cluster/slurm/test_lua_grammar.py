@@ -1,4 +1,4 @@
-"""burst_buffer.lua reads requests as the grammar does: nothing that Forebay accepts is refused at submission."""
+"""burst_buffer.lua parses requests as the grammar does, and rejects nothing that Forebay accepts."""
 
 import itertools
 from collections import Counter
@@ -35,13 +35,13 @@ lua = pytest.mark.parametrize(
 
 
 @lua
-def test_nothing_that_forebay_accepts_is_refused_by_lua(interpreter: str, tmp_path: Path) -> None:
+def test_lua_accepts_everything_that_forebay_accepts(interpreter: str, tmp_path: Path) -> None:
     cases = [make_external_job_case(Random(f"{interpreter}:{number}")) for number in range(CASES)]
     found = compare(interpreter, cases, tmp_path)
     assert [one for one in found if kind_of(one) == STRICTER] == []
     count = Counter(kind_of(one) for one in found)
     assert count[ACCEPTED] > CASES // 5 and count[REFUSED] > CASES // 5
-    # In the other direction it may be laxer, and `setup` says it then; it hardly ever is.
+    # Lua may accept more, which `setup` then rejects; this is rare.
     assert count[LAXER] + count[ELSEWHERE] < CASES // 50, count
 
 
@@ -58,13 +58,13 @@ HOSTILE = {
     "slashes": (SPACE + "\n#BB_LUA stage_in type=file destination=$DW_JOB_STRIPED/x source=/", "a/"),
     "directives": (SPACE + "\n", "#BB_LUA stage_out type=file source=$DW_JOB_STRIPED/a destination=/b\n"),
 }
-"""The beginning of a script, and what is repeated behind it: as many times as it takes to make work."""
+"""Start of a script, and the text repeated after it to make the check expensive."""
 
 
 @lua
 @pytest.mark.parametrize("size_bytes", [60_000, 250_000])
 def test_no_script_keeps_slurmctld_busy(interpreter: str, size_bytes: int, tmp_path: Path) -> None:
-    """The limit is far more than all of them take; a check that takes the square of a line's length is over it."""
+    """The limit is far above the time of all scripts, and below that of a check with quadratic time."""
     scripts = [
         "#!/bin/sh\n" + begins + again * ((size_bytes - len(begins)) // len(again)) + end
         for begins, again in HOSTILE.values()
@@ -92,7 +92,7 @@ def test_no_script_keeps_slurmctld_busy(interpreter: str, size_bytes: int, tmp_p
         ("#BB_LUA pool=fast capacity=1GiB é x", "column 33: 'é' is not an option"),
     ],
 )
-def test_a_rejection_at_submission_names_line_column_and_remedy(
+def test_a_rejection_at_submission_has_line_column_and_remedy(
     interpreter: str, line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.fuzzing.external_jobs.POOLS", {"fast": 2**52, "gone": 0})
@@ -106,7 +106,7 @@ OUTSIDES = ("/o/r", "/o/r/", "/o//r/./x", "/o/%j", "/o/r-s")
 
 
 @lua
-def test_overlapping_destinations_are_refused_at_submission_exactly_where_forebay_refuses_them(
+def test_lua_and_forebay_reject_the_same_overlapping_destinations(
     interpreter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.fuzzing.external_jobs.POOLS", {"fast": 2**52})

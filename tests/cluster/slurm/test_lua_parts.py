@@ -1,4 +1,4 @@
-"""What slurmctld compiles of burst_buffer.lua for a call, in every Lua: parts that the bridge of this boot wrote."""
+"""Parts of burst_buffer.lua that slurmctld compiles for a call, in every Lua release."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ lua = pytest.mark.parametrize(
 
 
 class SlurmctldHost:
-    """What slurmctld sees of a bridge: its files."""
+    """Files of a bridge that slurmctld reads."""
 
     def __init__(self, directory: Path, interpreter: str) -> None:
         self.run = directory / "run"
@@ -37,7 +37,7 @@ class SlurmctldHost:
         self._lua.write_text(script_text(self.run, directory))
 
     def bridge(self, users: dict[str, list[int]] | None = None) -> None:
-        """Write what a bridge that starts writes."""
+        """Write the files of a starting bridge."""
         files = SlurmFiles(self.run, "head1")
         files.publish()
         files.renew(LeaderDouble()._site(), uptime_s(), "10:03", users)
@@ -55,12 +55,12 @@ class SlurmctldHost:
         return int(code), said
 
     def compiled(self) -> list[Path]:
-        """Return what slurmctld keeps compiled."""
+        """Return the compiled parts that slurmctld caches."""
         return [path for path in self.parts.iterdir() if path.suffix != ".lua"]
 
 
 @lua
-def test_where_slurm_says_whose_job_it_is_users_who_may_not_are_refused(interpreter: str, tmp_path: Path) -> None:
+def test_forbidden_users_are_rejected_if_slurm_passes_the_user(interpreter: str, tmp_path: Path) -> None:
     host = SlurmctldHost(tmp_path, interpreter)
     host.bridge({"allow": [1001]})
     assert host.submit(SCRIPT, "1001") == (0, "")
@@ -72,9 +72,7 @@ def test_where_slurm_says_whose_job_it_is_users_who_may_not_are_refused(interpre
 
 
 @lua
-def test_the_check_is_compiled_once_for_each_bridge_and_never_read_from_an_earlier_one(
-    interpreter: str, tmp_path: Path
-) -> None:
+def test_the_check_is_compiled_once_per_bridge(interpreter: str, tmp_path: Path) -> None:
     host = SlurmctldHost(tmp_path, interpreter)
     host.bridge()
     assert host.submit(WRONG)[1].startswith("script line 2, column 9: pool 'fsat' does not exist")
@@ -90,8 +88,8 @@ def test_the_check_is_compiled_once_for_each_bridge_and_never_read_from_an_earli
 
 
 @lua
-def test_what_is_no_longer_believed_is_checked_by_what_the_bridge_wrote(interpreter: str, tmp_path: Path) -> None:
-    # Of an earlier boot, perhaps of one that ended while it was written: what was compiled then is not read.
+def test_outdated_tables_are_still_used_for_checks(interpreter: str, tmp_path: Path) -> None:
+    # Compiled code of an earlier boot, perhaps incomplete, is not read.
     host = SlurmctldHost(tmp_path, interpreter)
     host.bridge()
     host.submit(SCRIPT)
@@ -105,7 +103,7 @@ def test_what_is_no_longer_believed_is_checked_by_what_the_bridge_wrote(interpre
 
 
 @lua
-def test_a_host_on_which_no_bridge_has_run_refuses_buffer_jobs(interpreter: str, tmp_path: Path) -> None:
+def test_a_host_that_never_had_a_bridge_rejects_buffer_jobs(interpreter: str, tmp_path: Path) -> None:
     code, said = SlurmctldHost(tmp_path, interpreter).submit(SCRIPT)
     assert code == -1 and said.startswith("the buffer is not available on this host (bridge not running)")
 
@@ -124,7 +122,7 @@ def test_a_host_on_which_no_bridge_has_run_refuses_buffer_jobs(interpreter: str,
         ("CONDUIT", "#BB_LUA pool=fast capacity=2GiB", False),
     ],
 )
-def test_an_option_that_slurm_would_ignore_is_rejected_by_the_site_s_job_submit(
+def test_job_submit_rejects_an_option_that_slurm_would_ignore(
     interpreter: str, directive: str, text: str | None, accepted: bool, tmp_path: Path
 ) -> None:
     check = tmp_path / "check.lua"

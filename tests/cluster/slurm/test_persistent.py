@@ -1,4 +1,4 @@
-"""Persistent buffers through dw_wlm_cli: what burst_buffer/datawarp asks for, and what it is told."""
+"""Persistent buffers through dw_wlm_cli, as burst_buffer/datawarp calls it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CREATES = ("-c", "CLI", "-t", "lake", "-u", UID, "-C", f"fast:{4 * GRAIN}", "-a"
 
 
 def of_job(directory: Path, job: str, text: str) -> str:
-    """Return the path of a job's script, as slurmctld has it."""
+    """Return the path of a job's script in slurmctld's directory."""
     path = directory / f"hash.{job[-1]}" / f"job.{job}" / "script"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -49,7 +49,7 @@ def of_job(directory: Path, job: str, text: str) -> str:
 
 
 @story
-async def test_one_is_made_listed_and_removed_for_the_user_whom_slurm_names(
+async def test_a_persistent_buffer_is_created_listed_and_deleted_for_its_user(
     host: Host, asked: Asked, tmp_path: Path
 ) -> None:
     script = of_job(tmp_path, "7", "#!/bin/sh\n#BB destroy_persistent name=lake\n")
@@ -69,8 +69,8 @@ async def test_one_is_made_listed_and_removed_for_the_user_whom_slurm_names(
 
 
 @story
-async def test_it_stays_listed_while_it_is_being_removed_whoever_starts_again(host: Host, asked: Asked) -> None:
-    # Slurm's plugin goes on with its record after the removal: struck off meanwhile, it would be gone under it.
+async def test_a_persistent_buffer_stays_listed_during_its_deletion(host: Host, asked: Asked) -> None:
+    # Slurm's plugin uses its record after the removal, so the buffer must stay listed until then.
     async with host.bridge():
         assert await asked("create_persistent", *CREATES) == (0, "created\n")
         known = host.leader.persistent["lake"]
@@ -84,7 +84,7 @@ async def test_it_stays_listed_while_it_is_being_removed_whoever_starts_again(ho
 
 
 @story
-async def test_what_another_user_s_job_wants_removed_stays(host: Host, asked: Asked, tmp_path: Path) -> None:
+async def test_another_users_persistent_buffer_is_not_deleted(host: Host, asked: Asked, tmp_path: Path) -> None:
     other = next(account.pw_uid for account in pwd.getpwall() if account.pw_uid not in (0, int(UID)))
     script = of_job(tmp_path, "7", "#!/bin/sh\n#BB destroy_persistent name=lake\n")
     async with host.bridge():
@@ -99,7 +99,7 @@ async def test_what_another_user_s_job_wants_removed_stays(host: Host, asked: As
 
 
 @story
-async def test_what_cannot_be_made_is_given_up_and_says_why(host: Host, asked: Asked) -> None:
+async def test_a_failed_creation_is_abandoned_with_the_reason(host: Host, asked: Asked) -> None:
     host.leader.persistent_fails = "no mover of place bb is up"
     async with host.bridge():
         assert await asked("create_persistent", *CREATES) == (1, "no mover of place bb is up\n")
@@ -118,7 +118,7 @@ async def test_what_cannot_be_made_is_given_up_and_says_why(host: Host, asked: A
         ("-u", "4294967294", "this host has no user with the ID 4294967294"),
     ],
 )
-def test_what_no_persistent_buffer_can_be_is_refused(
+def test_an_invalid_persistent_buffer_request_is_rejected(
     host: Host, asked: Asked, option: str, value: str, said: str
 ) -> None:
     words = list(CREATES)
@@ -135,7 +135,7 @@ def test_what_no_persistent_buffer_can_be_is_refused(
 
 
 @story
-async def test_a_job_that_only_makes_or_removes_them_is_no_external_job(
+async def test_a_job_that_only_manages_persistent_buffers_is_no_external_job(
     host: Host, asked: Asked, tmp_path: Path
 ) -> None:
     script = of_job(tmp_path, "8", "#!/bin/sh\n#BB create_persistent name=lake capacity=4MiB pool=fast\n")

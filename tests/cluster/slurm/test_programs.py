@@ -1,4 +1,4 @@
-"""dw_wlm_cli and dwstat as burst_buffer/datawarp calls them, in each shell that may be a host's /bin/sh."""
+"""dw_wlm_cli and dwstat, called as by burst_buffer/datawarp, in each shell that may be /bin/sh."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def datawarp(request: pytest.FixtureRequest, host: Host, tmp_path: Path) -> Data
 
 
 @story
-async def test_dw_wlm_cli_and_dwstat_answer_as_slurm_s_plugin_reads_them(
+async def test_dw_wlm_cli_and_dwstat_output_matches_slurms_parser(
     host: Host, datawarp: Datawarp, tmp_path: Path
 ) -> None:
     asked, function = datawarp.asked, datawarp.call
@@ -90,7 +90,7 @@ async def test_dw_wlm_cli_and_dwstat_answer_as_slurm_s_plugin_reads_them(
         assert await function("real_size", "--token", "42") == (0, "")
         assert await function("paths", *job, "--pathfile", str(tmp_path / "env")) == (0, "")
         assert "DW_JOB_STRIPED=" in (tmp_path / "env").read_text()
-        # Pools are files that are renewed now and then.
+        # The file of pools is renewed periodically.
         await until(lambda: json.loads((host.run / "pools.json").read_text())["pools"][0]["free"] == 56)
         for words in ((), ("pools",)):
             table = [line.split() for line in (await asked("dwstat", *words))[1].splitlines()]
@@ -113,7 +113,7 @@ async def test_dw_wlm_cli_and_dwstat_answer_as_slurm_s_plugin_reads_them(
 
 @pytest.mark.campaign(2)
 @story
-async def test_more_calls_than_slots_each_have_their_own_answer(host: Host, datawarp: Datawarp) -> None:
+async def test_more_calls_than_slots_get_their_own_replies(host: Host, datawarp: Datawarp) -> None:
     host.leader.hold.add("staging-in")
     jobs = [str(job) for job in range(100, 104 + SLOTS)]
     async with host.bridge():
@@ -129,7 +129,7 @@ async def test_more_calls_than_slots_each_have_their_own_answer(host: Host, data
 
 
 @story
-async def test_a_call_outlives_the_bridge_that_it_asked(host: Host, datawarp: Datawarp) -> None:
+async def test_a_program_call_survives_a_restart_of_its_bridge(host: Host, datawarp: Datawarp) -> None:
     host.leader.hold.add("staging-in")
     async with host.bridge():
         await host.set_up()
@@ -141,9 +141,9 @@ async def test_a_call_outlives_the_bridge_that_it_asked(host: Host, datawarp: Da
 
 
 @story
-async def test_sizes_are_read_as_slurm_writes_them(host: Host, datawarp: Datawarp) -> None:
+async def test_sizes_in_slurms_notation_are_parsed(host: Host, datawarp: Datawarp) -> None:
     text = "#!/bin/sh\n#BB_LUA pool=fast capacity=16MB\n"
-    host.script.write_bytes(text.encode() + b"\0")  # as Slurm leaves a script with its symbols replaced
+    host.script.write_bytes(text.encode() + b"\0")  # like a script in which Slurm has replaced symbols
     async with host.bridge():
         code, said = await datawarp.set_up(capacity="fast:8MiB")
         assert code == 1 and "Slurm counts 8388608 bytes of pool fast, but the directives request 16777216" in said
@@ -157,7 +157,7 @@ async def test_sizes_are_read_as_slurm_writes_them(host: Host, datawarp: Datawar
 
 
 @story
-async def test_what_is_no_call_is_refused_and_leaves_nothing(host: Host, datawarp: Datawarp) -> None:
+async def test_an_invalid_call_is_rejected_without_leftovers(host: Host, datawarp: Datawarp) -> None:
     async with host.bridge():
         for token in ("", "lake", "../1", "0", "042", "1x", "12345678901"):
             assert await datawarp.call("data_in", "--token", token) == (1, "token not found\n"), token
@@ -175,10 +175,10 @@ async def test_what_is_no_call_is_refused_and_leaves_nothing(host: Host, datawar
 
 
 @story
-async def test_nobody_at_the_other_end_of_the_fifos_holds_no_submission(host: Host, datawarp: Datawarp) -> None:
+async def test_unread_fifos_do_not_block_a_submission(host: Host, datawarp: Datawarp) -> None:
     async with host.bridge():
         pass
-    # As one leaves them that was killed, or stands still: its word is still believed.
+    # The files of a killed or stopped bridge, which are still valid.
     os.mkfifo(host.run / "requests")
     for slot in range(1, SLOTS + 1):
         os.mkfifo(host.run / "slots" / str(slot))
@@ -192,7 +192,7 @@ async def test_nobody_at_the_other_end_of_the_fifos_holds_no_submission(host: Ho
 
 
 @story
-async def test_dw_wlm_cli_accepts_jobs_without_a_bridge_where_the_site_says_so(host: Host, tmp_path: Path) -> None:
+async def test_dw_wlm_cli_accepts_jobs_without_a_bridge_if_configured(host: Host, tmp_path: Path) -> None:
     async with host.bridge(away="accept"):
         pass
     words = ("--function", "job_process", "--job", str(host.script))
@@ -205,7 +205,7 @@ async def test_dw_wlm_cli_accepts_jobs_without_a_bridge_where_the_site_says_so(h
 
 
 @story
-async def test_while_no_bridge_runs_dw_wlm_cli_says_so_at_once_and_nothing_is_free(host: Host, tmp_path: Path) -> None:
+async def test_without_a_bridge_dw_wlm_cli_replies_at_once_with_no_free_space(host: Host, tmp_path: Path) -> None:
     def asked(name: str, *words: str) -> tuple[int, str]:
         command = [str(tmp_path / name), *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -217,7 +217,7 @@ async def test_while_no_bridge_runs_dw_wlm_cli_says_so_at_once_and_nothing_is_fr
     assert (code, text.split(" (")[0]) == (1, "the buffer is not available on this host")
     async with host.bridge():
         pass
-    # A bridge that stands still: its socket is there, and nobody answers.
+    # A stopped bridge has a socket, but does not answer.
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(host.run / "socket"))
     listener.listen()
@@ -237,7 +237,7 @@ async def test_while_no_bridge_runs_dw_wlm_cli_says_so_at_once_and_nothing_is_fr
     listener.close()
 
 
-def test_the_helper_is_one_file_that_any_python_since_3_6_reads() -> None:
+def test_forebay_bb_is_one_file_for_python_3_6_and_later() -> None:
     text = programs(RUN)["forebay-bb"]
     ast.parse(text, feature_version=(3, 6))
     assert text.startswith(f"{PYTHON} -IS\n")
@@ -245,7 +245,7 @@ def test_the_helper_is_one_file_that_any_python_since_3_6_reads() -> None:
 
 
 @story
-async def test_a_task_without_files_of_its_own_gets_the_script_of_its_job_array(
+async def test_a_task_without_files_gets_the_script_of_its_array(
     host: Host, datawarp: Datawarp, tmp_path: Path
 ) -> None:
     state = tmp_path / "state"
@@ -267,7 +267,7 @@ async def test_a_task_without_files_of_its_own_gets_the_script_of_its_job_array(
 @pytest.mark.parametrize("pool", ["fast", "slow"])
 @pytest.mark.parametrize("size", ["2MB", "8MiB"])
 @story
-async def test_a_job_that_names_no_pool_has_the_one_that_slurm_charged(
+async def test_a_job_without_a_pool_uses_the_pool_charged_by_slurm(
     host: Host, tmp_path: Path, pool: str, size: str
 ) -> None:
     directory = tmp_path / "programs"

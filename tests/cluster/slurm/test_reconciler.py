@@ -1,4 +1,4 @@
-"""Slurm's jobs and Forebay's external jobs, compared: what is done, and when nothing is."""
+"""Comparison of Slurm's jobs with Forebay's external jobs, and the resulting actions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ PENDING = SlurmView(frozenset({"42"}), {})
 
 @story
 @pytest.mark.parametrize("phase", list(ExternalJobPhase))
-async def test_an_external_job_is_torn_down_when_slurm_did_not_know_it_in_two_looks(phase: ExternalJobPhase) -> None:
+async def test_an_external_job_unknown_in_two_checks_is_torn_down(phase: ExternalJobPhase) -> None:
     books = Books()
     books.external_job(phase.value)
     await books.looks(NOBODY)
@@ -70,7 +70,7 @@ async def test_an_external_job_is_torn_down_when_slurm_did_not_know_it_in_two_lo
 
 @story
 @pytest.mark.parametrize("phase", list(ExternalJobPhase))
-async def test_a_buffer_that_slurm_has_not_torn_down_for_two_looks_after_its_job_is(phase: ExternalJobPhase) -> None:
+async def test_a_finished_jobs_buffer_is_torn_down_after_two_checks(phase: ExternalJobPhase) -> None:
     books = Books()
     books.external_job(phase.value)
     await books.looks(WITH_BUFFER, OVER)
@@ -82,13 +82,11 @@ async def test_a_buffer_that_slurm_has_not_torn_down_for_two_looks_after_its_job
 @story
 @pytest.mark.parametrize("phase", list(ExternalJobPhase))
 @pytest.mark.parametrize("state", ["R", "CG", "SO"])
-async def test_results_that_slurm_has_not_asked_for_in_two_looks_after_the_run_are_exported(
-    phase: ExternalJobPhase, state: str
-) -> None:
+async def test_unrequested_results_are_exported_after_two_checks(phase: ExternalJobPhase, state: str) -> None:
     books = Books()
     jobs = parsed_jobs(f"42 {state}\n")
     staging_out = frozenset(job for job, shown in jobs.items() if shown.state == STAGING_OUT)
-    # As a slurmctld shows its buffer that was started again.
+    # Buffer as shown by a restarted slurmctld.
     ended = SlurmView(frozenset(jobs), {"42": "allocated"}, staging_out=staging_out)
     books.external_job(phase.value)
     await books.looks(ended, WITH_BUFFER, ended)
@@ -97,7 +95,7 @@ async def test_results_that_slurm_has_not_asked_for_in_two_looks_after_the_run_a
     exported = state == "SO" and phase.value in ("running", "post-run")
     assert (("stage_out_external_job", "42") in books.leader.asked) is exported
     assert books.leader.forgotten == []
-    # Slurm goes on counting the buffer, which is over here: nobody misses it.
+    # Slurm still counts the buffer, which has ended in Forebay; this is no difference.
     del books.leader.external_jobs["42"]
     believed = SlurmView(frozenset({"42"}), {"42": "post-run"}, staging_out=staging_out)
     await books.looks(believed, believed, believed)
@@ -106,18 +104,18 @@ async def test_results_that_slurm_has_not_asked_for_in_two_looks_after_the_run_a
 
 @story
 @pytest.mark.parametrize("between", [WITH_BUFFER, PENDING, "slurmctld does not answer"])
-async def test_one_look_never_suffices_and_silence_is_no_look(between: SlurmView | str) -> None:
+async def test_one_check_never_suffices_and_unanswered_checks_do_not_count(between: SlurmView | str) -> None:
     books = Books()
     books.external_job("staged-in")
     await books.looks(NOBODY, between)
     assert books.leader.forgotten == []
     await books.looks(NOBODY)
-    # Who was known in between begins anew; who nobody could ask about does not.
+    # A job that was known in between starts from zero; an unanswered check does not matter.
     assert bool(books.leader.forgotten) is isinstance(between, str)
 
 
 @story
-async def test_nothing_is_done_while_slurmctld_does_not_answer() -> None:
+async def test_no_action_is_taken_while_slurmctld_does_not_answer() -> None:
     books = Books()
     for phase, job in zip(AT_WORK, itertools.count(1)):
         books.external_job(phase, str(job))
@@ -126,7 +124,7 @@ async def test_nothing_is_done_while_slurmctld_does_not_answer() -> None:
 
 
 @story
-async def test_an_external_job_of_the_next_epoch_is_another_external_job() -> None:
+async def test_the_next_epoch_counts_as_another_external_job() -> None:
     books = Books()
     books.external_job("staged-in")
     await books.looks(NOBODY)
@@ -138,7 +136,7 @@ async def test_an_external_job_of_the_next_epoch_is_another_external_job() -> No
 
 
 @story
-async def test_a_buffer_that_is_no_external_job_is_said_once() -> None:
+async def test_a_buffer_without_an_external_job_is_reported_once() -> None:
     books = Books()
     await books.looks(WITH_BUFFER)
     assert books.leader.missed == []
@@ -152,7 +150,7 @@ async def test_a_buffer_that_is_no_external_job_is_said_once() -> None:
 
 
 @story
-async def test_a_buffer_in_a_pool_of_the_sites_own_script_is_nobodys_loss() -> None:
+async def test_buffers_in_pools_of_the_sites_script_are_not_reported() -> None:
     books = Books()
     books.pools = frozenset({"fast"})
     await books.looks(*[WITH_BUFFER._replace(pools={"42": "scratch"})] * 3, *[WITH_BUFFER] * 3)
@@ -162,15 +160,15 @@ async def test_a_buffer_in_a_pool_of_the_sites_own_script_is_nobodys_loss() -> N
 
 
 STAGING = SlurmView(frozenset({"42"}), {}, staging_in=frozenset({"42"}), pending=frozenset({"42"}))
-"""As after SIGKILL: slurmctld has the state of the job, and no record of its buffer."""
+"""State after SIGKILL: slurmctld has the job's state, but no record of its buffer."""
 
 RECORDED = STAGING._replace(buffers={"42": "staging-in"})
 TEARING_DOWN = SlurmView(frozenset({"42"}), {"42": "teardown"}, pending=frozenset({"42"}))
-"""As after a takeover: the teardown has ended, and the new slurmctld does not know."""
+"""State after a takeover: the teardown has ended, but the new slurmctld does not know this."""
 
 
 def stuck_in(books: Books, tmp_path: Path) -> bool:
-    """Whether the metric counts job 42 as stuck; the status that bbstat asks for must agree."""
+    """Return whether the metric counts job 42 as stuck; `stuck` must agree."""
     books.metrics.write(tmp_path / "forebay.prom")
     counted = "forebay_slurm_jobs_stuck 1.0" in (tmp_path / "forebay.prom").read_text()
     assert counted == (books.reconciler.stuck == {"42"})
@@ -179,7 +177,7 @@ def stuck_in(books: Books, tmp_path: Path) -> bool:
 
 @story
 @pytest.mark.parametrize("phase", list(ExternalJobPhase))
-async def test_a_pending_job_whose_stage_in_slurm_lost_in_two_looks_is_reported_once(
+async def test_a_job_with_a_lost_stage_in_is_reported_once_after_two_checks(
     phase: ExternalJobPhase, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     books = Books()
@@ -189,7 +187,7 @@ async def test_a_pending_job_whose_stage_in_slurm_lost_in_two_looks_is_reported_
     await books.looks(STAGING, STAGING, STAGING)
     assert stuck_in(books, tmp_path)
     assert caplog.text.count("job 42 will never start: ") == 1 and "scancel 42" in caplog.text
-    # Slurm believes in no such buffer, so nothing is done to it here.
+    # Slurm lists no such buffer, so no action follows.
     assert (books.leader.forgotten, books.leader.missed) == ([], [])
     await books.looks(NOBODY)
     assert not stuck_in(books, tmp_path)
@@ -197,7 +195,7 @@ async def test_a_pending_job_whose_stage_in_slurm_lost_in_two_looks_is_reported_
 
 @story
 @pytest.mark.parametrize("phase", [*ExternalJobPhase, None])
-async def test_a_stage_in_that_slurm_has_in_its_records_is_lost_only_where_it_has_ended_here(
+async def test_a_stage_in_known_to_slurm_is_lost_only_after_it_ended(
     phase: ExternalJobPhase | None, tmp_path: Path
 ) -> None:
     books = Books()
@@ -212,7 +210,7 @@ async def test_a_stage_in_that_slurm_has_in_its_records_is_lost_only_where_it_ha
 
 @story
 @pytest.mark.parametrize("phase", list(ExternalJobPhase))
-async def test_a_pending_job_whose_teardown_slurm_lost_is_stuck_too(phase: ExternalJobPhase, tmp_path: Path) -> None:
+async def test_a_pending_job_with_a_lost_teardown_is_stuck(phase: ExternalJobPhase, tmp_path: Path) -> None:
     books = Books()
     books.external_job(phase.value)
     await books.looks(TEARING_DOWN, TEARING_DOWN)
@@ -220,7 +218,7 @@ async def test_a_pending_job_whose_teardown_slurm_lost_is_stuck_too(phase: Exter
 
 
 @story
-async def test_the_service_manager_shows_which_jobs_are_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_service_status_names_stuck_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "manager"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "manager"))
@@ -233,7 +231,7 @@ async def test_the_service_manager_shows_which_jobs_are_stuck(tmp_path: Path, mo
 
 
 @story
-async def test_the_counters_are_in_a_file_that_the_node_exporter_reads(tmp_path: Path) -> None:
+async def test_the_counters_are_written_for_the_node_exporter(tmp_path: Path) -> None:
     books = Books()
     books.external_job("staged-in")
     books.external_job("running", "43")
@@ -251,7 +249,7 @@ async def test_the_counters_are_in_a_file_that_the_node_exporter_reads(tmp_path:
         assert line in text, line
 
 
-def test_jobs_that_are_over_are_not_known_and_those_that_stage_out_are() -> None:
+def test_finished_jobs_are_skipped_and_staging_out_jobs_are_kept() -> None:
     text = "7 PD BurstBufferStageIn\n8 R\n9 SO burst_buffer/lua: Stage-out in progress\n10 CG\n11 CD\n12 F\n13 CA\n"
     text += "14 TO\n15 S\n\nsqueue: error\n"
     found = parsed_jobs(text)
@@ -260,7 +258,7 @@ def test_jobs_that_are_over_are_not_known_and_those_that_stage_out_are() -> None
     assert found["9"] == SqueueRow("SO", "burst_buffer/lua: Stage-out in progress") and found["8"].reason == ""
 
 
-def test_buffers_are_read_as_scontrol_prints_them() -> None:
+def test_buffers_are_parsed_from_scontrol_output() -> None:
     text = (
         "Name=lua DefaultPool=pool1 Granularity=1K TotalSpace=9M FreeSpace=9M UsedSpace=3K\n"
         "  Flags=DisablePersistent\n"
@@ -285,7 +283,7 @@ def test_buffers_are_read_as_scontrol_prints_them() -> None:
         (None, "cannot be started"),
     ],
 )
-async def test_a_slurmctld_that_says_nothing_sensible_is_away(
+async def test_an_unparsable_slurmctld_answer_counts_as_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, why: str
 ) -> None:
     monkeypatch.setattr(slurmctld, "ASK_S", 0.5 if script == "exec sleep 1000" else 60.0)
@@ -300,7 +298,7 @@ async def test_a_slurmctld_that_says_nothing_sensible_is_away(
 
 
 @story
-async def test_a_look_tells_jobs_that_go_on_from_those_that_are_over_and_those_that_stage_out(
+async def test_a_view_separates_continuing_finished_and_staging_out_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffers = "JobID=9 Pool=p Size=1 State=allocated\nJobID=11 Pool=p Size=1 State=allocated\n"
@@ -327,7 +325,7 @@ async def test_a_look_tells_jobs_that_go_on_from_those_that_are_over_and_those_t
     ],
 )
 @story
-async def test_whose_job_it_is_slurmctld_alone_says(
+async def test_only_slurmctld_determines_the_owner_of_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, owner: int | str
 ) -> None:
     (tmp_path / "squeue").write_text(f'#!/bin/sh\ncase "$*" in *--jobs=7\\ *) {said};; *) echo 0;; esac\n')

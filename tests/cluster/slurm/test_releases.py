@@ -1,4 +1,4 @@
-"""burst_buffer.lua as each release of Slurm calls it, in every Lua, with a real bridge and a double of the leader."""
+"""burst_buffer.lua, called as by each release of Slurm, with a real bridge and a double of the leader."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.skipif(not interpreters(), reason="no Lua is installed:
 
 @pytest.fixture(params=enumerate(RELEASES.values()), ids=RELEASES)
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
-    """A host of each release; the releases take turns with the Luas that are installed."""
+    """Host of each release; the installed Lua interpreters alternate."""
     number, release = request.param
     return Host(tmp_path, release, interpreters()[number % len(interpreters())])
 
 
 async def stage(host: Host, direction: str, job: str = "42") -> tuple[int, str]:
-    """Do what Slurm does to stage a job in or out: return the last code and text."""
+    """Stage a job in or out as Slurm does; return the last code and text."""
     found = await host.perform(f"data_{direction}", job)
     if not host.release.polls or found[0] != 0:
         return found
@@ -34,7 +34,7 @@ async def stage(host: Host, direction: str, job: str = "42") -> tuple[int, str]:
 
 
 @story
-async def test_a_job_goes_through_its_life(host: Host, tmp_path: Path) -> None:
+async def test_a_job_completes_its_life_cycle_in_each_release(host: Host, tmp_path: Path) -> None:
     async with host.bridge():
         for function in ("job_process", "setup"):
             assert await host.perform(function) == (0, ""), function
@@ -69,7 +69,7 @@ async def test_results_of_a_run_that_slurm_has_forgotten_are_exported(host: Host
 
 
 @story
-async def test_slurm_hears_how_a_stage_ended_and_not_that_it_began(host: Host) -> None:
+async def test_slurm_receives_the_result_of_a_stage_only_at_its_end(host: Host) -> None:
     host.leader.hold |= {"staging-in", "staging-out"}
     async with host.bridge():
         assert await host.perform("setup") == (0, "")
@@ -85,7 +85,7 @@ async def test_slurm_hears_how_a_stage_ended_and_not_that_it_began(host: Host) -
                     assert await host.perform(function) == (0, "")
 
 
-def test_where_slurm_passes_the_user_one_who_is_not_allowed_is_rejected_at_submission(host: Host) -> None:
+def test_a_forbidden_user_is_rejected_at_submission_if_slurm_passes_users(host: Host) -> None:
     files = SlurmFiles(host.run, "head1")
     files.publish()
     files.renew(host.leader._site(), uptime_s(), "10:03", {"allow": [1001]})
@@ -101,9 +101,7 @@ def test_where_slurm_passes_the_user_one_who_is_not_allowed_is_rejected_at_submi
 
 @pytest.mark.parametrize("symbols", [False, True], ids=["plain", "symbols"])
 @story
-async def test_a_task_that_slurm_has_split_from_a_job_array_is_set_up(
-    host: Host, tmp_path: Path, symbols: bool
-) -> None:
+async def test_a_task_split_from_an_array_is_set_up(host: Host, tmp_path: Path, symbols: bool) -> None:
     state = tmp_path / "state"
     array, task = (state / f"hash.{number % 10}" / f"job.{number}" for number in (40, 42))
     array.mkdir(parents=True)
@@ -111,7 +109,7 @@ async def test_a_task_that_slurm_has_split_from_a_job_array_is_set_up(
     if host.release.makes_task_files:
         task.mkdir(parents=True)
         (task / "script").hardlink_to(array / "script")
-    # Where a directive has symbols, Slurm passes a file of its own that has them replaced.
+    # If a directive has symbols, Slurm passes a file with the symbols replaced.
     words: dict[str, Value] = {
         "script": str(host.script if symbols else task / "script"), "table": {"job_id": 42, "array_job_id": 40},
     }  # fmt: skip

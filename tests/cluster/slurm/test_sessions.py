@@ -1,4 +1,4 @@
-"""Sessions, instances and configurations: what burst_buffer/datawarp reads of all buffers, and when it reads what."""
+"""Sessions, instances and configurations that burst_buffer/datawarp reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNTED = {
     "waiting", "set-up", "staging-in", "stage-in-failed", "staged-in", "running", "post-run", "staging-out",
     "stage-out-failed",
 }  # fmt: skip
-"""Phases between a setup and the end of a teardown, as Slurm's plugin has them in its books."""
+"""Phases from setup to the end of teardown, in which Slurm's plugin has a record of a job."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def external_job(job: str, phase: str, epoch: int = 1) -> ExternalJobView:
 
 
 def shown(run: Path, what: str) -> list[dict[str, Any]]:
-    """Return what slurmctld is told, as it would ask."""
+    """Return the listed sessions, as slurmctld gets them."""
     command = [str(put_programs(run.parent, run)), "--function", f"show_{what}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     [(name, rows)] = json.loads(done.stdout).items()
@@ -55,7 +55,7 @@ def tokens(run: Path) -> list[str]:
     return [row["token"] for row in shown(run, "sessions")]
 
 
-def test_a_session_has_its_size_by_its_instance_and_its_owner_by_number(tmp_path: Path) -> None:
+def test_a_session_has_a_size_and_a_numeric_owner(tmp_path: Path) -> None:
     files = SlurmFiles(tmp_path / "run", "head1")
     files.update_listing(external_job("42", "staged-in"))
     files.update_listing(external_job("43", "running"))
@@ -71,7 +71,7 @@ def test_a_session_has_its_size_by_its_instance_and_its_owner_by_number(tmp_path
 
 @pytest.mark.parametrize("before", [None, *ExternalJobPhase])
 @pytest.mark.parametrize("phase", list(ExternalJobPhase))
-def test_what_slurm_counts_is_listed_and_nothing_else_is(
+def test_exactly_the_buffers_counted_by_slurm_are_listed(
     tmp_path: Path, before: ExternalJobPhase | None, phase: ExternalJobPhase
 ) -> None:
     files = SlurmFiles(tmp_path / "run", "head1")
@@ -81,7 +81,7 @@ def test_what_slurm_counts_is_listed_and_nothing_else_is(
     assert os.listdir(tmp_path / "run" / "sessions") == (["42"] if phase.value in COUNTED else [])
 
 
-def test_a_list_that_was_asked_for_before_something_changed_does_not_undo_it(tmp_path: Path) -> None:
+def test_an_outdated_list_does_not_undo_a_change(tmp_path: Path) -> None:
     files = SlurmFiles(tmp_path / "run", "head1")
     ended, begun, gone = (BufferSession(token, 1, 1000, GRAIN, 0) for token in ("1", "2", "3"))
     files.list_all([ended, gone])
@@ -98,9 +98,9 @@ def test_a_list_that_was_asked_for_before_something_changed_does_not_undo_it(tmp
     assert sorted(os.listdir(tmp_path / "run" / "sessions")) == ["2", "3"]
 
 
-def test_what_is_being_set_up_is_listed_though_forebay_knows_nothing_of_it(tmp_path: Path) -> None:
+def test_a_job_in_setup_is_listed_before_forebay_knows_it(tmp_path: Path) -> None:
     files, listed = SlurmFiles(tmp_path / "run", "head1"), tmp_path / "run" / "sessions"
-    for _ in range(2):  # as Slurm may ask again while its first call waits
+    for _ in range(2):  # Slurm may repeat a call while the first one waits
         files.setup_begins(BufferSession("42", 42, 1000, GRAIN, 0))
     files.update_listing(external_job("42", "none", 0))
     files.ask()
@@ -112,7 +112,7 @@ def test_what_is_being_set_up_is_listed_though_forebay_knows_nothing_of_it(tmp_p
 
 
 async def _listed_anew(bridge: Bridge, host: Host, jobs: list[str]) -> None:
-    """Wait until a list of all external jobs has these jobs listed."""
+    """Wait until the list for Slurm has these jobs."""
     for _ in range(100):
         await bridge._list()
         if tokens(host.run) == jobs:
@@ -122,14 +122,12 @@ async def _listed_anew(bridge: Bridge, host: Host, jobs: list[str]) -> None:
 
 
 @story
-async def test_a_job_is_listed_from_its_setup_to_the_end_of_its_teardown_whoever_is_away(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_job_is_listed_from_setup_to_the_end_of_teardown(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEFT_S", 0.0)
     async with host.bridge():
         host.leader.away = True
         setup = await host.start("setup", "42", UID, UID, "fast", str(8 * GRAIN), str(host.script))
-        # Slurm counts it already, and strikes off what is not listed for a minute.
+        # Slurm already counts the job, and drops jobs that are not listed for a minute.
         await until(lambda: tokens(host.run) == ["42"])
         host.leader.away = False
         assert await host.end_of(setup) == (0, "")
@@ -144,7 +142,7 @@ async def test_a_job_is_listed_from_its_setup_to_the_end_of_its_teardown_whoever
 
 
 @story
-async def test_a_setup_that_fails_is_not_listed(host: Host) -> None:
+async def test_a_failed_setup_is_not_listed(host: Host) -> None:
     async with host.bridge():
         host.script.write_text("#!/bin/sh\n#BB_LUA pool=fast capacity=8MiB\n#BB_LUA frob\n")
         assert (await host.set_up())[0] == -1
@@ -152,18 +150,18 @@ async def test_a_setup_that_fails_is_not_listed(host: Host) -> None:
 
 
 @story
-async def test_who_finds_pools_of_a_bridge_that_starts_finds_its_sessions(host: Host) -> None:
+async def test_a_starting_bridge_publishes_pools_and_sessions_together(host: Host) -> None:
     async with host.bridge():
         assert await host.set_up() == (0, "")
     for name in ("pools.json", "site.json", "sessions/42"):
-        (host.run / name).unlink()  # as after the host started again
+        (host.run / name).unlink()  # as after a restart of the host
     async with host.bridge():
         await until(lambda: (host.run / "pools.json").exists())
         assert tokens(host.run) == ["42"]
 
 
-def test_before_any_bridge_ran_neither_pools_nor_sessions_are_an_answer(tmp_path: Path) -> None:
-    # Slurm's plugin keeps its books where it can read no pools, and not where it can read no sessions.
+def test_before_the_first_bridge_pools_and_sessions_are_errors(tmp_path: Path) -> None:
+    # Slurm's plugin keeps its records if it cannot read pools, but not if it cannot read sessions.
     program = put_programs(tmp_path, tmp_path)
     for what in ("pools", "show_sessions", "show_instances", "show_configurations"):
         done = subprocess.run(
@@ -173,7 +171,7 @@ def test_before_any_bridge_ran_neither_pools_nor_sessions_are_an_answer(tmp_path
         assert done.returncode == 1 and not done.stdout.startswith("{"), what
 
 
-def test_what_is_torn_down_is_listed_as_young_until_slurm_has_heard_of_it(
+def test_a_torn_down_session_is_listed_as_young_until_slurm_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_s = 1000.0
@@ -193,12 +191,12 @@ def test_what_is_torn_down_is_listed_as_young_until_slurm_has_heard_of_it(
     at_s += LEAVING_S - 1
     assert look() == ["42"]
     files.teardown_read("42", done=True)
-    # slurmscriptd has read it; slurmctld may hear of it when another call ends.
+    # slurmscriptd has read the reply; slurmctld may get it only when another call ends.
     at_s += LEFT_S - 1
     assert look() == ["42"]
     at_s += 2
     assert look() == []
-    # Nobody has ever read it.
+    # The reply was never read.
     files.update_listing(external_job("43", "staging-out"))
     files.teardown_begins("43", 2_000_000_000)
     at_s += LEAVING_S + 1
@@ -210,7 +208,7 @@ def test_what_is_torn_down_is_listed_as_young_until_slurm_has_heard_of_it(
     files.teardown_read("44", done=False)
     at_s += LEFT_S + 1
     assert look(failed) == ["44"]
-    # Its number is used again meanwhile.
+    # The job ID is used again meanwhile.
     again = BufferSession("44", 44, 1000, GRAIN, 2_000_000_001)
     files.teardown_begins("44", 2_000_000_000)
     files.setup_begins(again)
@@ -220,11 +218,11 @@ def test_what_is_torn_down_is_listed_as_young_until_slurm_has_heard_of_it(
 
 
 @story
-async def test_a_teardown_whose_caller_was_ended_is_there_for_slurm_to_call_again(
+async def test_a_teardown_with_a_killed_caller_stays_listed_for_a_repeat(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LEFT_S", 0.0)
-    # No call of the stage-in is to come, for which a teardown would wait.
+    # No further call of the stage-in is expected, for which a teardown would wait.
     monkeypatch.setattr(calls, "_NEXT_S", {})
     program = str(put_programs(host.run.parent, host.run))
     words = ("--function", "teardown", "--token", "42", "--job", str(host.script))
@@ -251,7 +249,7 @@ async def test_a_teardown_whose_caller_was_ended_is_there_for_slurm_to_call_agai
         await _listed_anew(bridge, host, [])
 
 
-def test_who_may_not_ask_the_bridge_hears_so_and_does_not_wait() -> None:
+def test_an_unauthorised_caller_gets_an_error_without_waiting() -> None:
     is_root = os.geteuid() == 0
     with tempfile.TemporaryDirectory() as directory:
         run = Path(directory) / "run"
@@ -263,4 +261,4 @@ def test_who_may_not_ask_the_bridge_hears_so_and_does_not_wait() -> None:
             capture_output=True, text=True, check=False, timeout=60, user=65534 if is_root else None, cwd="/",
         )  # fmt: skip
         run.chmod(0o700)
-    assert (done.returncode, done.stdout) == (1, f"only the account of the bridge, SlurmUser, may ask it in {run}\n")
+    assert (done.returncode, done.stdout) == (1, f"only SlurmUser, the account of the bridge, may use {run}\n")

@@ -1,4 +1,4 @@
-"""A site's own burst_buffer.lua beside Forebay's: each job is handled by the script whose directive it has."""
+"""A site's own burst_buffer.lua beside Forebay's: each job is handled by the script of its directive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fuzzing.external_jobs import interpreters
 pytestmark = pytest.mark.skipif(not interpreters(), reason="no Lua is installed: scripts/install-backends --slurm")
 
 THEIRS = "#!/bin/sh\n\n#BB_SCRATCH pool=scratch capacity=1GiB from=%s\ntrue\n"
-"""A job of the second script."""
+"""Job of the site's script."""
 
 SECOND = """-- directive: BB_SCRATCH
 -- A script as a site has it: a pool of its own, a directory for each job, and a copy in and out.
@@ -65,7 +65,7 @@ function slurm_bb_get_status(...) return slurm.SUCCESS, "scratch: " .. table.con
 
 @pytest.fixture(params=enumerate(RELEASES.values()), ids=RELEASES)
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
-    """A host of each release with both scripts; the releases take turns with the Luas that are installed."""
+    """Host of each release with both scripts; the installed Lua interpreters alternate."""
     number, release = request.param
     put(tmp_path, SECOND)
     return Host(tmp_path, release, interpreters()[number % len(interpreters())])
@@ -76,7 +76,7 @@ def put(directory: Path, text: str) -> None:
 
 
 async def life(host: Host, job: str, script: Path, file: Path) -> list[tuple[int, str]]:
-    """Call every function of a job's life that the release has; return what they answered."""
+    """Call every function in a job's life that the release has; return the results."""
     order = [
         "job_process", "setup", "data_in", "test_data_in", "real_size", "paths", "pre_run", "post_run", "data_out",
         "test_data_out", "job_teardown",
@@ -89,7 +89,7 @@ async def life(host: Host, job: str, script: Path, file: Path) -> list[tuple[int
 
 
 @story
-async def test_each_job_is_handled_by_the_script_whose_directive_it_has(host: Host, tmp_path: Path) -> None:
+async def test_each_job_is_handled_by_the_script_of_its_directive(host: Host, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("data")
     script = tmp_path / "theirs"
     script.write_text(THEIRS % (tmp_path / "in"))
@@ -108,7 +108,7 @@ async def test_each_job_is_handled_by_the_script_whose_directive_it_has(host: Ho
 
 
 @story
-async def test_a_task_whose_script_slurm_does_not_link_is_known_by_the_script_of_its_array(tmp_path: Path) -> None:
+async def test_an_array_task_without_a_script_is_identified_by_its_array(tmp_path: Path) -> None:
     put(tmp_path, SECOND.replace('HERE .. "/scratch." .. job', '"/dev/null"'))
     host = Host(tmp_path, RELEASES["24.11"])
     (tmp_path / "hash.0" / "job.40").mkdir(parents=True)
@@ -120,7 +120,7 @@ async def test_a_task_whose_script_slurm_does_not_link_is_known_by_the_script_of
 
 
 @story
-async def test_slurm_is_told_the_pools_of_both_scripts(host: Host, tmp_path: Path) -> None:
+async def test_slurm_gets_the_pools_of_both_scripts(host: Host, tmp_path: Path) -> None:
     async with host.bridge():
         code, text = await host.call("pools")
         assert code == 0 and [pool["id"] for pool in json.loads(text)["pools"]] == ["fast", "scratch"]
@@ -132,9 +132,7 @@ async def test_slurm_is_told_the_pools_of_both_scripts(host: Host, tmp_path: Pat
 
 
 @story
-async def test_a_job_with_directives_of_both_is_rejected_and_so_is_what_the_second_script_rejects(
-    host: Host, tmp_path: Path
-) -> None:
+async def test_a_job_with_both_directives_is_rejected(host: Host, tmp_path: Path) -> None:
     both = tmp_path / "both"
     both.write_text(host.script.read_text().replace("true", "#BB_SCRATCH from=/in"))
     unread = tmp_path / "unread"
@@ -143,7 +141,7 @@ async def test_a_job_with_directives_of_both_is_rejected_and_so_is_what_the_seco
         code, said = await host.perform("job_process", script=str(both))
         assert code == -1
         assert said == "the job has directives of two burst buffers, #BB_LUA and #BB_SCRATCH; use one of them"
-        # What stands behind the first command is no directive.
+        # Lines after the first command are no directives.
         assert await host.perform("job_process", script=str(unread)) == (-1, "from= is missing")
         put(tmp_path, "-- directive: BB_SCRATCH\nthis is no Lua")
         code, said = await host.perform("job_process", script=str(unread))
@@ -152,7 +150,7 @@ async def test_a_job_with_directives_of_both_is_rejected_and_so_is_what_the_seco
 
 
 @story
-async def test_a_job_whose_script_is_gone_is_torn_down_by_both(host: Host, tmp_path: Path) -> None:
+async def test_a_job_without_its_script_is_torn_down_by_both_scripts(host: Host, tmp_path: Path) -> None:
     (tmp_path / "scratch.42").touch()
     async with host.bridge():
         assert await host.set_up() == (0, "")
@@ -161,7 +159,7 @@ async def test_a_job_whose_script_is_gone_is_torn_down_by_both(host: Host, tmp_p
 
 
 @story
-async def test_a_second_script_that_names_no_directive_is_not_called(host: Host, tmp_path: Path) -> None:
+async def test_a_site_script_without_a_directive_is_not_called(host: Host, tmp_path: Path) -> None:
     put(tmp_path, SECOND.replace("-- directive: BB_SCRATCH\n", ""))
     async with host.bridge():
         assert (await host.call("pools"))[1].count("id") == 1
@@ -170,7 +168,7 @@ async def test_a_second_script_that_names_no_directive_is_not_called(host: Host,
 
 
 @story
-async def test_each_script_answers_for_its_status(host: Host) -> None:
+async def test_each_script_answers_its_own_status_query(host: Host) -> None:
     asker = [] if host.release.name == "22.05" else ["1000", "1001"]
     async with host.bridge():
         asked = await host.call("get_status", *asker, "lua", "site", "a", "b")
@@ -179,7 +177,7 @@ async def test_each_script_answers_for_its_status(host: Host) -> None:
 
 
 @story
-async def test_the_second_script_goes_on_while_no_bridge_runs(host: Host, tmp_path: Path) -> None:
+async def test_the_site_script_works_without_a_bridge(host: Host, tmp_path: Path) -> None:
     script = tmp_path / "theirs"
     script.write_text(THEIRS % "/dev/null")
     found = await life(host, "7", script, tmp_path / "variables")

@@ -1,4 +1,4 @@
-"""Jobs that are cancelled while they are staged in: nothing has failed, and the last answer is the teardown's."""
+"""Jobs cancelled during stage-in: no call fails, and the teardown is answered last."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def settles_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["24.05", "26.05"])
 def polled(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    """A host whose Slurm polls; its bridge holds a question for a moment only."""
+    """Host with a polling Slurm, whose bridge delays queries only briefly."""
     monkeypatch.setattr(calls, "HOLD_S", 0.1)
     host = Host(tmp_path, RELEASES[request.param])
     host.leader.hold.add("staging-in")
@@ -34,7 +34,7 @@ def polled(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 class Ending:
-    """Calls of Slurm that run beside each other, in the order in which they are answered."""
+    """Concurrent calls of Slurm, in the order of their replies."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -52,7 +52,7 @@ async def torn_down(host: Host) -> None:
 
 
 @story
-async def test_a_question_after_a_cancel_is_no_failure_and_the_teardown_is_answered_after_it(polled: Host) -> None:
+async def test_a_stage_in_query_after_a_cancel_succeeds_before_the_teardown_reply(polled: Host) -> None:
     async with polled.bridge():
         for function, said in (("setup", ""), ("data_in", ""), ("test_data_in", "BUSY")):
             assert await polled.perform(function) == (0, said)
@@ -67,7 +67,7 @@ async def test_a_question_after_a_cancel_is_no_failure_and_the_teardown_is_answe
 
 @pytest.mark.parametrize("release", ["22.05", "23.11", "24.05"])
 @story
-async def test_a_job_that_is_cancelled_between_setup_and_stage_in_has_not_failed(release: str, tmp_path: Path) -> None:
+async def test_a_cancel_between_setup_and_stage_in_is_no_failure(release: str, tmp_path: Path) -> None:
     host = Host(tmp_path, RELEASES[release])
     async with host.bridge():
         assert await host.perform("setup") == (0, "")
@@ -84,7 +84,7 @@ async def test_a_job_that_is_cancelled_between_setup_and_stage_in_has_not_failed
 
 @pytest.mark.parametrize("killed", [True, False])
 @story
-async def test_a_question_that_runs_during_the_cancel_is_killed_or_has_not_failed(
+async def test_a_stage_in_query_during_a_cancel_is_killed_or_succeeds(
     killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "HOLD_S", 60)
@@ -108,7 +108,7 @@ async def test_a_question_that_runs_during_the_cancel_is_killed_or_has_not_faile
 @pytest.mark.parametrize("killed", [True, False])
 @pytest.mark.parametrize("release", ["22.05", "23.11"])
 @story
-async def test_a_stage_in_that_waits_during_the_cancel_is_killed_or_has_not_failed(
+async def test_a_waiting_stage_in_during_a_cancel_is_killed_or_succeeds(
     release: str, killed: bool, tmp_path: Path
 ) -> None:
     host = Host(tmp_path, RELEASES[release])
@@ -129,7 +129,7 @@ async def test_a_stage_in_that_waits_during_the_cancel_is_killed_or_has_not_fail
 
 
 @story
-async def test_a_question_that_a_busy_leader_answers_after_the_teardown_has_not_failed(
+async def test_a_stage_in_query_answered_after_the_teardown_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "HOLD_S", 60)
@@ -149,7 +149,7 @@ async def test_a_question_that_a_busy_leader_answers_after_the_teardown_has_not_
 
 
 @story
-async def test_a_teardown_waits_for_the_reading_of_a_reply_and_for_the_next_call() -> None:
+async def test_a_teardown_waits_for_unread_replies_and_the_next_call() -> None:
     now_s = 100.0
     found = stage_ins.StageIns(lambda: now_s)
     with found.running_call("42"):
@@ -174,7 +174,7 @@ async def test_a_teardown_waits_for_the_reading_of_a_reply_and_for_the_next_call
 
 
 @story
-async def test_a_stage_in_that_slurm_has_given_up_does_not_hold_its_teardown_for_ever(
+async def test_an_abandoned_stage_in_delays_its_teardown_only_for_a_time(
     polled: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "_NEXT_S", {("test_data_in", "busy"): 0.5})
@@ -182,7 +182,7 @@ async def test_a_stage_in_that_slurm_has_given_up_does_not_hold_its_teardown_for
         for function, said in (("setup", ""), ("data_in", ""), ("test_data_in", "BUSY")):
             assert await polled.perform(function) == (0, said)
         assert await polled.perform("job_teardown") == (0, "")
-        # The buffer is set up anew, and nothing of the cancel is left.
+        # The buffer can be set up again without traces of the cancel.
         polled.leader.failing["staging-in"] = "/in/a: no such file"
         polled.leader.hold.clear()
         assert await polled.perform("setup") == (0, "")
@@ -190,9 +190,7 @@ async def test_a_stage_in_that_slurm_has_given_up_does_not_hold_its_teardown_for
 
 
 @story
-async def test_teardowns_of_jobs_that_were_staged_wait_for_nothing(
-    polled: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_teardowns_of_staged_jobs_do_not_wait(polled: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_ins, "SETTLE_S", 3600)
     monkeypatch.setattr(stage_ins, "READ_S", 3600)
     polled.leader.hold.clear()

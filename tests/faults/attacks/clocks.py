@@ -1,4 +1,4 @@
-"""One wrong wall clock, the leader's: set while it leads, an hour ahead and half a minute behind."""
+"""Wrong wall clock of the leader, set an hour ahead or half a minute behind."""
 
 from __future__ import annotations
 

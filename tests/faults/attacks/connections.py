@@ -1,4 +1,4 @@
-"""What is done with connections: bodies that never end, streams of all history, and certificates that are over."""
+"""Attacks by connections: endless bodies, streams of the whole history, and expired certificates."""
 
 from __future__ import annotations
 

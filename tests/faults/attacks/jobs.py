@@ -1,4 +1,4 @@
-"""What a job does on its node, and what is made of it: keys, capacity, names of buffers, results, and programs."""
+"""Attacks by jobs on their node: keys, capacity, names of buffers, results, and programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user who fills the journals of all replicas with changes of his own jobs, many to a request."""
+"""Attack of a user who fills the journals with bulk changes of own jobs."""
 
 from __future__ import annotations
 

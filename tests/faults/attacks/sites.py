@@ -1,4 +1,4 @@
-"""Clusters that are attacked from outside: real processes, founded as a site founds them; and the words of an attack.
+"""Attacked clusters of real processes, and the interface of an attack.
 
 An attack is a coroutine of a cluster and a size. It returns counts of what it did, and raises RunFailed, with what it
 got, where it was not refused.

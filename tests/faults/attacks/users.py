@@ -1,4 +1,4 @@
-"""What a user writes into a request: mail addresses that are commands, and ids of commands from another time."""
+"""Attacks by request contents: mail addresses that are commands, and outdated command IDs."""
 
 from __future__ import annotations
 

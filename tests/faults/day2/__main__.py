@@ -1,4 +1,4 @@
-"""Each row of "Day 2: what to type" typed at three machines with jobs under way. Run by scripts/day2.
+"""Types each row of docs/operate/tasks.md on three machines during jobs. Run by scripts/day2.
 
 Machines are network namespaces with a forebay.toml, keys and a disk each. After each row: what was acknowledged is
 there, jobs have completed once with right results, the cluster is whole, its replicas hold one state, and what the row

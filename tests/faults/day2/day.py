@@ -1,4 +1,4 @@
-"""A day of operators: the cluster, the clients, and the row of the table that is exercised."""
+"""Exercise of one row: the cluster, its clients, and the row of the task table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows about what is lost or wrong for more than one replica: a majority, everything, a clock."""
+"""Rows about disasters: a lost majority, a lost cluster, and a wrong clock."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""An exercise for each row of the table: what its section says, with the command as it stands there, and what it
-promises. Each leaves a whole cluster, and returns what was checked in words."""
+"""Exercise for each row of the task table, with the documented commands and effects.
+
+Each leaves a whole cluster, and returns what was checked in words.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients at work all the time: one submits jobs that stage and compute, one writes; both note what is acknowledged."""
+"""Clients that work during exercises: one submits jobs, one writes; both record acknowledgements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows about what is looked at: a machine before its first start, and what is sent to who helps."""
+"""Rows about inspection: checking a machine before its first start, and collecting diagnostics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows about replicas: those that come, go, lead, are renewed and move."""
+"""Rows about replicas: adding, removing, leading, upgrading and moving."""
 
 from __future__ import annotations
 

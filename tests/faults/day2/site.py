@@ -1,8 +1,7 @@
-"""Three machines as `forebay cluster init` hands them out, and a fourth that may be added; an operator's directory
-beside them.
+"""Three machines with the bundles of `forebay cluster init`, a fourth machine, and an operator's directory.
 
-A machine is a network namespace, a directory that is its /etc/forebay, and what runs there. It has its own
-forebay.toml and its own keys: what an operator changes is copied, as the documents say.
+A machine is a network namespace, a directory that is its /etc/forebay, and what runs there. It has its own forebay.toml
+and its own keys: what an operator changes is copied, as the documents say.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows about what replicas keep: archives, a journal that is full, a disk that is full."""
+"""Rows about the storage of replicas: archives, a full journal, and a full disk."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def archive(day: Day) -> str:
 
 
 async def journal_full(day: Day) -> str:
-    """Journals are filled until users are refused; they are archived and pruned, and users are not refused."""
+    """Fill the journals until users are rejected; archive and prune them, and check that users are accepted."""
     site = day.site
     keys = await _keys(site)
     for host in site.hosts():

@@ -1,4 +1,4 @@
-"""The table of docs/operate/tasks.md, as it stands there."""
+"""Parser of the table in docs/operate/tasks.md."""
 
 from __future__ import annotations
 

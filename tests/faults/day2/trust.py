@@ -1,4 +1,4 @@
-"""Rows about certificates: renewed one by one, with their authority, and revoked."""
+"""Rows about certificates: renewing certificates and the authority, and revoking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows about what jobs get: pools and nodes."""
+"""Rows about resources of jobs: pools and nodes."""
 
 from __future__ import annotations
 

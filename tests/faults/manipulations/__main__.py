@@ -1,7 +1,7 @@
-"""The table of manipulations, tried and printed: who found each, after how long, or that nobody did.
+"""Runs the table of manipulations and prints the detectors and delays of each.
 
-The exit code is 0 only if each led to what is written down of it.
-usage: python -m tests.faults.manipulations [ID...] [--size small|full] [--own-periods] [--json]
+The exit code is 0 only if each led to what is written down of it. usage: python -m tests.faults.manipulations [ID...]
+[--size small|full] [--own-periods] [--json]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who looks at an altered replica, and what each says: commands, the start, peers, the scrub, signatures, an auditor.
+"""Detectors of an altered replica: commands, start, peers, scrub, signatures, and an auditor.
 
 All of it is what the product does, on the directories of all three; what goes over TLS between replicas is called
 directly, and nobody waits for a period to pass. `live` has the same with replicas that run.

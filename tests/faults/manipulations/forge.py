@@ -1,4 +1,4 @@
-"""What an insider can do to the directory of a replica that does not run: bytes, rows, whole histories, snapshots.
+"""Manipulations of a stopped replica's directory by an insider: bytes, rows, whole histories, snapshots.
 
 Each is done as well as it can be by somebody who knows all formats and has every key that is on the replica's disk:
 checksums are right afterwards, digests are chained to the end, and what would contradict is altered as well or removed.

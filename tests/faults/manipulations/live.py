@@ -1,4 +1,4 @@
-"""Three replicas that run on what was altered, in one process, over TLS: who finds it, and after how long.
+"""Three replicas running on altered data in one process, over TLS: detectors and delays.
 
 Periods are those of the product, or short ones: what is found stays the same.
 """

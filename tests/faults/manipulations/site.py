@@ -1,4 +1,4 @@
-"""A stopped cluster of three with a real history, as an insider finds it, and the copies of it that he alters.
+"""Stopped cluster of three replicas with a real history, and the copies that manipulations alter.
 
 Some 800 entries of jobs that ran, with the digest of the state of each minute, a change of leader and a batch that is
 void; compacted, with snapshots, an index by job, tiles, and a checkpoint that all three have signed. Two states of an

@@ -1,4 +1,4 @@
-"""The manipulations, one a row: what is done to whose directory."""
+"""Table of the manipulations, one per row."""
 
 from __future__ import annotations
 

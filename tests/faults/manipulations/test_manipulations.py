@@ -1,4 +1,4 @@
-"""Whatever is done to the directories of stopped replicas is found by those who are said to find it, or is harmless."""
+"""Every manipulation of a stopped replica is found by its documented detectors, or is harmless."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def named(row: Manipulation) -> str:
 
 @pytest.mark.campaign(3)
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.leads], ids=named)
-def test_a_manipulation_is_found_by_those_who_are_said_to_find_it(row: Manipulation, case: Case) -> None:
+def test_each_manipulation_is_found_by_its_documented_detectors(row: Manipulation, case: Case) -> None:
     row.do(case)
     outcome, expected = look(case), EXPECTED[row.id]
     then = Then.GOES_ON if expected.then is Then.HARMLESS else expected.then
@@ -71,7 +71,7 @@ def test_a_manipulation_is_found_by_those_who_are_said_to_find_it(row: Manipulat
 
 @pytest.mark.campaign(3)
 @pytest.mark.parametrize("row", [row for row in ROWS if row.id in LIVE], ids=named)
-def test_replicas_that_run_find_it(row: Manipulation, case: Case) -> None:
+def test_running_replicas_find_the_manipulation(row: Manipulation, case: Case) -> None:
     with short_periods():
         if row.leads:
             seen = uvloop.run(live_under_a_leader(case, row.do))
@@ -83,13 +83,13 @@ def test_replicas_that_run_find_it(row: Manipulation, case: Case) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.id in ("K1", "K2", "K3")], ids=named)
-def test_nothing_is_recovered_from_a_replica_to_which_an_entry_was_appended(row: Manipulation, case: Case) -> None:
+def test_recovery_rejects_a_replica_with_an_appended_entry(row: Manipulation, case: Case) -> None:
     row.do(case)
     with pytest.raises(RecoveryNotPossible, match="it was inserted while the replica was stopped"):
         asyncio.run(plan_recovery(case.config, VICTIM, clock=SystemClock()))
 
 
-def test_nothing_is_found_where_nothing_was_altered(site: Site) -> None:
+def test_unaltered_data_causes_no_finding(site: Site) -> None:
     directory = site.directory / "case"
     try:
         assert look(Case(site, directory)) == ({}, Then.GOES_ON)
@@ -97,7 +97,7 @@ def test_nothing_is_found_where_nothing_was_altered(site: Site) -> None:
         shutil.rmtree(directory)
 
 
-def test_the_table_has_each_kind_of_manipulation_and_says_of_each_what_it_leads_to() -> None:
+def test_the_table_has_each_manipulation_with_its_consequences() -> None:
     assert [row.id for row in ROWS] == list(EXPECTED)
     counts = Counter(row.kind for row in ROWS)
     assert set(counts) == set(KINDS) == {row_id[0] for row_id in LIVE}
@@ -106,7 +106,7 @@ def test_the_table_has_each_kind_of_manipulation_and_says_of_each_what_it_leads_
     assert {len(row.on) for row in ROWS} == {1, 2, 3} and {row.notes for row in ROWS} == {0, 1, 2}
 
 
-def test_what_no_replica_finds_is_harmless_or_said_to_be_unseen() -> None:
+def test_manipulations_that_replicas_miss_are_harmless_or_documented() -> None:
     unseen = set()
     for row in ROWS:
         expected = EXPECTED[row.id]

@@ -1,4 +1,4 @@
-"""Fault injection into the data mover: all that can go wrong while the only copy of something is moved.
+"""Fault injection into the data mover, which may move the only copy of a file.
 
 Each attack is done to the mover that the agents use, and before that to a reference mover that protects nothing
 (reference.py), its negative control: an attack that does not catch that one fails too.

@@ -1,5 +1,7 @@
-"""A real agent whose controller is a file: it gives the orders of one job, one stage after the other, as the cluster
-would, and may be killed at any moment like the agent. Run by agents.py in a process of its own."""
+"""Real agent whose controller is a file that gives the orders of one job, stage by stage; both may be killed.
+
+Run by agents.py in a process of its own.
+"""
 
 import asyncio
 import os

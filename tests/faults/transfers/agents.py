@@ -1,5 +1,7 @@
-"""The agent itself is killed at any call of a transfer, its own or its workers', or told to end, and starts again: the
-destination is never partial, the stage ends right or the job is torn down, and nothing is left of either."""
+"""Kills of the agent at any system call of a transfer.
+
+After a restart, the destination is complete or the job is torn down, without leftovers.
+"""
 
 import random
 import shlex

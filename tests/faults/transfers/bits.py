@@ -1,4 +1,4 @@
-"""Bits flip between the mover and the disk, on the disk, and on the way back: what a level promises to see, it sees."""
+"""Bit flips on the way to the disk, on it, and on the way back: each verification level detects the promised ones."""
 
 import os
 import random

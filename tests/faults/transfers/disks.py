@@ -1,5 +1,7 @@
-"""Disks that are full, out of inodes, over a quota, read-only, dead or gone, and sources that are missing, unreadable,
-changing or disappearing: it fails by name, the buffer stays whole, nothing hangs, and it ends right when it can."""
+"""Full, read-only, dead or missing disks, and missing or changing sources.
+
+A transfer fails with a clear error, keeps the buffer, and succeeds later.
+"""
 
 import asyncio
 import contextlib

@@ -1,5 +1,7 @@
-"""A transfer is ended in every way at any of its calls: cancelled, left by its agent, cut down, stopped, stalled. It is
-over at once, no process outlives it, nothing of ours stays at the destination, and the job can be ended or go on."""
+"""Ends of a transfer at any system call: cancelled, orphaned, killed, stopped, stalled.
+
+It ends at once, no process survives, no temporary file stays at the destination, and the job can end or continue.
+"""
 
 import asyncio
 import os

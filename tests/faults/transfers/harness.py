@@ -1,5 +1,4 @@
-"""A node of its own for attacks on the data mover: it is driven by orders, as an agent drives it, and judged by what is
-on the disk afterwards.
+"""Node for attacks on the data mover, controlled by orders as from an agent, and checked by the resulting files.
 
 The mover is reached through cluster.agent.operation alone, so an attack does not know how it works inside. Where an
 attack needs a mover that it must be able to catch, reference.py stands in for the worker.

@@ -1,4 +1,4 @@
-"""What moves data dies at a chosen call: the destination is never partial, and the next attempt ends right."""
+"""Kills of the mover at a chosen system call: the destination is never partial, and the next attempt succeeds."""
 
 import contextlib
 import functools

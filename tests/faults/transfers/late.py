@@ -1,8 +1,10 @@
-"""Two agents have the same job's stage-out, and one of them stands still at some call while the other does all of it:
-what the newer attempt wrote stays, whole.
+"""Two agents with the stage-out of the same job, one of which is stopped at a system call.
+
+The files of the newer attempt remain intact.
 
 The file system decides between them while the newer one has a claim to the destination. An older one that begins when
-the newer one has ended and left no trace is not seen: such are counted."""
+the newer one has ended and left no trace is not seen: such are counted.
+"""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Directories and files are swapped for links while they are walked: nothing comes from outside, nothing goes there."""
+"""Directories and files replaced by links during a transfer: nothing is read or written outside the roots."""
 
 import os
 import shutil

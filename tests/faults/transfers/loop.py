@@ -1,4 +1,4 @@
-"""The worker of an operation, which does it again and again in one process while something else attacks it.
+"""Worker that repeats an operation in one process during an attack.
 
 Between two rounds it looks for what the attack wants: a secret in the buffer, or anything new where nothing may be
 written. Run in the place of cluster.agent.worker.worker by links.py.

@@ -1,4 +1,4 @@
-"""Sources are to go when their copies are there: killed, cut off from power or refused a call, nothing is ever lost."""
+"""Moves that delete their sources: no kill, power cut or failed system call loses a file."""
 
 import errno
 import os

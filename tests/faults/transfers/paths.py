@@ -1,4 +1,4 @@
-"""Paths that a job may write down: whatever they are, nothing comes from outside the roots and nothing goes there."""
+"""Any path in a job's request: nothing is read or written outside the roots."""
 
 import os
 import random

@@ -1,5 +1,4 @@
-"""Reads the lines of a receipt and compares what they say with what is there, without any of the mover's code: what a
-user's own tool would do."""
+"""Compares the lines of a receipt with the files, without the mover's code, as a user's tool would."""
 
 import os
 from pathlib import Path

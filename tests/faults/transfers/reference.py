@@ -1,5 +1,7 @@
-"""Reference mover, the negative control of every attack: what one would write in an hour, by path, in place, following
-what it finds. An attack that does not catch this one proves nothing."""
+"""Reference mover, the negative control of every attack: a naive copy by path, in place, following links.
+
+An attack that does not catch this one proves nothing.
+"""
 
 import contextlib
 import os

@@ -1,5 +1,4 @@
-"""The kernel refuses a call of a transfer, once or from then on: nothing is lost, nothing is half there, and it says so
-in words."""
+"""System calls of a transfer that fail once or permanently: no file is lost or partial, and the error is clear."""
 
 import errno
 import sys

@@ -1,5 +1,4 @@
-"""A transfer of one large file is killed again and again: it goes on where it was, and copies again at most a chunk for
-each stream."""
+"""Repeated kills during a transfer of one large file: it resumes, and repeats at most a chunk per stream."""
 
 import asyncio
 import os

@@ -1,5 +1,7 @@
-"""Sources that go while they are moved: a file server that stops answering, whatever it is asked at that moment, and
-directories that are suddenly gone. The agent answers, everything else goes on, and it ends right when they are back."""
+"""Sources that become unavailable: a file server that stops answering at any request, and deleted directories.
+
+The agent and other work continue, and the transfer succeeds when the source is back.
+"""
 
 import asyncio
 import contextlib

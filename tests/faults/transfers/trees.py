@@ -1,6 +1,7 @@
-"""Trees of all kinds: names that are no text, 200 levels, a sparse terabyte, a farm of hard links, a million files.
+"""Unusual trees: names that are not text, 200 levels, a sparse terabyte, many hard links, a million files.
 
-What can be moved is moved whole and in bounded memory; the rest is refused by name."""
+They are moved completely in bounded memory, or rejected by name.
+"""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What is exercised at a site with a real Slurm: each a story that returns figures, or raises RunFailed."""
+"""Exercises at a site with a real Slurm; each returns figures or raises RunFailed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["EXERCISES", "ROWS", "Exercise"]
 
 
 class Exercise(NamedTuple):
-    """An exercise, of which size it is unless somebody says another, and at what site it is done."""
+    """Exercise, with its default size and the options of its site."""
 
     told: Told
     size: int = 1

@@ -1,4 +1,4 @@
-"""Job arrays: each task is a buffer of its own, in whatever form the directives name the task."""
+"""Job arrays: each task has its own buffer, for every form of symbols in the directives."""
 
 from __future__ import annotations
 

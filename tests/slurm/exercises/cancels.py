@@ -1,4 +1,4 @@
-"""Jobs that are cancelled while they are staged in, between two questions of Slurm or during one."""
+"""Jobs cancelled during stage-in, between two queries of Slurm or during a query."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAGING_S = 90.0
 
 
 async def cancels(site: Site, client: Client, count: int, seed: int) -> Figures:
-    """Cancelled jobs show no failure of the buffer as their reason, alarm no administrator, and leave nothing."""
+    """Check that cancelled jobs show no buffer failure, log no errors, and leave nothing."""
     # What is cancelled before it has run lingers: here for a moment only.
     await asyncio.to_thread(site.cluster.forebay, "config", "set", "ExternalJobLinger=1")
     chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What the exercises have in common: a batch of jobs, what must hold of each, and of the site afterwards."""
+"""Common parts of exercises: a batch of jobs, and checks of the jobs and of the site afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Jobs = dict[str, tuple[str, bytes]]
 """Names and contents of what is staged, by the numbers of Slurm's jobs."""
 
 Told = Callable[[Site, Client, int, int], Awaitable[Figures]]
-"""A story of a site: its size and its seed come last."""
+"""Exercise function: site, size and seed."""
 
 SETTLED: Final = ("none", "over")
 
@@ -34,13 +34,13 @@ REGISTERS_S: Final = 60.0
 
 
 def require(holds: object, sentence: str) -> None:
-    """Raise RunFailed with the sentence unless it holds."""
+    """Raise RunFailed with the sentence unless the condition holds."""
     if not holds:
         raise RunFailed(sentence)
 
 
 async def nothing_left(site: Site, client: Client, patience_s: float = PATIENCE_S) -> None:
-    """Wait until no external job holds anything, no buffer lies in the place, and the pool is free."""
+    """Wait until no external job holds space, the shared filesystem has no buffer, and the pool is free."""
 
     async def gone() -> bool:
         external_jobs = await site.external_jobs(client)
@@ -93,7 +93,7 @@ async def many(
 
 
 async def all_well(site: Site, client: Client, jobs: Jobs) -> None:
-    """Raise RunFailed unless each job ended as if nothing had happened, and each byte was moved in once."""
+    """Raise RunFailed unless each job completed normally, and each byte was staged in once."""
     for job, (name, data) in jobs.items():
         ended = await site.over(job)
         require(ended.state == "COMPLETED", f"job {job} ended as {ended}")

@@ -1,4 +1,4 @@
-"""Deaths of the leader and of slurmctld in each call of Slurm's and between them."""
+"""Kills of the leader and of slurmctld during each call of Slurm and between calls."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ async def _slurmctld_ends(site: Site, client: Client, rounds: int, seed: int, wa
 
 
 class _End(NamedTuple):
-    """One end of slurmctld: in which moment of a job's life, how, and for how long it is away."""
+    """End of slurmctld: moment in a job's life, method, and duration of its absence."""
 
     tag: str
     moment: str
@@ -254,7 +254,7 @@ class _Ends(NamedTuple):
     held: Counter[str]
     others: Counter[str]
     backups: Counter[str]
-    """What became of a backup that gave back what it had taken over."""
+    """Result of a backup that returned control to the primary."""
 
 
 def _no_ends(ways: Iterable[str]) -> dict[str, _Ends]:

@@ -1,4 +1,4 @@
-"""Jobs that are interrupted: requeued, preempted, on a node that fails, at their time limit; and heterogeneous jobs."""
+"""Interrupted jobs: requeued, preempted, on a failed node, or at their time limit; and heterogeneous jobs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def requeue(site: Site, client: Client, size: int, seed: int) -> Figures:
 
 
 async def preemption(site: Site, client: Client, size: int, seed: int) -> Figures:
-    """A job that is preempted is requeued: both end well, and each has its own result."""
+    """Check that a preempted job is requeued, and that both jobs complete with their own results."""
     data = {name: site.make_input(name) for name in ("preempted", "urgent")}
     low = await site.submit(site.script("preempted", COPY, STAYS), "-N2", "--exclusive", "--requeue")
     await _works(site, client, low)
@@ -118,7 +118,7 @@ async def node_failure(site: Site, client: Client, size: int, seed: int) -> Figu
 
 
 async def time_limit(site: Site, client: Client, size: int, seed: int) -> Figures:
-    """A job that reaches its time limit: its results are staged out."""
+    """Check that the results of a job at its time limit are staged out."""
     data = site.make_input("limited")
     job = await site.submit(site.script("limited", COPY, "exec sleep 900"), "--time=1")
     ended = await site.over(job, LIMIT_S)

@@ -1,4 +1,4 @@
-"""Whole lives of buffer jobs, and what becomes of results that cannot be exported."""
+"""Complete life cycles of buffer jobs, and results that cannot be exported."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ async def _persistent(site: Site, *, thorough: bool) -> Figures:
 
 
 async def unexported(site: Site, client: Client, rounds: int, seed: int) -> Figures:
-    """Results that cannot be exported are kept, whatever Slurm does, and exported later."""
+    """Check that results that cannot be exported are retained and exported later."""
     figures = {}
     for flags in ("", "Flags=TeardownFailure\n"):
         site.slurmctld(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What others feel while the buffer is away, and many jobs at once, beside a Slurm with a script of its own."""
+"""Effects on other jobs while Forebay is down, and many jobs at once, compared with a Slurm that copies itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.slurm.site import MOVERS, Site
 from tests.slurm.slurm import Submitted
 
 WITHIN: Final = 1.2
-"""How many times what it is without Forebay a figure may be."""
+"""Largest ratio of a figure to its value without Forebay."""
 
 BELIEVED_S: Final = 11.0
 """Seconds after which files of the bridge are no longer believed."""

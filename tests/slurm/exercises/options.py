@@ -1,4 +1,4 @@
-"""Buffers that are asked for on the command line of sbatch, srun and salloc, and by jobs of several nodes."""
+"""Buffers requested on the command line of sbatch, srun and salloc, and by multi-node jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bridges that are away, may not be bridges, or have nobody to ask; and a clock that is set."""
+"""Outages: missing or rejected bridges, missing leaders, and a changed clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def _back(slurm: Slurm, name: str) -> None:
 
 
 async def bridge_killed(slurm: Slurm) -> None:
-    """A bridge that is dead: the sentence, no space in Slurm's eyes, and other jobs as before."""
+    """Check a killed bridge: buffer jobs are rejected with the message, Slurm sees no space, and other jobs run."""
     slurm.site.signal("bridge", signal.SIGKILL)
     await slurm.refused()
     await slurm.others_untouched()
@@ -50,7 +50,7 @@ async def bridge_killed(slurm: Slurm) -> None:
 
 
 async def bridge_stopped(slurm: Slurm) -> None:
-    """A bridge that stands still: the same."""
+    """Check a stopped bridge in the same way."""
     slurm.site.signal("bridge", signal.SIGSTOP)
     try:
         await slurm.refused()
@@ -117,7 +117,7 @@ async def certificates(slurm: Slurm) -> None:
 
 
 async def two_clusters(slurm: Slurm) -> None:
-    """Another cluster of the same name: its bridge ends with 78 and the address of the first, which goes on."""
+    """Check that the bridge of another cluster with the same name exits with 78 and names the first address."""
     site = slurm.site
     other = site.directory / "other"
     other.mkdir()

@@ -1,4 +1,4 @@
-"""What the rows of `refusals` have in common: what Slurm says of a job, and jobs of Forebay's own beside."""
+"""Common parts of the rows of `refusals`: reasons of Slurm's jobs, and jobs of Forebay's own scheduler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PRIORITY = re.compile(r"Priority=(\d+)")
 
 
 class Slurm:
-    """A site as its users and administrators see it, and what was seen, by row."""
+    """Site as its users and administrators see it, with the observed messages by row."""
 
     def __init__(self, site: Site, client: Client) -> None:
         self.site = site
@@ -37,7 +37,7 @@ class Slurm:
         self._has_node = False
 
     def saw(self, sentence: str) -> None:
-        """Note what was seen."""
+        """Record an observed message."""
         self.seen.setdefault(self.row, []).append(sentence)
 
     async def cli(self, *words: str) -> str:
@@ -130,7 +130,7 @@ class Slurm:
         self.saw(str(await self.site.until(f"a buffer job is rejected: {sentence}", said, 60)).splitlines()[0])
 
     async def host(self) -> str:
-        """Return how this host calls itself."""
+        """Return this host's name."""
         done = await asyncio.create_subprocess_exec("uname", "-n", stdout=asyncio.subprocess.PIPE)
         return (await done.communicate())[0].decode().strip()
 

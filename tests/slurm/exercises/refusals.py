@@ -1,4 +1,4 @@
-"""What users and administrators see when something is wrong: the rows of "What users see" in docs/slurm/errors.md."""
+"""Messages for users and administrators: the rows of "What users see" in docs/slurm/errors.md."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ COPY: Final = ("cp $DW_JOB_STRIPED/in $DW_JOB_STRIPED/out",)
 
 
 async def users(slurm: Slurm) -> None:
-    """A user who is not allowed: held with Slurm's own sentence, or rejected where Slurm passes the user to lua."""
+    """Check a forbidden user: the job is held with Slurm's message, or rejected if Slurm passes the user to lua."""
     data = slurm.site.make_input("denied")
     await slurm.cli("config", "set", f"DenyUsers={slurm.site.account.pw_name}")
     if slurm.site.plugin == "lua" and await slurm.site.release() >= PASSES_USER:
@@ -163,7 +163,7 @@ ROWS: Final = tuple(_ROWS)
 
 
 async def refusals(site: Site, client: Client, rounds: int, seed: int) -> Figures:
-    """Every row of what goes wrong: what is said then, and that all is as before once it is mended."""
+    """Run every row: check the message, and that the site works again after the correction."""
     slurm = Slurm(site, client)
     site.slurmctld(signal.SIGTERM)
     site.slurm.configure_buffers("Flags=TeardownFailure\n")

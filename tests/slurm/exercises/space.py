@@ -1,4 +1,4 @@
-"""More jobs than there is room for, and others who take from the same pool."""
+"""More jobs than space, and other users of the same pool."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHARE_S = 20.0
 
 
 class _Watched:
-    """What was seen meanwhile."""
+    """Observations during the exercise."""
 
     def __init__(self, site: Site, client: Client) -> None:
         self.site = site
@@ -40,7 +40,7 @@ class _Watched:
         self.counts: Counter[str] = Counter()
 
     async def held(self) -> None:
-        """Look all the time whether more is held than there is, in Forebay's books and in Slurm's."""
+        """Check continuously that held space never exceeds the pool, in Forebay and in Slurm."""
         looked_s = 0.0
         while not self.over.is_set():
             with suppress(ApiError):

@@ -1,4 +1,4 @@
-"""A Slurm whose state was wiped: its numbers begin anew, and what the old jobs left is never mixed with new ones."""
+"""Slurm with a wiped state: job IDs start again, and old jobs' data is never mixed with that of new jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories of copies: private, gone at the end, and found by the next one where somebody was killed."""
+"""Directories of copies are private, removed at the end, and cleaned up by the next copy after a kill."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from forebay.cluster.drills.copies.directory import PREFIX, private_directory, remove_left_over
 
 
-def test_it_is_nobody_elses_and_gone_at_the_end_however_that_comes(tmp_path: Path) -> None:
+def test_a_copy_directory_is_private_and_always_removed(tmp_path: Path) -> None:
     with pytest.raises(KeyError), private_directory(tmp_path) as (directory, _):
         (directory / "deep").mkdir()
         (directory / "deep" / "file").write_text("x")
@@ -22,7 +22,7 @@ def test_it_is_nobody_elses_and_gone_at_the_end_however_that_comes(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_in_use_is_left_alone_also_by_processes_that_were_given_the_lock(tmp_path: Path) -> None:
+def test_a_directory_in_use_by_any_lock_holder_is_kept(tmp_path: Path) -> None:
     with private_directory(tmp_path) as (directory, lock):
         assert remove_left_over(tmp_path) == 0 and directory.exists()
         command = (sys.executable, "-c", "import sys; sys.stdin.read()")
@@ -34,7 +34,7 @@ def test_what_is_in_use_is_left_alone_also_by_processes_that_were_given_the_lock
     assert remove_left_over(tmp_path) == 1 and list(tmp_path.iterdir()) == []
 
 
-def test_what_is_not_ones_own_is_left_alone(tmp_path: Path) -> None:
+def test_directories_of_other_accounts_are_kept(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     (tmp_path / f"{PREFIX}link").symlink_to(elsewhere)

@@ -1,4 +1,4 @@
-"""What an exercise says is lost, and what room it needs."""
+"""Losses that an exercise reports, and the disk space it needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAULT_S = 10.0
 SAID_AFTER = 50
 
 
-def test_writes_that_are_gone_are_told_from_those_of_which_that_was_said() -> None:
+def test_announced_losses_differ_from_unannounced_ones() -> None:
     probes = (
         Probe(1.0, 1.1, "kept", 40),
         Probe(2.0, 2.1, "gone early", 45),
@@ -48,9 +48,7 @@ writes = st.lists(
 
 
 @given(writes, st.data())
-def test_every_acknowledged_write_is_there_or_lost_and_only_late_ones_of_before_were_said_to_be(
-    probes: list[Probe], data: st.DataObject
-) -> None:
+def test_every_acknowledged_write_is_kept_or_lost_as_announced(probes: list[Probe], data: st.DataObject) -> None:
     again = {
         one.command_id: one.revision + data.draw(st.sampled_from((0, 0, 7)))
         for one in probes
@@ -64,7 +62,7 @@ def test_every_acknowledged_write_is_there_or_lost_and_only_late_ones_of_before_
         assert acknowledged[name].sent_s <= FAULT_S and acknowledged[name].revision > SAID_AFTER
 
 
-def test_room_is_what_is_there_and_grows_with_the_snapshot(tmp_path: Path) -> None:
+def test_needed_disk_space_grows_with_the_snapshot(tmp_path: Path) -> None:
     memory = tmp_path / "meminfo"
     memory.write_text("MemTotal:  9 kB\nMemAvailable:    2048 kB\n")
     small, large = measure_resources(tmp_path, 0, memory), measure_resources(tmp_path, 1 << 30, memory)

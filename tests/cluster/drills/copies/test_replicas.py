@@ -1,4 +1,4 @@
-"""Replicas of a copy join one at a time, whenever the cluster permits the next one."""
+"""Replicas of a copy join one at a time, as soon as the cluster permits the next."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forebay.cluster.system import Address, SystemClock
 
 
 class FakeCopy(Copy):
-    """A copy whose cluster answers additions from a script, and whose members vote at once."""
+    """Copy with scripted answers to additions, whose members vote at once."""
 
     def __init__(self, answers: list[ApiError | None]) -> None:
         self._clock = SystemClock()
@@ -43,7 +43,7 @@ def under_way() -> ApiError:
     return ApiError(409, "change_under_way", "another change of the members is under way")
 
 
-def test_an_addition_waits_until_the_vote_before_it_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adding_a_replica_waits_for_the_previous_vote(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "LOOK_S", 0.001)
     copy = FakeCopy([None, under_way(), under_way(), None])
     asyncio.run(copy.join_replicas(("r2", "r3")))

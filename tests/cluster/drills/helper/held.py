@@ -1,4 +1,4 @@
-"""A process that holds a directory as a replica or an agent does, and does nothing."""
+"""Process that holds the lock of a directory as a replica or an agent does, and does nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOLDS: Final = (
 
 @contextlib.contextmanager
 def holding(directory: Path) -> Iterator[subprocess.Popen[str]]:
-    """Have a process hold a directory, which is made, and end it afterwards."""
+    """Create a directory, start a process that holds its lock, and end the process afterwards."""
     directory.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen([sys.executable, "-c", HOLDS, str(directory)], stdout=subprocess.PIPE, text=True)
     try:

@@ -1,5 +1,7 @@
-"""A drill in a made-up world: the real client that carries it out, the real helper, its record on disk and the real
-decisions about drills; loops, clock, machine and network are simulated, so that any of them is killed at any step.
+"""Drill in a simulated world, in which any process can be killed at any step.
+
+The coordinator's client, the helper, its undo record on disk and the decisions about drills are real. Event loops,
+clock, machine and network are simulated.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from tests.simulation.loop import Died, SimClock, Timeline, VirtualLoop
 
 VICTIMS: Final = ("coordinator", "network", "operator", "helper", "performer", "helper and performer", "target")
 RESTART_S: Final = 1.0
-"""When a service manager starts again what ended."""
+"""Restart delay of a service manager."""
 
 PROBE_S: Final = 1.0
 WHO: Final = Identity(Role.OPERATOR, "operator")
@@ -56,7 +58,7 @@ STEPS: Final = ((ops.START_DRILL, "start"), (ops.END_DRILL, "end"), (ops.TRANSFE
 
 
 class Loop(VirtualLoop):
-    """A process's loop; what it has done elsewhere is done at once."""
+    """Event loop of a process; calls in executors run at once."""
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
         future = self.create_future()
@@ -68,7 +70,7 @@ class Loop(VirtualLoop):
 
 
 class SimMachine:
-    """The target's machine, as faults are done to it."""
+    """Target's machine, on which faults are caused."""
 
     waits_for_others = False
 
@@ -126,13 +128,13 @@ class SimMachine:
         raise AssertionError("nobody else starts anything")
 
     def restart(self) -> None:
-        """Have a new process run."""
+        """Start a new process."""
         if not self.is_running:
             self.pid, self.is_running, self.is_stopped = self.pid + 1, True, False
 
     @property
     def fault(self) -> str:
-        """What is left of a fault."""
+        """Return the remains of a fault."""
         found = [
             "" if self.is_running else "it does not run", "it is stopped" if self.is_stopped else "",
             "it is cut off" if self.tables else "", "its disk is full" if self.files else "",
@@ -141,12 +143,12 @@ class SimMachine:
 
     @property
     def is_away(self) -> bool:
-        """Whether the target answers nobody."""
+        """Return whether the target does not answer."""
         return bool(self.fault) and not self.files
 
 
 class SimProcess:
-    """The process that does a fault, as its helper has it."""
+    """Process that causes a fault, as its helper sees it."""
 
     def __init__(self, world: Simulated, helper: Loop, directory: Path) -> None:
         self.world, self.directory = world, directory
@@ -168,7 +170,7 @@ class SimProcess:
         return 0
 
     def end(self) -> None:
-        """End it, or have it ended: what it held is let go."""
+        """End the process and release its locks."""
         if self.is_over:
             return
         self.is_over = True
@@ -184,7 +186,7 @@ class SimProcess:
             self.stdout.feed_data(f"{line}\n".encode())
 
     async def _run(self) -> None:
-        """Be `cluster.drills.helper.performer.run`, without the operating system."""
+        """Do the work of `cluster.drills.helper.performer.run` without the operating system."""
         world = self.world
         assignment = msgspec.json.decode(await self.input.readline(), type=FaultAssignment)
         try:
@@ -206,7 +208,7 @@ class SimProcess:
 
 
 class Simulated:
-    """The world of one drill. `kill` at `at`, the number of a step, is done just before that step."""
+    """World of one drill. The victim `kill` is killed just before the step number `at`."""
 
     def __init__(self, config: Config, scenario: str, directory: Path, victim: str = "", at: int = -1) -> None:
         self.timeline = Timeline()
@@ -230,7 +232,7 @@ class Simulated:
         self.is_cut = self.is_dying = False
         self.ids = 0
         self.said = ""
-        """Why who carries it out could not go on."""
+        """Error that ended the coordinator."""
         self.coordinator = Loop(self.timeline, self.faults.append)
         self.main: asyncio.Task[Any] | None = None
         self.start_helper()
@@ -238,17 +240,17 @@ class Simulated:
     # ---- steps and kills
 
     def step(self, name: str) -> None:
-        """Note one; the victim is killed before it."""
+        """Count a step, and kill the victim if it is due."""
         self.check_alive()
         self.steps.append(name)
         if len(self.steps) - 1 == self.at:
-            # Not from within a victim's code: what it does now is not done, and it has no end of its own.
+            # Raise in the victim's own code, so that the current action does not happen and no cleanup runs.
             self.is_dying = True
             self.timeline.after(0.0, self.kill)
             self.check_alive()
 
     def check_alive(self) -> None:
-        """Died for whoever is killed and asks for something all the same."""
+        """Raise Died if a killed process requests something."""
         loops = {"helper": [self.helper_loop], "performer": [self.process.loop] if self.process else []}
         if self.is_dying and any(
             one.is_running() for name in self.victim.split(" and ") for one in loops.get(name, [])
@@ -284,7 +286,7 @@ class Simulated:
     # ---- the machine's helper
 
     def start_helper(self) -> None:
-        """Start it; it settles what is left first, and waits for whoever is at that."""
+        """Start the helper, which first undoes leftovers and waits for a process that is doing so."""
         loop = self.helper_loop = Loop(self.timeline, self.faults.append)
         credentials = cast(Credentials, None)
         helper = Helper(
@@ -303,7 +305,7 @@ class Simulated:
         loop.call_soon(settle)
 
     def _check_alive(self) -> None:
-        """Have nothing sent by who was killed: its coroutines are closed, which runs what is written as their end."""
+        """Close the coroutines of a killed process, and suppress what their cleanup code sends."""
         if self.coordinator.is_closed():
             raise RuntimeError("it is no more")
 
@@ -328,7 +330,7 @@ class Simulated:
     # ---- the cluster
 
     def settle(self, command: c.Command) -> None:
-        """Settle a command at the present time; ApiError."""
+        """Settle a command at the present time; raise ApiError for a rejection."""
         self.state.at = Instant(max(self.state.at, self.began_at + round(self.timeline.now_s * 1e6)))
         found = self.state.settle(command, ACTOR)
         if isinstance(found, Rejection):
@@ -407,7 +409,7 @@ class Simulated:
         self.leader = request.name
         return TransferAnswer(revision=9, leader=self.leader, term=8)
 
-    # ---- who carries it out
+    # ---- the coordinator
 
     halt_file = ""
 
@@ -422,7 +424,7 @@ class Simulated:
         return self
 
     async def ask(self, ask: Any) -> HelperAnswer:
-        """Be the connection to the helper."""
+        """Return the connection to the helper."""
         self._check_alive()
         name = type(ask).__name__
         self.step(f"{name} is asked")
@@ -472,7 +474,7 @@ class Simulated:
             await asyncio.gather(sending, return_exceptions=True)
 
     def run(self, length_s: float) -> Simulated:
-        """Carry the drill out, for some time."""
+        """Run the drill for some time."""
         coordinator = Coordinator(
             cast(Client, self), self.clock, REPLICAS, cast(Machines, self), self._writing, lambda sentence: None
         )
@@ -495,13 +497,13 @@ class Simulated:
         return self
 
     def is_over(self) -> bool:
-        """Whether nobody carries the drill out any more, and the cluster says so."""
+        """Return whether the drill has ended, also in the cluster's records."""
         gone = self.coordinator.is_closed() or (self.main is not None and self.main.done())
         return gone and (1 not in self.state.state.drills or self.answer().verdict != "under way")
 
     @property
     def left(self) -> Iterator[str]:
-        """What is left of the fault, and what is still to be undone."""
+        """Return the remains of the fault and the undo record."""
         yield from filter(None, (self.machine.fault,))
         try:
             record = UndoRecord(self.config.drill.directory / "h1")

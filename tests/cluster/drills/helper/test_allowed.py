@@ -1,4 +1,4 @@
-"""What a machine's configuration makes of a partition and of a full disk, and what it refuses by name."""
+"""Faults that a machine's configuration allows for a partition and a full disk, and its rejections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.cluster.harness import make_cluster, story
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """Three replicas at three addresses, the first of them with a helper on its machine."""
+    """Three replicas at three addresses; the first has a helper on its machine."""
     config = make_cluster(tmp_path_factory.mktemp("three"), replicas=3)
     replicas = tuple(
         replace(one, peer=Address(f"10.0.0.{number}", 7400), api=Address(f"10.0.0.{number}", 7410))
@@ -39,7 +39,7 @@ def cut(config: Config, scenario: str) -> str:
     return found.rules
 
 
-def test_a_partition_drops_what_the_cluster_says_both_ways_and_leaves_the_helper_its_lease(
+def test_a_partition_drops_cluster_traffic_and_keeps_the_helper_port_open(
     three: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "nft_fault", lambda: "")
@@ -59,9 +59,7 @@ def test_a_partition_drops_what_the_cluster_says_both_ways_and_leaves_the_helper
         assert anybody in whole and anybody not in hears + speaks, "clients reach a replica that hears no other"
 
 
-def test_who_shares_an_address_with_another_replica_is_not_cut_off(
-    three: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replica_with_a_shared_address_is_not_cut_off(three: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "nft_fault", lambda: "")
     first, second, third = three.replicas
     shared = replace(three, replicas=(first, replace(second, api=first.api), third))
@@ -72,7 +70,7 @@ def test_who_shares_an_address_with_another_replica_is_not_cut_off(
         cut(unknown, "partition")
 
 
-def test_a_machine_without_nft_or_root_is_refused_by_name(three: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_nft_or_root_is_rejected(three: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults.shutil, "which", lambda name: None)
     with pytest.raises(HelperRefused, match="this machine has no nft"):
         cut(three, "partition")
@@ -81,7 +79,7 @@ def test_a_machine_without_nft_or_root_is_refused_by_name(three: Config, monkeyp
     assert nft_fault().startswith("the helper does not run as root")
 
 
-def test_only_a_file_system_that_others_do_not_need_is_filled(
+def test_only_a_filesystem_unused_by_others_is_filled(
     three: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert disk_fault(Path("/")) == "/ is on the root filesystem, which other programs need"
@@ -96,7 +94,7 @@ def test_only_a_file_system_that_others_do_not_need_is_filled(
 
 
 @story
-async def test_a_helper_of_an_earlier_release_is_named_before_anything_is_done() -> None:
+async def test_a_helper_of_an_earlier_release_is_rejected_before_the_fault() -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(JSON.encode(HelperAnswer(done=True, protocol=0)) + b"\n")
 
@@ -113,7 +111,7 @@ async def test_a_helper_of_an_earlier_release_is_named_before_anything_is_done()
 
 
 def lasted_s(said: bytes, lease_s: float, duration_s: float, *, gone: bool = False) -> float:
-    """Return for how long a fault lasts whose helper says this, and is gone afterwards or silent."""
+    """Return the duration of a fault whose helper sends these lines and then ends or falls silent."""
     end, begin = os.pipe()
     os.write(begin, said)
     if gone:
@@ -128,7 +126,7 @@ def lasted_s(said: bytes, lease_s: float, duration_s: float, *, gone: bool = Fal
     return took_s
 
 
-def test_a_fault_lasts_for_its_lease_and_its_time_from_when_it_is_done_and_no_longer() -> None:
+def test_a_fault_ends_with_its_lease_or_its_maximum_duration() -> None:
     far = f"lease {SystemClock().monotonic_s() + 3_600}\n".encode()
     assert lasted_s(b"", 0.2, 60) >= 0.2, "nobody renews it"
     assert lasted_s(far * 3, 60, 0.3) >= 0.3, "however often it is renewed"
@@ -147,7 +145,7 @@ def test_a_fault_lasts_for_its_lease_and_its_time_from_when_it_is_done_and_no_lo
         (asyncio.LimitOverrunError("too long", 9), "too long"),
     ],
 )
-async def test_an_answer_that_does_not_come_is_said_with_its_cause(failure: Exception, said: str) -> None:
+async def test_a_missing_helper_answer_is_reported_with_its_cause(failure: Exception, said: str) -> None:
     class Writer:
         def write(self, data: bytes) -> None:
             raise failure

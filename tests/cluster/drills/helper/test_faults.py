@@ -1,4 +1,4 @@
-"""A fault and its undo: whoever dies at whichever step, nothing of it is left once somebody settles the record."""
+"""Faults and their reversal: after a crash at any step, settling the undo record removes the fault."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ NEVER = 0
 
 
 class Died(BaseException):
-    """SIGKILL, as far as a test in one process goes: nothing after it is done."""
+    """Simulated SIGKILL within one process: nothing runs after it."""
 
 
 class World:
-    """A machine on which things can be broken; it dies at a step: each thing has one before, one after."""
+    """Simulated machine that dies at a given step; each operation has a step before and one after it."""
 
     def __init__(self) -> None:
         self.process: TargetProcess | None = TargetProcess(7, 1, "boot")
@@ -115,7 +115,7 @@ class World:
 
 
 class Steps(UndoRecord):
-    """The record, whose every change is a step, too."""
+    """Undo record whose changes are steps as well."""
 
     world: World
 
@@ -140,7 +140,7 @@ FAULTS: dict[str, Fault] = {
 
 
 def perform(directory: Path, world: World, fault: Fault) -> None:
-    """What the process does that does a fault: up to its end, or the step at which it dies."""
+    """Run the process that causes a fault, up to its end or its death."""
     record = Steps(directory)
     record.world = world
     try:
@@ -151,7 +151,7 @@ def perform(directory: Path, world: World, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_whoever_does_a_fault_and_dies_at_whichever_step_leaves_what_undoes_it(kind: str, tmp_path: Path) -> None:
+def test_a_crash_at_any_step_of_a_fault_leaves_an_undo_record(kind: str, tmp_path: Path) -> None:
     whole = World()
     perform(tmp_path / "whole", whole, FAULTS[kind])
     assert whole.is_whole and whole.steps >= 5, "the law is about several steps"
@@ -170,7 +170,7 @@ def test_whoever_does_a_fault_and_dies_at_whichever_step_leaves_what_undoes_it(k
 
 @given(st.sampled_from(sorted(FAULTS)), st.lists(st.integers(1, 12), max_size=4))
 @settings(max_examples=60, deadline=None)
-def test_whoever_undoes_a_fault_may_die_as_often_as_he_likes(kind: str, deaths: list[int]) -> None:
+def test_undoing_a_fault_survives_repeated_crashes(kind: str, deaths: list[int]) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as place:
@@ -190,7 +190,7 @@ def test_whoever_undoes_a_fault_may_die_as_often_as_he_likes(kind: str, deaths: 
         assert world.is_whole
 
 
-def test_a_fault_that_fails_is_undone_at_once(tmp_path: Path) -> None:
+def test_a_failed_fault_is_undone_at_once(tmp_path: Path) -> None:
     class Failing(World):
         def cut(self, rules: str) -> None:
             super().cut(rules)
@@ -202,7 +202,7 @@ def test_a_fault_that_fails_is_undone_at_once(tmp_path: Path) -> None:
     assert world.is_whole and record.read() is None
 
 
-def test_nothing_is_done_to_who_does_not_run_and_nothing_is_written_down(tmp_path: Path) -> None:
+def test_a_stopped_target_gets_no_fault_and_no_record(tmp_path: Path) -> None:
     world, record = World(), UndoRecord(tmp_path)
     world.process = None
     with pytest.raises(HelperRefused, match="r1 is not running"):
@@ -210,7 +210,7 @@ def test_nothing_is_done_to_who_does_not_run_and_nothing_is_written_down(tmp_pat
     assert record.read() is None
 
 
-def test_one_at_a_time_works_on_a_record_and_what_cannot_be_read_is_not_thrown_away(tmp_path: Path) -> None:
+def test_the_undo_record_is_exclusive_and_kept_if_unreadable(tmp_path: Path) -> None:
     record = UndoRecord(tmp_path)
     with pytest.raises(Busy):
         UndoRecord(tmp_path)
@@ -222,7 +222,7 @@ def test_one_at_a_time_works_on_a_record_and_what_cannot_be_read_is_not_thrown_a
     UndoRecord(tmp_path).close()
 
 
-def test_what_undoes_a_fault_is_durable_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_undo_record_is_synced_before_its_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record, calls = UndoRecord(tmp_path), list[tuple[str, int]]()
     sync, rename = os.fsync, os.rename
 
@@ -241,7 +241,7 @@ def test_what_undoes_a_fault_is_durable_before_it_has_its_name(tmp_path: Path, m
     assert calls == [("sync", file), ("rename", file), ("sync", tmp_path.stat().st_ino)]
 
 
-# ---- for real
+# ---- on the real machine
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def held(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
         yield tmp_path / "wal", process
 
 
-def test_the_target_is_the_holder_of_the_lock_and_no_process_that_only_has_the_directory_open(
+def test_the_target_is_the_lock_holder_not_any_process_with_the_directory_open(
     held: tuple[Path, subprocess.Popen[str]],
 ) -> None:
     directory, process = held
@@ -265,7 +265,7 @@ def test_the_target_is_the_holder_of_the_lock_and_no_process_that_only_has_the_d
     assert ThisMachine().holder(str(directory)) is None
 
 
-def test_a_process_that_has_the_id_of_the_target_and_another_start_is_not_signalled(
+def test_a_reused_pid_is_not_signalled(
     held: tuple[Path, subprocess.Popen[str]],
 ) -> None:
     directory, process = held
@@ -287,9 +287,7 @@ def test_a_process_that_has_the_id_of_the_target_and_another_start_is_not_signal
         pass
 
 
-def test_a_file_takes_what_is_free_up_to_its_bound_and_is_gone_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fill_file_takes_the_free_space_and_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FILL_BYTES_MAX", 1024 * 1024 + 5 * 4096)
     machine, file = ThisMachine(), str(tmp_path / "fill")
     machine.fill(file)
@@ -310,8 +308,8 @@ threading.Event().wait()
 """
 
 
-def test_a_child_that_inherited_the_lock_does_not_hold_it(tmp_path: Path) -> None:
-    """The kernel shows the lock of the parent among the child's descriptors, too."""
+def test_a_child_with_an_inherited_lock_is_not_the_holder(tmp_path: Path) -> None:
+    """The kernel also shows the parent's lock among the child's descriptors."""
     (tmp_path / "file").touch()
     command = [sys.executable, "-c", FORKS, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:

@@ -1,4 +1,4 @@
-"""A helper: whom it listens to, what it refuses by name before anything is touched, and that every fault ends."""
+"""Helper: accepted callers, rejections before any change, and the end of every fault."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BEGIN = BeginRequest(3, "f003ad4d", "leader-hang", "r1", 30)
 
 @pytest.fixture
 def machine(config: Config, tmp_path: Path) -> Config:
-    """A machine with r1 and n1 that allows signals to them."""
+    """Configuration of a machine with r1 and n1 that allows signals to them."""
     helper = HelperConfig("h1", Address("127.0.0.1", free_port()), ("r1", "n1"))
     drill = DrillConfig(allow=("process",), directory=tmp_path / "drill")
     agents = tuple(replace(agent, directory=tmp_path / agent.name) for agent in config.agents)
@@ -51,7 +51,7 @@ def machine(config: Config, tmp_path: Path) -> Config:
 
 
 class Started:
-    """A helper that runs in this loop, and the drill that the cluster knows."""
+    """Helper that runs in this event loop, and the drill that the cluster knows."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -91,7 +91,7 @@ class Started:
         return await HelperChannel.open("h1", helper.address, self.files(who), self.config.cluster.id)
 
     async def refused(self, ask: Any, who: str = "operator") -> str:
-        """Return the sentence and the remedy with which something is refused, which asks nothing of any process."""
+        """Return the sentence and remedy of a rejection that starts no process."""
         channel = await self.channel(who)
         with pytest.raises(HelperRefused) as error:
             await channel.ask(ask)
@@ -118,9 +118,7 @@ async def until(pid: int, stopped: bool) -> None:
 
 
 @story
-async def test_a_fault_lasts_for_as_long_as_it_is_renewed_and_is_undone_when_that_is_asked(
-    machine: Config, r1: int
-) -> None:
+async def test_a_fault_lasts_while_renewed_and_is_undone_on_request(machine: Config, r1: int) -> None:
     started = Started(machine)
     async with started.serving():
         assert (await (await started.channel()).ask(LookRequest("leader-hang", "r1"))).done
@@ -146,7 +144,7 @@ async def test_a_fault_lasts_for_as_long_as_it_is_renewed_and_is_undone_when_tha
 
 
 @story
-async def test_whoever_carries_it_out_and_vanishes_the_fault_ends_with_its_lease(
+async def test_a_fault_ends_with_its_lease_if_the_coordinator_vanishes(
     machine: Config, r1: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LEASE_S", 0.3)
@@ -161,7 +159,7 @@ async def test_whoever_carries_it_out_and_vanishes_the_fault_ends_with_its_lease
 
 
 @story
-async def test_a_fault_is_over_after_its_time_however_often_it_is_renewed(machine: Config, r1: int) -> None:
+async def test_a_fault_ends_after_its_maximum_duration_despite_renewals(machine: Config, r1: int) -> None:
     started = Started(machine)
     async with started.serving():
         channel = await started.channel()
@@ -174,7 +172,7 @@ async def test_a_fault_is_over_after_its_time_however_often_it_is_renewed(machin
 
 
 @story
-async def test_a_helper_whose_process_is_killed_undoes_the_fault_itself(machine: Config, r1: int) -> None:
+async def test_a_helper_undoes_the_fault_of_its_killed_process(machine: Config, r1: int) -> None:
     started = Started(machine)
     async with started.serving():
         channel = await started.channel()
@@ -187,7 +185,7 @@ async def test_a_helper_whose_process_is_killed_undoes_the_fault_itself(machine:
 
 
 @story
-async def test_a_helper_that_is_asked_to_end_undoes_what_is_under_way(machine: Config, r1: int) -> None:
+async def test_a_terminated_helper_undoes_its_fault(machine: Config, r1: int) -> None:
     started = Started(machine)
     async with started.serving():
         await (await started.channel()).ask(BEGIN)
@@ -205,7 +203,7 @@ def command(pid: int) -> bytes:
     return b""
 
 
-# ---- refusals
+# ---- rejections
 
 
 CLUSTER: dict[str, tuple[DrillAnswer | None, str]] = {
@@ -227,9 +225,7 @@ CLUSTER: dict[str, tuple[DrillAnswer | None, str]] = {
 
 
 @pytest.mark.parametrize("why", CLUSTER)
-def test_what_the_cluster_does_not_know_as_under_way_is_refused_before_anything_is_touched(
-    machine: Config, r1: int, why: str
-) -> None:
+def test_a_drill_unknown_to_the_cluster_is_rejected_before_any_change(machine: Config, r1: int, why: str) -> None:
     @story
     async def run() -> None:
         started = Started(machine)
@@ -249,11 +245,15 @@ HERE: dict[str, tuple[BeginRequest, dict[str, Any], str]] = {
         "the machine of helper h1 does not permit disk faults",
     ),
     "another machine's target": (replace(BEGIN, target="r2"), {}, "r2 is not a target of helper h1"),
-    "an agent for a replica": (replace(BEGIN, target="n1"), {}, "leader-hang requires a replica, and n1 is not one"),
+    "an agent for a replica": (
+        replace(BEGIN, target="n1"),
+        {},
+        "leader-hang requires a replica as target, and n1 is not a replica",
+    ),
     "a replica for an agent": (
         replace(BEGIN, scenario="agent-kill"),
         {},
-        "agent-kill requires an agent, and r1 is not one",
+        "agent-kill requires an agent as target, and r1 is not an agent",
     ),
     "no scenario": (replace(BEGIN, scenario="flood"), {}, "no helper supports flood"),
     "no helper's scenario": (replace(BEGIN, scenario="switchover"), {}, "no helper supports switchover"),
@@ -276,7 +276,7 @@ HERE: dict[str, tuple[BeginRequest, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("why", HERE)
-def test_what_the_machine_does_not_allow_is_refused_before_anything_is_touched(
+def test_a_fault_forbidden_on_the_machine_is_rejected_before_any_change(
     machine: Config, r1: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask, changes, sentence = HERE[why]
@@ -301,7 +301,7 @@ def test_what_the_machine_does_not_allow_is_refused_before_anything_is_touched(
 
 
 @story
-async def test_once_another_operator_has_agreed_it_is_done(machine: Config, r1: int) -> None:
+async def test_a_drill_starts_after_the_second_operator_approved(machine: Config, r1: int) -> None:
     started = Started(replace(machine, drill=replace(machine.drill, require_second=True)))
     started.drill = replace(DRILL, second="eve")
     async with started.serving():
@@ -311,11 +311,11 @@ async def test_once_another_operator_has_agreed_it_is_done(machine: Config, r1: 
 
 
 @story
-async def test_who_is_no_operator_and_does_not_carry_out_drills_is_not_listened_to(machine: Config, r1: int) -> None:
+async def test_a_caller_without_the_operator_or_drill_role_is_rejected(machine: Config, r1: int) -> None:
     started = Started(machine)
     async with started.serving():
         for who in ("alice", "n1", "r1", "slurm", "auditor", "h1"):
-            assert "may not use a helper; use the certificate of a role that may: drill, operator" in (
+            assert "may not use a helper; use a certificate with one of the roles drill, operator" in (
                 await started.refused(BEGIN, who)
             )
         assert started.asked == 0
@@ -323,7 +323,7 @@ async def test_who_is_no_operator_and_does_not_carry_out_drills_is_not_listened_
 
 
 @story
-async def test_a_target_that_does_not_run_is_refused_by_name(machine: Config) -> None:
+async def test_a_stopped_target_is_rejected_by_name(machine: Config) -> None:
     started = Started(machine)
     async with started.serving():
         assert (await started.refused(BEGIN)).startswith("r1 is not running: no process holds the lock")
@@ -331,7 +331,7 @@ async def test_a_target_that_does_not_run_is_refused_by_name(machine: Config) ->
 
 
 @story
-async def test_what_is_no_question_is_answered_with_what_is_wrong_and_ends_nothing(machine: Config) -> None:
+async def test_an_invalid_request_gets_an_error_and_ends_nothing(machine: Config) -> None:
     started = Started(machine)
     async with started.serving():
         for bad in ({"ask": "burn"}, {"ask": "renew"}, {"ask": "renew", "drill": 0}, [1]):
@@ -341,7 +341,7 @@ async def test_what_is_no_question_is_answered_with_what_is_wrong_and_ends_nothi
 
 
 @story
-async def test_a_helper_that_is_missing_or_somebody_else_is_named(machine: Config) -> None:
+async def test_a_missing_or_wrong_helper_is_named(machine: Config) -> None:
     started = Started(machine)
     with pytest.raises(HelperRefused, match="helper h1 is not reachable at .*forebay run helper --name h1"):
         await started.channel()
@@ -352,7 +352,7 @@ async def test_a_helper_that_is_missing_or_somebody_else_is_named(machine: Confi
 
 
 @story
-async def test_what_an_earlier_helper_left_is_undone_before_the_next_one_listens(machine: Config, r1: int) -> None:
+async def test_leftovers_of_an_earlier_helper_are_undone_before_listening(machine: Config, r1: int) -> None:
     from forebay.cluster.drills.helper.faults import Stop, ThisMachine, of_target
 
     real = ThisMachine()
@@ -373,7 +373,7 @@ HOURS = (
 
 
 @pytest.mark.parametrize(("text", "within", "without"), HOURS)
-def test_hours_hold_their_days_and_minutes_and_no_others(
+def test_a_weekly_period_contains_exactly_its_minutes(
     text: str, within: tuple[int, int], without: tuple[int, int]
 ) -> None:
     drill = DrillConfig(never=(text,))
@@ -381,7 +381,7 @@ def test_hours_hold_their_days_and_minutes_and_no_others(
 
 
 @pytest.mark.parametrize("text", ["", "Mon", "Mon 8:00-9:00", "Mon 09:00-08:00", "Mon 00:00-25:00", "Mon 00:60-01:00"])
-def test_hours_that_are_none_are_refused(text: str) -> None:
+def test_invalid_weekly_periods_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="08:00-18:00"):
         DrillConfig(never=(text,))
 
@@ -406,7 +406,9 @@ BAD_TABLES = {
 
 
 @pytest.mark.parametrize("table", BAD_TABLES)
-def test_a_mistake_in_the_tables_is_refused_with_its_place(founded: Config, tmp_path: Path, table: str) -> None:
+def test_each_mistake_in_the_drill_tables_is_rejected_with_its_place(
+    founded: Config, tmp_path: Path, table: str
+) -> None:
     file = tmp_path / "forebay.toml"
     file.write_text(f"{founded.file.read_text()}\n{table}")
     with pytest.raises(ConfigError) as error:
@@ -415,7 +417,7 @@ def test_a_mistake_in_the_tables_is_refused_with_its_place(founded: Config, tmp_
 
 
 @story
-async def test_who_shows_no_certificate_of_a_helper_is_not_believed_and_the_remedy_issues_one(machine: Config) -> None:
+async def test_a_helper_without_a_valid_certificate_is_rejected_with_a_remedy(machine: Config) -> None:
     helper = machine.helpers[0]
 
     async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

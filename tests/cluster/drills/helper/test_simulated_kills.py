@@ -1,4 +1,4 @@
-"""Whoever is killed at whatever step of whatever drill: the fault is gone within its lease, and the record says so."""
+"""A kill of any process at any step of any drill: the fault is undone within its lease, and the record is empty."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
 ]
-"""Coroutines of who was killed are closed in the midst of something, or before they began."""
+"""Coroutines of a killed process are closed in the middle, or before they began."""
 
 SETTLED_S = 2 * RESTART_S + 1.0
-"""What it takes to start a helper again, which waits for whoever is at it."""
+"""Time to restart a helper, which may wait for another process."""
 
 WHOLE_S = 150.0
 """Longer than any drill, with whatever it waits for."""
@@ -41,7 +41,7 @@ def world(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Co
     monkeypatch.setattr(final_checks, "LOOK_S", 0.5)
     for name in ("PROBE_EVERY_S", "READ_EVERY_S"):
         monkeypatch.setattr(probes, name, PROBE_S)
-    # One thread: who would wait there for the record comes again instead.
+    # With one thread, a process that would wait for the record tries again instead.
     monkeypatch.setattr(helping, "UndoRecord", lambda directory, wait: UndoRecord(directory))
     drill = DrillConfig(allow=("process", "network", "disk"), directory=tmp_path)
     targets = ("r1", "r2", "n1")
@@ -59,7 +59,7 @@ def simulated(
 
 @pytest.mark.campaign(3)
 @pytest.mark.parametrize("scenario", [name for name, one in SCENARIOS.items() if not one.on_copy])
-def test_whoever_is_killed_at_any_step_the_fault_is_gone_within_its_lease_and_the_record_says_what_happened(
+def test_a_kill_at_any_step_undoes_the_fault_within_its_lease(
     world: Config, monkeypatch: pytest.MonkeyPatch, scenario: str
 ) -> None:
     clean = simulated(world, monkeypatch, scenario).run(WHOLE_S)

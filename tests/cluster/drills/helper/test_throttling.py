@@ -1,4 +1,4 @@
-"""A disk that is slow for one replica alone: which bound is put on whom, and what is refused by name."""
+"""A disk slowed down for one replica only: the limited cgroup and device, and rejections."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNIFIED = next((place for place in PLACES if (place / "cgroup.controllers").exis
 
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cgroup of this process alone, on a machine whose files are on the disk 8:0."""
+    """Cgroup with only this process, on a simulated machine with the disk 8:0."""
     place = tmp_path / "group"
     place.mkdir()
     (place / "cgroup.procs").write_text(f"{os.getpid()}\n")
@@ -40,7 +40,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def test_a_bound_is_put_on_writes_to_its_disk_alone_and_what_was_there_is_put_back(group: Path, tmp_path: Path) -> None:
+def test_a_write_limit_on_the_disk_is_set_and_restored(group: Path, tmp_path: Path) -> None:
     bound = f"8:0 wiops={WRITES_PER_S}"
     assert throttle_of(ME, tmp_path) == Throttle(str(group), bound, f"8:0 {NONE}")
     (group / IO_MAX).write_text("8:16 rbps=1 wbps=max riops=max wiops=max\n8:0 rbps=max wbps=7 riops=max wiops=max\n")
@@ -55,7 +55,7 @@ def test_a_bound_is_put_on_writes_to_its_disk_alone_and_what_was_there_is_put_ba
     record.close()
 
 
-def test_a_cgroup_that_is_gone_took_its_bound_along(tmp_path: Path) -> None:
+def test_a_deleted_cgroup_needs_no_restored_limit(tmp_path: Path) -> None:
     ThisMachine().throttle(str(tmp_path / "gone"), "8:0 wiops=1")
     assert not (tmp_path / "gone").exists()
 
@@ -77,16 +77,14 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("why", REFUSALS)
-def test_what_cannot_be_slowed_down_for_it_alone_is_refused_by_name_and_remedy(
-    why: str, group: Path, tmp_path: Path
-) -> None:
+def test_a_disk_that_cannot_be_slowed_for_one_replica_is_rejected(why: str, group: Path, tmp_path: Path) -> None:
     spoil, sentence = REFUSALS[why]
     spoil(group)
     with pytest.raises(HelperRefused, match=sentence):
         throttle_of(ME, tmp_path)
 
 
-def test_a_process_without_a_cgroup_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_a_cgroup_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(pid: int) -> str:
         raise LookupError("this machine does not use cgroup v2")
 
@@ -95,7 +93,7 @@ def test_a_process_without_a_cgroup_is_refused(tmp_path: Path, monkeypatch: pyte
         throttle_of(ME, tmp_path)
 
 
-def test_the_processes_that_a_replica_has_started_are_its_own(group: Path, tmp_path: Path) -> None:
+def test_child_processes_of_a_replica_count_as_its_own(group: Path, tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         (group / "cgroup.procs").write_text(f"{os.getpid()}\n{child.pid}\n")
@@ -104,8 +102,8 @@ def test_the_processes_that_a_replica_has_started_are_its_own(group: Path, tmp_p
         child.communicate()
 
 
-def test_the_disk_is_the_whole_one_and_what_is_on_none_is_refused(tmp_path: Path) -> None:
-    # In a container, or in a Linux whose files are another one's, one of the two may be on none.
+def test_the_limited_device_is_the_whole_disk(tmp_path: Path) -> None:
+    # In a container or in User Mode Linux, one of the two directories may be on no disk.
     numbers = {place: os.stat(place).st_dev for place in (Path("/"), tmp_path)}
     on_disks = [
         place for place, one in numbers.items() if Path(f"/sys/dev/block/{os.major(one)}:{os.minor(one)}").exists()
@@ -118,7 +116,7 @@ def test_the_disk_is_the_whole_one_and_what_is_on_none_is_refused(tmp_path: Path
         module.disk_of(Path("/proc"))
 
 
-def test_a_target_that_does_not_run_is_refused_before_anything_is_done(
+def test_a_stopped_target_is_rejected_before_any_change(
     three: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(three, storage=replace(three.storage, directory=tmp_path), drill=DrillConfig(allow=("disk",)))
@@ -134,7 +132,7 @@ def test_a_target_that_does_not_run_is_refused_before_anything_is_done(
 
 @pytest.fixture
 def own_group() -> Iterator[Path]:
-    """A cgroup of our own whose disks can be bounded."""
+    """Yield a new cgroup with disk limits."""
     if UNIFIED is None or "io" not in (UNIFIED / "cgroup.controllers").read_text().split() or os.geteuid() != 0:
         pytest.skip("needs root and the controller io of cgroup v2")
     (UNIFIED / "cgroup.subtree_control").write_text("+io")
@@ -155,7 +153,7 @@ with open(sys.argv[1], "wb") as file:
 """
 
 
-def test_a_write_to_a_slow_disk_takes_its_time_and_none_once_it_is_undone(own_group: Path, tmp_path: Path) -> None:
+def test_writes_to_a_throttled_disk_are_slow_until_undone(own_group: Path, tmp_path: Path) -> None:
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path / "file")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
