@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -119,17 +119,18 @@ async def read_past(call: ApiCall[None]) -> Reply[None]:
     return _reply_of(found, f" at revision {found.revision}" if found.status == 404 else "")
 
 
-async def read_present(call: ApiCall[None]) -> Reply[None]:
-    """Respond to a read in the history service's process.
+async def read_present(call: ApiCall[None], live: Callable[[], Awaitable[bytes]]) -> Reply[None]:
+    """Respond to a read in the history service's process; `live` returns the values that the state does not contain.
 
     Raises:
         HistoryServiceLost: It cannot answer now; this process can.
     """
-    await call.state()
+    if not call.operation.own:
+        await call.state()
     query = {name: text for name, text in call.query.items() if name != "stale"}
     try:
-        found = await call.service.past.read_present(call.identity, call.operation.name, call.params, query)
-    except HistoryServiceTimeout as error:
+        found = await call.service.past.read_present(call.identity, call.operation.name, call.params, query, live=live)
+    except (HistoryServiceBusy, HistoryServiceTimeout) as error:
         raise history_busy(error) from error
     return _reply_of(found)
 
@@ -420,8 +421,10 @@ def _row(record: JobRecord, entry: Entry, event: Event, at: Instant, *, names: b
 
 def history_busy(error: HistoryServiceBusy | HistoryServiceTimeout) -> Problem:
     """Return the error of a query that cannot be answered now."""
-    own = isinstance(error, HistoryServiceBusy) and error.own
-    return too_many(str(error), "wait for the replies to your other queries") if own else too_busy(str(error))
+    if isinstance(error, HistoryServiceBusy) and error.own:
+        remedy = "wait for the replies to your other queries, and ask for fewer rows"
+        return too_many(str(error), remedy, error.after_s)
+    return too_busy(str(error))
 
 
 def recorded_job(call: ApiCall[None], state: State) -> RecordedJob:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -18,18 +19,37 @@ from forebay.replica.state import State
 from forebay.replica.values import NEVER, Instant
 
 if TYPE_CHECKING:
+    from forebay.cluster.api.metrics import MetricFamily
     from forebay.cluster.api.service import ApiService
+    from forebay.cluster.api.statuses import LiveValues
+    from forebay.cluster.server import AgentReports
 
 
 class _Controller:
-    """Controller substitute for read handlers: without a leader and without agent contacts."""
+    """Controller substitute for read handlers: without consensus, and with reported agent contacts at most."""
 
     name = "the history service"
-    leads = False
-    liveness = None
+    liveness: AgentReports | None = None
 
     def __init__(self, state: State) -> None:
         self.state = state
+
+    @property
+    def leads(self) -> bool:
+        """Return whether contacts are reported, as only a leader does."""
+        return self.liveness is not None
+
+
+class _Metrics:
+    """Registry substitute: metrics that the replica sent."""
+
+    def __init__(self, live: LiveValues) -> None:
+        self.pid = live.pid
+        self._live = live
+
+    def families(self) -> Sequence[MetricFamily]:
+        """Return them."""
+        return self._live.metrics
 
 
 class _Clock:
@@ -57,6 +77,12 @@ class _Service:
         self.is_private = is_private
         self.then = state.at if present is None else None
         self.digests = asyncio.Semaphore(1)
+        self.scrapes = asyncio.Semaphore(1)
+        self.live: LiveValues | None = None
+
+    def set_live(self, live: LiveValues) -> None:
+        """Use these values of the replica."""
+        self.live, self.metrics, self.controller.liveness = live, _Metrics(live), live.agents
 
     async def current(self) -> State:
         """Return the state."""
@@ -86,7 +112,14 @@ class HandlerReader:
             self._present = _Service(state.state, present=state)
         self._present.controller.state = state.state
         self._present.clock.at = asked.now
+        self._present.set_live(_decode_live(asked.live))
         return self._loop.run_until_complete(_respond(asked, self._present))
+
+
+def _decode_live(data: bytes) -> LiveValues:
+    from forebay.cluster.api.statuses import LiveValues
+
+    return msgspec.msgpack.decode(data, type=LiveValues)
 
 
 async def _respond(asked: PastQuery | PresentQuery, service: _Service) -> PastReply:

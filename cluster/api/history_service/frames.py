@@ -17,6 +17,12 @@ from forebay.replica.values import Instant
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 """Size of one frame, bytes: the records of a job with the largest submit and the most events of a response."""
 
+PART_BYTES_MAX = 256 * 1024
+"""Body of a response in one frame, bytes: a fraction of a millisecond for the replica's loop."""
+
+COST_LEAST_S = 0.001
+"""Processor time of a query from which on it is reported, seconds."""
+
 NO_ROOM = 73
 """Exit code for a full disk (sysexits.h: a file that cannot be created)."""
 
@@ -82,6 +88,8 @@ class PresentQuery(_Frame, frozen=True, tag=32):
     role: str
     name: str
     """Name of the caller."""
+    live: bytes
+    """Encoded values that the state does not contain, for the reader (`LiveValues`)."""
 
 
 class JobRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -128,7 +136,14 @@ class PastReply(_Frame, frozen=True, tag=21):
     revision: int
     status: int
     content: bytes
+    """Sent in parts; its last one."""
     content_type: str
+
+
+class ReplyPart(_Frame, frozen=True, tag=34):
+    """Part of a body, which the parts of later frames and the PastReply continue."""
+
+    content: bytes
 
 
 class QueryFailure(_Frame, frozen=True, tag=5):
@@ -138,6 +153,12 @@ class QueryFailure(_Frame, frozen=True, tag=5):
     """NO_JOB, NOT_HELD or REVERSED."""
     revision: int
     sentence: str
+
+
+class QueryCost(_Frame, frozen=True, tag=33):
+    """Processor time that a query took, seconds; sent before its reply, if it is at least COST_LEAST_S."""
+
+    used_s: float
 
 
 class IndexProgress(_Frame, frozen=True, tag=6):
@@ -370,11 +391,13 @@ HistoryReply = (
     RecordsReply
     | WhyReply
     | PastReply
+    | ReplyPart
     | EventPageReply
     | ChangesReply
     | TermsReply
     | PoolUseReply
     | QueryFailure
+    | QueryCost
     | IndexProgress
     | TreeReply
     | CountsReply

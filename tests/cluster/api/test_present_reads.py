@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from forebay.cluster.api.history_service import HistoryService
-from forebay.cluster.api.local_backend import READ_BY_PROCESS
+from forebay.cluster.api.history_service.frames import PART_BYTES_MAX
 from forebay.cluster.config.config import Config
+from forebay.cluster.schemas.operations import OPERATIONS
 from tests.cluster.api.test_past_reads import plain
 from tests.cluster.harness import PLAIN, SCRIPT, Harness, story, until
 
 WHO = ("operator", "alice", "bob")
+
+STATE_READS = [one for one in OPERATIONS.values() if one.live is not None]
+"""Reads that the process answers."""
+
+OF_THE_TIME = frozenset({"until", "start_at", "last_contact_s", "sync_s", "room_bytes"})
+"""Fields that differ between two moments of one state."""
+
+OF_THE_SCRAPE = ("process_", "forebay_api_request", "_age_seconds", "forebay_journal", "forebay_clock_ahead")
+"""Parts of the names of metrics that differ between two scrapes of one state."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,16 +46,18 @@ async def serving(harness: Harness) -> HistoryService:
 
 def targets(harness: Harness) -> list[str]:
     found = []
-    for one in READ_BY_PROCESS.values():
+    for one in STATE_READS:
         jobs = [*harness.controller.state.jobs, 99]
         found += [one.path.replace("{id}", str(job)) for job in jobs] if "{id}" in one.path else [one.path]
     return [*found, "/v1/jobs?state=pending&limit=1", "/v1/jobs?limit=0", "/v1/jobs?expected=yes", "/v1/jobs?job=99"]
 
 
 def untimed(found: Any) -> Any:
-    """Return an answer without the times that an estimate counts from its own moment."""
+    """Return an answer without what differs between two moments of one state."""
+    if isinstance(found, bytes):
+        return [row for row in found.decode().splitlines() if not any(name in row for name in OF_THE_SCRAPE)]
     if isinstance(found, dict):
-        return {key: untimed(value) for key, value in found.items() if key not in ("until", "start_at")}
+        return {key: untimed(value) for key, value in found.items() if key not in OF_THE_TIME}
     return [*map(untimed, found)] if isinstance(found, list) else found
 
 
@@ -78,9 +92,9 @@ def count_reads(past: HistoryService, monkeypatch: pytest.MonkeyPatch) -> list[A
     asked: list[Any] = []
     read = past.read_present
 
-    async def counted(*words: Any) -> Any:
+    async def counted(*words: Any, **more: Any) -> Any:
         asked.append(words)
-        return await read(*words)
+        return await read(*words, **more)
 
     monkeypatch.setattr(past, "read_present", counted)
     return asked
@@ -110,6 +124,90 @@ async def test_reads_go_on_whenever_the_process_is_killed(config: Config) -> Non
             for found in await asyncio.gather(*reads):
                 assert found.status == 200 and [one["job_id"] for one in found.body["jobs"]] == [1]
             await until(lambda pid=pid: past.process.pid not in (None, pid) and past.has_present)
+
+
+@story
+async def test_a_process_that_is_killed_at_any_moment_costs_no_write_and_no_read(config: Config) -> None:
+    chance = random.Random(7)
+    async with Harness(config) as harness:
+        past, stopped = await serving(harness), asyncio.Event()
+        done: Counter[str] = Counter()
+
+        async def write() -> None:
+            while not stopped.is_set():
+                found = await harness.submit(script=PLAIN, hold=True)
+                assert found.status == 201, found.body
+                done["writes"] += 1
+
+        async def read(who: str, target: str) -> None:
+            while not stopped.is_set():
+                before = int(harness.controller.state.revision)
+                found = await harness.ask("GET", target, who=who)
+                assert found.status == 200 and found.revision >= before, (target, found)
+                done[target] += 1
+
+        targets = ("/v1/jobs?limit=50", "/v1/overview", "/metrics", "/v1/nodes")
+        tasks = [asyncio.ensure_future(write()) for _ in range(2)]
+        tasks += [asyncio.ensure_future(read("operator", target)) for target in targets]
+        for _ in range(6):
+            await asyncio.sleep(chance.uniform(0, 0.3))
+            pid = past.process.pid
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+                before = Counter(done)
+                await until(lambda before=before: all(done[name] > before[name] for name in ("writes", *targets)))
+                done["kills"] += 1
+            if chance.random() < 0.7:
+                await until(lambda pid=pid: past.process.pid not in (None, pid) and past.has_present)
+        stopped.set()
+        await asyncio.gather(*tasks)
+        assert done["kills"] > 3
+        await until(lambda: past.has_present)
+
+
+@story
+async def test_who_reads_more_than_a_share_waits_and_is_then_told_when_to_come_back(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.cluster.api.history_service.service.SHARE", 0.0001)
+    monkeypatch.setattr("forebay.cluster.api.history_service.service.RESERVE_S", 0.0)
+    async with Harness(config) as harness:
+        await serving(harness)
+        for _ in range(30):
+            assert (await harness.submit(script=PLAIN, user="alice", hold=True)).status == 201
+        assert (await harness.ask("GET", "/metrics", who="prometheus")).status == 200  # it loads the handlers
+        assert (await harness.ask("GET", "/v1/jobs", who="alice")).status == 200
+        found = await harness.ask("GET", "/v1/jobs", who="alice")
+        assert (found.status, found.code) == (429, "too_many_requests")
+        assert int(found.headers["Retry-After"]) >= 3
+        for target in ("/v1/overview", "/v1/accounts", "/v1/jobs/1/history"):
+            assert (await harness.ask("GET", target, who="alice")).status == 429, target
+        for who, target in (("bob", "/v1/jobs"), ("operator", "/v1/jobs/1/history")):
+            assert (await harness.ask("GET", target, who=who)).status == 200, target
+        assert (await harness.submit(script=PLAIN, user="alice", hold=True)).status == 201
+
+
+@story
+async def test_a_long_answer_comes_in_parts_and_whole(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Harness(config) as harness:
+        past = await serving(harness)
+        for _ in range(200):
+            await harness.submit(script=PLAIN, hold=True, workdir="/x" * 1000)
+        parts: list[int] = []
+        receive = past.receive
+
+        def measured(said: Any) -> None:
+            parts.append(len(getattr(said, "content", b"")))
+            receive(said)
+
+        monkeypatch.setattr(past, "receive", measured)
+        with monkeypatch.context() as patched:
+            there = await harness.ask("GET", "/v1/jobs?limit=10000", who="operator")
+            patched.setattr(HistoryService, "has_present", False)
+            here = await harness.ask("GET", "/v1/jobs?limit=10000", who="operator")
+        assert there.body == here.body and len(there.body["jobs"]) == 200
+        assert sum(parts) > PART_BYTES_MAX >= max(parts)
+        assert not past._parts
 
 
 @story
