@@ -142,6 +142,8 @@ class LocalBackend:
         return Response(operation.status, outcome.revision, content, outcome.content_type)
 
     async def _handle(self, call: ApiCall[Any]) -> Reply[Any] | Stream:
+        if call.operation.of_ledger:
+            return await history.read_records(call, lambda: watch.live_values(call))
         if call.operation.live is not None and "at" not in call.query and self.service.past.has_present:
             with contextlib.suppress(HistoryServiceLost):
                 return await history.read_present(call, lambda: watch.live_values(call))

@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 import msgspec
 
 from forebay.cluster.api import request_decoding, web
-from forebay.cluster.api.history_service import HistoryService
+from forebay.cluster.api.history_service import HistoryService, LedgerRecords
 from forebay.cluster.api.metrics import MetricsRegistry
 from forebay.cluster.api.provider_validation import ProviderValidation
 from forebay.cluster.api.render import Verdicts
@@ -320,6 +320,8 @@ class ApiService:
         """Time of the past state; None for the current one."""
         self.live: LiveValues | None = None
         """Values of another process's replica, in place of this one's; None: this process is the replica."""
+        self.records: LedgerRecords | None = None
+        """The ledger's records; only in the history service's process."""
         self._log_peers = log_peers
         self.past = HistoryService(controller)
         """History service, a process started with the replica or with the first query."""

@@ -80,6 +80,8 @@ class Statuses:
 class LiveValues(msgspec.Struct, frozen=True, array_like=True):
     """Those values that an operation needs (`ApiOperation.live`)."""
 
+    replica: str = ""
+    """Name of the replica."""
     agents: AgentReports | None = None
     """None on a replica that does not lead."""
     status: StatusView | None = None

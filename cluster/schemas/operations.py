@@ -158,6 +158,9 @@ class ApiOperation(msgspec.Struct, Generic[Asked, Answered], frozen=True):
     process beside the replica answers it. None: the replica itself answers.
     """
 
+    of_ledger: bool = False
+    """Whether it reads records of the ledger; always answered by the process beside the replica."""
+
     @property
     def request(self) -> type[Asked]:
         """Type of the body; NoneType for none."""
@@ -258,7 +261,7 @@ SHOW_JOB = _get("show_job", "/v1/jobs/{id}", PEOPLE, lambda: j.JobView,
     "Show one job.", then=True, live=("progress",))
 SHOW_JOB_HISTORY = _get("show_job_history", "/v1/jobs/{id}/history", _READERS, lambda: j.HistoryAnswer,
     "Show a job's events, oldest first, each with the job's state and reason after it.",
-    {"last": "number of rows, counted from the last"})
+    {"last": "number of rows, counted from the last"}, of_ledger=True)
 EXPLAIN_JOB = _get("explain_job", "/v1/jobs/{id}/why", _READERS, lambda: j.WhyView,
     "Explain why a job waits, now or at a past time.",
     {"at": "revision, or time such as 2026-01-31T12:00:00Z; default: now"}, live=())
@@ -430,7 +433,7 @@ SHOW_JOB_TRANSFERS = _get("show_job_transfers", "/v1/transfers/{id}", _READERS, 
     "Show a job's current and past transfers and its unexported files.", stale=False, tag="transfers")
 LIST_RECEIPTS = _get("list_receipts", "/v1/transfers/{id}/receipts", PEOPLE, lambda: t.ReceiptsAnswer,
     "List all transfer receipts of a job, oldest first, optionally of one `stage` or `attempt`.",
-    {"stage": "only `stage_in` or `stage_out`", "attempt": "only this attempt"}, tag="transfers")
+    {"stage": "only `stage_in` or `stage_out`", "attempt": "only this attempt"}, tag="transfers", of_ledger=True)
 
 # External jobs: buffers whose jobs belong to another scheduler
 
@@ -573,7 +576,7 @@ SHOW_HISTORY = _get("show_history", "/v1/history", _DRILL_WATCHERS, lambda: ledg
         "of": f"only records of this kind: {', '.join(HISTORY_OF)}",
         "name": "only the record with this name",
         "limit": f"number of commands (default {HISTORY_LIMIT}, maximum {HISTORY_LIMIT_MAX})",
-    }, tag="cluster", own=True)
+    }, tag="cluster", own=True, of_ledger=True)
 LIST_LEADERS = _get("list_leaders", "/v1/history/leaders", _DRILL_WATCHERS, lambda: ledger.LeadersAnswer,
     "List the leaders' terms, oldest first, with the time without a leader before each.",
     {"limit": f"number of terms, counted from the last (default {LEADERS_LIMIT}, maximum {LEADERS_LIMIT_MAX})"},

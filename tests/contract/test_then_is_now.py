@@ -93,10 +93,10 @@ def test_every_read_of_the_state_is_the_same_now_and_then() -> None:
                     job = target_of("{id}", day.replica, chance)
                     params = {"id": job} if "{id}" in one.path else {}
                     live = msgspec.msgpack.encode(LiveValues())
-                    now = PresentQuery(1, 0, state.at, one.name, params, query, role, name, live)
+                    now = PresentQuery(1, 0, state.at, one.name, params, query, role, name, False, live)
                     then = PastQuery(1, 0, int(state.revision), state.at, one.name, params, query, role, name, False)
                     # The process has no loop of its own around its reads.
-                    said = await asyncio.to_thread(reader.present, now, present)
+                    said = await asyncio.to_thread(reader.present, now, present, day.replica.timeline)
                     said_then = await asyncio.to_thread(reader.past, then, state)
                     assert said.status == said_then.status, (number, one.name, said.content, said_then.content)
                     assert said.content_type == said_then.content_type, one.name

@@ -25,7 +25,6 @@ from forebay.cluster.api.history_service.frames import (
     CancelQuery,
     ChangesQuery,
     EntriesApplied,
-    EventPageQuery,
     FromReplica,
     HistoryQuery,
     HistoryReply,
@@ -36,7 +35,6 @@ from forebay.cluster.api.history_service.frames import (
     PresentQuery,
     QueryCost,
     QueryFailure,
-    RecordsQuery,
     ReplyPart,
     TermsQuery,
     TermsReply,
@@ -82,12 +80,16 @@ HistorySocket = ChildSocket[HistoryReply, FromReplica]
 class Reader(Protocol):
     """Answers reads."""
 
+    def prepare(self) -> None:
+        """Prepare for the first read."""
+        ...
+
     def past(self, asked: PastQuery, state: State) -> PastReply:
         """Return the response from a past state."""
         ...
 
-    def present(self, asked: PresentQuery, state: PresentState) -> PastReply:
-        """Return the response from the present state."""
+    def present(self, asked: PresentQuery, state: PresentState, history: HistoryQueries) -> PastReply:
+        """Return the response from the present state, and from the records of the ledger."""
         ...
 
 
@@ -107,6 +109,9 @@ class HistoryProcess:
         self._scrub = IndexScrub(follower, self._clock.monotonic_s)
         self._questions = HistoryQueries(follower, self._clock.monotonic_s)
         self._waiting: deque[HistoryQuery] = deque()
+        self._is_fed = False
+        """Whether the replica feeds this process, because it is to answer reads of the present."""
+        self._is_prepared = False
         self._told_s = 0.0
         self._told: IndexProgress | None = None
 
@@ -123,6 +128,9 @@ class HistoryProcess:
                     is_behind |= part.step()
                     self._answer()
                 if not is_behind:
+                    if self._is_fed and not self._is_prepared:
+                        self._is_prepared = True
+                        self._reader.prepare()
                     self._scrub.step()
             except JobIndexBroken as error:
                 LOGGER.error("rebuilding the index by job: %s", error)
@@ -134,6 +142,7 @@ class HistoryProcess:
         for asked in self._link.receive():
             if isinstance(asked, EntriesApplied):
                 self._present.take(asked)
+                self._is_fed = True
             elif isinstance(asked, CancelQuery):
                 self._waiting = deque(one for one in self._waiting if one.number != asked.number)
             else:
@@ -167,18 +176,14 @@ class HistoryProcess:
         if isinstance(asked, TreeQuery):
             return self._tree.answer(asked, self._follower)
         if isinstance(asked, PresentQuery):
-            return None if self._present.index < asked.through else self._reader.present(asked, self._present)
+            if self._present.index < asked.through or (asked.indexed and not self._is_indexed(asked.through)):
+                return None
+            return self._reader.present(asked, self._present, self._questions)
         if isinstance(asked, PoolUseQuery):
             return self._follower.capacity.answer(asked)
-        if isinstance(asked, RecordsQuery | EventPageQuery | ChangesQuery):
-            # Owners and authors of changes come from the index.
-            if self._follower.index < asked.through or self._histories.is_reading:
-                return None
-            if isinstance(asked, RecordsQuery):
-                return self._questions.records(asked)
-            if isinstance(asked, EventPageQuery):
-                return self._questions.event_page(asked)
-            return self._questions.changes(asked)
+        if isinstance(asked, ChangesQuery):
+            # Authors of changes come from the index.
+            return self._questions.changes(asked) if self._is_indexed(asked.through) else None
         if self._follower.ledger.applied_index < asked.through:
             return None
         if isinstance(asked, PastQuery):
@@ -187,6 +192,9 @@ class HistoryProcess:
         if isinstance(asked, TermsQuery):
             return TermsReply(asked.number, terms_of(self._follower.ledger, asked.limit))
         return self._questions.why(asked)
+
+    def _is_indexed(self, through: int) -> bool:
+        return self._follower.index >= through and not self._histories.is_reading
 
     def _tell(self) -> None:
         now_s, follower = self._clock.monotonic_s(), self._follower

@@ -6,7 +6,7 @@ the query until it is answered. A query waits until the history service has read
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -29,15 +29,6 @@ NO_ROOM = 73
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     number: int
-
-
-class RecordsQuery(_Frame, frozen=True, tag=1):
-    """Records of a job, oldest first: at most `limit`; with `newest`, the first and the newest ones."""
-
-    through: int
-    job: int
-    limit: int
-    newest: bool
 
 
 class WhyQuery(_Frame, frozen=True, tag=2):
@@ -77,7 +68,7 @@ class EntriesApplied(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
 
 class PresentQuery(_Frame, frozen=True, tag=32):
-    """Read to answer from the state after entry `through` or a later one."""
+    """Read to answer from the state after entry `through` or a later one; `indexed`: once the index has it, too."""
 
     through: int
     now: Instant
@@ -88,6 +79,7 @@ class PresentQuery(_Frame, frozen=True, tag=32):
     role: str
     name: str
     """Name of the caller."""
+    indexed: bool
     live: bytes
     """Encoded values that the state does not contain, for the reader (`LiveValues`)."""
 
@@ -112,14 +104,6 @@ class ArchivedRecords(msgspec.Struct, frozen=True, array_like=True):
     first_revision: int
     last_revision: int
     segments: tuple[str, ...]
-
-
-class RecordsReply(_Frame, frozen=True, tag=3):
-    """Reply to RecordsQuery. `whole`: complete after the first record; `archived`: pruned records."""
-
-    records: tuple[JobRecord, ...]
-    whole: bool
-    archived: ArchivedRecords | None = None
 
 
 class WhyReply(_Frame, frozen=True, tag=4):
@@ -200,20 +184,6 @@ class EventFilter(msgspec.Struct, frozen=True, array_like=True):
 REJECTED = "rejected"
 
 
-class EventPageQuery(_Frame, frozen=True, tag=22):
-    """Events after a revision, or from an instant if that is 0, up to a revision or an instant."""
-
-    through: int
-    after: int
-    since: Instant
-    until: int
-    """0: up to `before`, or to the last revision."""
-    before: Instant
-    sought: EventFilter
-    limit: int
-    """Largest number of commands."""
-
-
 class CommandEvents(msgspec.Struct, frozen=True, array_like=True):
     """Command of a page."""
 
@@ -226,7 +196,36 @@ class CommandEvents(msgspec.Struct, frozen=True, array_like=True):
     """Position of each event in its command, from 0."""
 
 
-class EventPageReply(_Frame, frozen=True, tag=23):
+class RecordsQuery(msgspec.Struct, frozen=True):
+    """Records of a job, oldest first: at most `limit`; with `newest`, the first and the newest ones."""
+
+    job: int
+    limit: int
+    newest: bool
+
+
+class RecordsReply(msgspec.Struct, frozen=True):
+    """Reply to RecordsQuery. `whole`: complete after the first record; `archived`: pruned records."""
+
+    records: tuple[JobRecord, ...]
+    whole: bool
+    archived: ArchivedRecords | None = None
+
+
+class EventPageQuery(msgspec.Struct, frozen=True):
+    """Events after a revision, or from an instant if that is 0, up to a revision or an instant."""
+
+    after: int
+    since: Instant
+    until: int
+    """0: up to `before`, or to the last revision."""
+    before: Instant
+    sought: EventFilter
+    limit: int
+    """Largest number of commands."""
+
+
+class EventPageReply(msgspec.Struct, frozen=True):
     """Reply to EventPageQuery: matches up to revision `read`, settled at `at`; the client continues until that is
     `last`.
     """
@@ -235,6 +234,18 @@ class EventPageReply(_Frame, frozen=True, tag=23):
     read: int
     at: Instant
     last: int
+
+
+class LedgerRecords(Protocol):
+    """Records of the ledger, for handlers."""
+
+    def records(self, asked: RecordsQuery) -> RecordsReply:
+        """Return the records of a job."""
+        ...
+
+    def event_page(self, asked: EventPageQuery) -> EventPageReply | QueryFailure:
+        """Return a page of events."""
+        ...
 
 
 class ChangesQuery(_Frame, frozen=True, tag=24):
@@ -376,23 +387,11 @@ class CancelQuery(_Frame, frozen=True, tag=30):
     """Cancels the query with this number."""
 
 
-HistoryQuery = (
-    RecordsQuery
-    | WhyQuery
-    | PastQuery
-    | PresentQuery
-    | EventPageQuery
-    | ChangesQuery
-    | TermsQuery
-    | PoolUseQuery
-    | TreeQuery
-)
+HistoryQuery = WhyQuery | PastQuery | PresentQuery | ChangesQuery | TermsQuery | PoolUseQuery | TreeQuery
 HistoryReply = (
-    RecordsReply
-    | WhyReply
+    WhyReply
     | PastReply
     | ReplyPart
-    | EventPageReply
     | ChangesReply
     | TermsReply
     | PoolUseReply

@@ -27,8 +27,6 @@ from forebay.cluster.api.history_service.frames import (
     CountsQuery,
     CountsReply,
     EventFilter,
-    EventPageQuery,
-    EventPageReply,
     FromReplica,
     HistoryQuery,
     HistoryReply,
@@ -41,8 +39,6 @@ from forebay.cluster.api.history_service.frames import (
     ProofQuery,
     QueryCost,
     QueryFailure,
-    RecordsQuery,
-    RecordsReply,
     ReplyPart,
     RootQuery,
     TermsQuery,
@@ -99,6 +95,10 @@ NO_ROOM_S = 15.0
 
 _KILLED_BY_ITS_FILES = frozenset({-signal.SIGBUS, -signal.SIGSEGV, -signal.SIGABRT})
 """Signals that indicate a damaged mapped file; the index is then rebuilt."""
+
+
+Live = Callable[[], Awaitable[bytes]]
+"""Returns encoded values of the replica that its state does not contain."""
 
 
 class HistoryServiceBusy(Exception):
@@ -170,18 +170,6 @@ class HistoryService:
         """Let the process write its rows and exit."""
         await self.process.stop()
 
-    async def records(self, job: int, limit: int, who: Hashable, *, newest: bool = False) -> RecordsReply:
-        """Return the records of a job up to the currently applied entry (`RecordsQuery`).
-
-        Raises:
-            HistoryServiceBusy, HistoryServiceTimeout: Try again later.
-        """
-        async with self._turn(who):
-            through = self._controller.applied_index
-            found = await self._ask(RecordsQuery(self._number(), through, job, limit, newest), through, who)
-        assert isinstance(found, RecordsReply)
-        return found
-
     async def why(
         self,
         job: int,
@@ -230,13 +218,7 @@ class HistoryService:
         return self._feed.completes(self.progress.present)
 
     async def read_present(
-        self,
-        who: Identity,
-        operation: str,
-        params: dict[str, str],
-        query: dict[str, str],
-        *,
-        live: Callable[[], Awaitable[bytes]],
+        self, who: Identity, operation: str, params: dict[str, str], query: dict[str, str], *, live: Live
     ) -> PastReply:
         """Return the response to a read of what is applied now. Callers take turns.
 
@@ -247,13 +229,12 @@ class HistoryService:
             HistoryServiceBusy, HistoryServiceTimeout: Try again later.
         """
         async with self._share(who), self._turns.turn(who):
-            values = await live()
-            controller, number = self._controller, self._number()
-            through, now = controller.applied_index, controller.agreed.now()
+            asked = await self._present_query(who, operation, params, query, live)
+            number = asked.number
             future = self._reads[number] = asyncio.get_running_loop().create_future()
             self._callers[number] = who
             self._feed.flush()
-            self._send(PresentQuery(number, through, now, operation, params, query, str(who.role), who.name, values))
+            self._send(asked)
             try:
                 if not self.has_present:
                     raise HistoryServiceLost("the history service has just ended")
@@ -263,7 +244,7 @@ class HistoryService:
             except TimeoutError as error:
                 self._feed.stop()  # until it reports progress, this replica answers itself
                 raise HistoryServiceTimeout(
-                    f"the history service has read entry {self.progress.present}; the query needs entry {through}"
+                    f"the history service has read entry {self.progress.present}; the query needs entry {asked.through}"
                 ) from error
             finally:
                 del self._reads[number], self._callers[number]
@@ -271,24 +252,36 @@ class HistoryService:
                 if not future.done() or future.cancelled():
                     self._send(CancelQuery(number))
 
-    async def event_page(
-        self,
-        who: Hashable,
-        sought: EventFilter,
-        *,
-        after: int,
-        since: Instant,
-        until: int,
-        before: Instant,
-        limit: int,
-    ) -> EventPageReply | QueryFailure:
-        """Return a page of events (`EventPageQuery`)."""
+    async def read_records(
+        self, who: Identity, operation: str, params: dict[str, str], query: dict[str, str], *, live: Live
+    ) -> PastReply:
+        """Return the response to a read of the ledger's records up to the currently applied entry.
+
+        `live` as for `read_present`.
+
+        Raises:
+            HistoryServiceBusy, HistoryServiceTimeout: Try again later.
+        """
         async with self._turn(who):
-            through = self._controller.applied_index
-            asked = EventPageQuery(self._number(), through, after, since, until, before, sought, limit)
-            found = await self._ask(asked, through, who)
-        assert isinstance(found, EventPageReply | QueryFailure)
+            asked = await self._present_query(who, operation, params, query, live, indexed=True)
+            found = await self._ask(asked, asked.through, who)
+        assert isinstance(found, PastReply)
         return found
+
+    async def _present_query(
+        self,
+        who: Identity,
+        operation: str,
+        params: dict[str, str],
+        query: dict[str, str],
+        live: Live,
+        *,
+        indexed: bool = False,
+    ) -> PresentQuery:
+        """Return a query of what is applied now."""
+        values, controller = await live(), self._controller
+        through, now, whose = controller.applied_index, controller.agreed.now(), (str(who.role), who.name)
+        return PresentQuery(self._number(), through, now, operation, params, query, *whose, indexed, values)
 
     async def changes(
         self,

@@ -31,7 +31,7 @@ async def live_values(call: ApiCall[Any]) -> bytes:
         status, members = await replicas_of(call, controller.state)
     if "metrics" in wanted:
         metrics = tuple(service.metrics.families())
-    return msgspec.msgpack.encode(LiveValues(agents, status, members, metrics, service.metrics.pid))
+    return msgspec.msgpack.encode(LiveValues(controller.name, agents, status, members, metrics, service.metrics.pid))
 
 
 async def replicas_of(call: ApiCall[Any], state: State) -> tuple[StatusView, tuple[MemberView, ...]]:

@@ -7,14 +7,24 @@ import os
 import random
 import signal
 from collections import Counter
+from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from forebay.cluster.api.history_service import HistoryService
-from forebay.cluster.api.history_service.frames import PART_BYTES_MAX
+from forebay.cluster.api.history_service.frames import PART_BYTES_MAX, PresentQuery
+from forebay.cluster.api.local_backend import ROUTES
+from forebay.cluster.api.past_reads import HandlerReader
+from forebay.cluster.api.service import ApiCall, Handler, Reply, Route
+from forebay.cluster.api.statuses import LiveValues
 from forebay.cluster.config.config import Config
 from forebay.cluster.schemas.operations import OPERATIONS
+from forebay.replica.state import EMPTY
+from forebay.replica.values import NEVER
+from forebay.wal import JobIndexBroken, LedgerBroken
 from tests.cluster.api.test_past_reads import plain
 from tests.cluster.harness import PLAIN, SCRIPT, Harness, story, until
 
@@ -185,6 +195,33 @@ async def test_who_reads_more_than_a_share_waits_and_is_then_told_when_to_come_b
         for who, target in (("bob", "/v1/jobs"), ("operator", "/v1/jobs/1/history")):
             assert (await harness.ask("GET", target, who=who)).status == 200, target
         assert (await harness.submit(script=PLAIN, user="alice", hold=True)).status == 201
+
+
+def test_a_handler_that_fails_costs_its_caller_a_response_and_not_the_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(call: ApiCall[Any]) -> Reply[Any]:
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(ROUTES, "list_pools", Route(OPERATIONS["list_pools"], broken))
+    present: Any = SimpleNamespace(state=EMPTY)
+    asked = PresentQuery(7, 0, NEVER, "list_pools", {}, {}, "user", "ada", False, msgspec.msgpack.encode(LiveValues()))
+    with closing(HandlerReader()) as reader:
+        found = reader.present(asked, present, present)
+        assert (found.number, found.status) == (7, 500) and b"internal_error" in found.content
+        assert "ZeroDivisionError" in caplog.text
+        for error in (JobIndexBroken("it is damaged"), LedgerBroken(1, "it is damaged")):
+            monkeypatch.setattr(reader, "_present", None)
+            monkeypatch.setitem(ROUTES, "list_pools", Route(OPERATIONS["list_pools"], raising(error)))
+            with pytest.raises(type(error)):  # what is derived is made again
+                reader.present(asked, present, present)
+
+
+def raising(error: Exception) -> Handler:
+    async def raises(call: ApiCall[Any]) -> Reply[Any]:
+        raise error
+
+    return raises
 
 
 @story
