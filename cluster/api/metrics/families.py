@@ -28,10 +28,10 @@ class MetricSample(msgspec.Struct, frozen=True, array_like=True):
 class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
     """Metric with its samples."""
 
-    kind: Kind
     name: str
     """For a counter without `_total`."""
     help_text: str
+    kind: Kind
     labels: tuple[str, ...] = ()
     samples: list[MetricSample] = msgspec.field(default_factory=list)
 
@@ -46,12 +46,12 @@ class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
 
 def gauge(name: str, help_text: str, value: float) -> MetricFamily:
     """Return a gauge without labels."""
-    return MetricFamily("gauge", name, help_text, (), [MetricSample((), float(value))])
+    return MetricFamily(name, help_text, "gauge", (), [MetricSample((), float(value))])
 
 
 def counter(name: str, help_text: str, value: float) -> MetricFamily:
     """Return a counter without labels; `name` is without its `_total`."""
-    return MetricFamily("counter", name, help_text, (), [MetricSample((), float(value))])
+    return MetricFamily(name, help_text, "counter", (), [MetricSample((), float(value))])
 
 
 def gauges(name: str, help_text: str, label: str, values: Mapping[str, float] | None = None) -> MetricFamily:
@@ -66,19 +66,19 @@ def counters(name: str, help_text: str, label: str, values: Mapping[str, float])
 
 def _family(kind: Kind, name: str, help_text: str, label: str, values: Mapping[str, float]) -> MetricFamily:
     samples = [MetricSample((value,), float(count)) for value, count in sorted(values.items())]
-    return MetricFamily(kind, name, help_text, (label,), samples)
+    return MetricFamily(name, help_text, kind, (label,), samples)
 
 
 def histogram(name: str, help_text: str, durations: Durations) -> MetricFamily:
     """Return a histogram without labels."""
-    family = MetricFamily("histogram", name, help_text)
+    family = MetricFamily(name, help_text, "histogram")
     family.add_durations(durations)
     return family
 
 
 def histograms(name: str, help_text: str, label: str, values: Iterable[tuple[str, Durations]]) -> MetricFamily:
     """Return a histogram with one label."""
-    family = MetricFamily("histogram", name, help_text, (label,))
+    family = MetricFamily(name, help_text, "histogram", (label,))
     for value, durations in values:
         family.add_durations(durations, value)
     return family

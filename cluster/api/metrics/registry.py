@@ -58,9 +58,9 @@ class MetricsRegistry:
         """Return the present values."""
         self._tell_syncs()
         requests = MetricFamily(
-            "histogram",
             "forebay_api_request_seconds",
             "Duration of API requests by route and status class, including the wait of long polls.",
+            "histogram",
             ("route", "status"),
         )
         for labels, durations in self._requests.items():

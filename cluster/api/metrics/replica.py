@@ -284,7 +284,7 @@ class ReplicaMetrics:
         yield counter("forebay_jobs_requeued", "Jobs requeued after a run.", totals.requeued)
         yield counter("forebay_buffers_revoked", "Buffers revoked before their job ran.", totals.revoked)
         failed = MetricFamily(
-            "counter", "forebay_stage_failures", "Failed operations by stage and by node.", ("stage", "node")
+            "forebay_stage_failures", "Failed operations by stage and by node.", "counter", ("stage", "node")
         )
         for (stage, node), count in sorted(totals.failed.items()):
             failed.add(count, stage, node)
@@ -311,9 +311,9 @@ class ReplicaMetrics:
         """Yield the totals of transfer receipts."""
         totals = self._controller.transfer_totals
         ended = MetricFamily(
-            "counter",
             "forebay_transfers_ended",
             "Transfers ended since this process started, by stage and outcome.",
+            "counter",
             ("stage", "outcome"),
         )
         for (stage, outcome), count in sorted(totals.ended.items()):
@@ -339,9 +339,9 @@ class ReplicaMetrics:
 def _certificates(controller: Controller) -> MetricFamily:
     """Return the expiry of this replica's certificate and of its authority; omit unreadable files."""
     expiry = MetricFamily(
-        "gauge",
         "forebay_certificate_expiry_timestamp_seconds",
         "Expiry of the certificates of this replica and of the authority, seconds since 1970.",
+        "gauge",
         ("kind", "name"),
     )
     files = controller.config.tls_files(controller.name)
