@@ -80,6 +80,8 @@ async def compare(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
                 here = await harness.ask("GET", target, who=who)
             assert there.status == here.status, (target, who, there, here)
             assert untimed(plain(there.body)) == untimed(plain(here.body)), (target, who)
+            if target == "/metrics":  # of the replica's process, whichever renders them
+                assert b"process_resident_memory_bytes" in there.body and b"process_open_fds" in there.body
 
 
 @story
