@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -14,12 +14,15 @@ from forebay.cluster.api.history_service import (
     REVERSED,
     CommandEvents,
     EventFilter,
+    EventPageQuery,
     HistoryServiceBusy,
     HistoryServiceTimeout,
     JobRecord,
     LeaderTerm,
+    LedgerRecords,
     PastReply,
     QueryFailure,
+    RecordsQuery,
     RecordsReply,
     WhyReply,
 )
@@ -59,6 +62,9 @@ from forebay.replica.state import State
 from forebay.replica.values import NEVER, Instant
 from forebay.wal import decode_batch
 
+Live = Callable[[], Awaitable[bytes]]
+"""Returns encoded values of the replica that its state does not contain (`LiveValues`)."""
+
 ROWS_MAX = 10_000
 """Events of one job in a response, count; a job that is retried forever has more, and the oldest are shown."""
 
@@ -78,7 +84,7 @@ async def show_job_history(call: ApiCall[None]) -> Reply[HistoryAnswer]:
     last = call.integer("last", ROWS_MAX, least=1, most=ROWS_MAX)
     state = await call.state()
     recorded = recorded_job(call, state)
-    found, work = await records_of(call, recorded), call.work
+    found, work = records_of(call, recorded), call.work
     rows: list[HistoryRow] = []
     async for record, batch in decode_records(recorded, found, work):
         (entry,) = batch.entries
@@ -119,17 +125,27 @@ async def read_past(call: ApiCall[None]) -> Reply[None]:
     return _reply_of(found, f" at revision {found.revision}" if found.status == 404 else "")
 
 
-async def read_present(call: ApiCall[None]) -> Reply[None]:
-    """Respond to a read in the history service's process.
+async def read_present(call: ApiCall[None], live: Live) -> Reply[None]:
+    """Respond to a read of the state in the history service's process.
 
     Raises:
         HistoryServiceLost: It cannot answer now; this process can.
     """
-    await call.state()
+    return await _read(call, call.service.past.read_present, live)
+
+
+async def read_records(call: ApiCall[None], live: Live) -> Reply[None]:
+    """Respond to a read of the ledger's records in the history service's process."""
+    return await _read(call, call.service.past.read_records, live)
+
+
+async def _read(call: ApiCall[None], read: Callable[..., Awaitable[PastReply]], live: Live) -> Reply[None]:
+    if "stale" in call.operation.query:  # else the response is about this replica, however old its state is
+        await call.state()
     query = {name: text for name, text in call.query.items() if name != "stale"}
     try:
-        found = await call.service.past.read_present(call.identity, call.operation.name, call.params, query)
-    except HistoryServiceTimeout as error:
+        found = await read(call.identity, call.operation.name, call.params, query, live=live)
+    except (HistoryServiceBusy, HistoryServiceTimeout) as error:
         raise history_busy(error) from error
     return _reply_of(found)
 
@@ -168,12 +184,8 @@ async def show_history(call: ApiCall[None]) -> Reply[StoryAnswer]:
     else:
         after, since_at = max(0, since[0] - 1), since[1]
     limit = call.integer("limit", ops.HISTORY_LIMIT, least=1, most=ops.HISTORY_LIMIT_MAX)
-    try:
-        found = await call.service.past.event_page(
-            call.identity, sought, after=after, since=since_at, until=until[0], before=until[1], limit=limit
-        )
-    except (HistoryServiceBusy, HistoryServiceTimeout) as error:
-        raise history_busy(error) from error
+    asked = EventPageQuery(after, since_at, until[0], until[1], sought, limit)
+    found = _ledger_records(call).event_page(asked)
     if isinstance(found, QueryFailure):
         raise _not_held(call, found, since_at, "from")
     rows: list[StoryRow] = []
@@ -367,7 +379,7 @@ def _moment(call: ApiCall[None], state: State, name: str) -> tuple[int, Instant]
     except ValueError as error:
         remedy = f"use a revision, a number from 1 to {REVISION_MAX}, or a time such as 2026-01-31T12:00:00Z"
         raise bad_request(f"{name} is {text[:64]!r}", remedy, f"query {name}") from error
-    now = call.service.controller.agreed.now()
+    now = call.service.clock.now()
     if at > now:
         raise _not_yet(f"{format_instant(at)} is in the future; the time is {format_instant(now)}", name)
     return 0, at
@@ -377,12 +389,15 @@ def _not_yet(sentence: str, name: str) -> Problem:
     return Problem(404, "unknown_revision", sentence, "use an earlier one", f"query {name}")
 
 
-async def records_of(call: ApiCall[None], recorded: RecordedJob, *, newest: bool = False) -> RecordsReply:
-    """Return at most ROWS_MAX ledger records of a job: the oldest, or with `newest` the first and then the newest."""
-    try:
-        return await call.service.past.records(recorded.job_id, ROWS_MAX, call.identity, newest=newest)
-    except (HistoryServiceBusy, HistoryServiceTimeout) as error:
-        raise history_busy(error) from error
+def records_of(call: ApiCall[None], recorded: RecordedJob, *, newest: bool = False) -> RecordsReply:
+    """Return at most ROWS_MAX records of a job: the oldest, or with `newest` the first and then the newest ones."""
+    return _ledger_records(call).records(RecordsQuery(recorded.job_id, ROWS_MAX, newest))
+
+
+def _ledger_records(call: ApiCall[None]) -> LedgerRecords:
+    records = call.service.records
+    assert records is not None, call.operation.name  # it is answered in the history service's process
+    return records
 
 
 async def decode_records(
@@ -420,8 +435,10 @@ def _row(record: JobRecord, entry: Entry, event: Event, at: Instant, *, names: b
 
 def history_busy(error: HistoryServiceBusy | HistoryServiceTimeout) -> Problem:
     """Return the error of a query that cannot be answered now."""
-    own = isinstance(error, HistoryServiceBusy) and error.own
-    return too_many(str(error), "wait for the replies to your other queries") if own else too_busy(str(error))
+    if isinstance(error, HistoryServiceBusy) and error.own:
+        remedy = "wait for the replies to your other queries, and ask for fewer rows"
+        return too_many(str(error), remedy, error.after_s)
+    return too_busy(str(error))
 
 
 def recorded_job(call: ApiCall[None], state: State) -> RecordedJob:

@@ -14,7 +14,7 @@ import msgspec
 from forebay.cluster.api.history import history_busy
 from forebay.cluster.api.history_service import HistoryServiceBusy, HistoryServiceTimeout, ProofUnavailable
 from forebay.cluster.api.members import members_of
-from forebay.cluster.api.metrics import CONTENT_TYPE
+from forebay.cluster.api.metrics import CONTENT_TYPE, prometheus_text, state_families
 from forebay.cluster.api.render import entry_view, record_event, record_head
 from forebay.cluster.api.service import ApiCall, Reply, encode_view, handles
 from forebay.cluster.api.statuses import machine_status
@@ -451,9 +451,17 @@ async def show_readiness(call: ApiCall[None]) -> Reply[str]:
 
 @handles(ops.SHOW_METRICS)
 async def show_metrics(call: ApiCall[None]) -> Reply[str]:
-    reply = _text(call, await call.service.metrics.text(call.work))
-    reply.content_type = CONTENT_TYPE
-    return reply
+    service = call.service
+    controller, state = service.controller, service.controller.state
+    async with service.scrapes:
+        contacts = controller.liveness if controller.leads else None
+        families = [
+            *service.metrics.families(),
+            *await state_families(state, contacts, service.verdicts, call.work),
+        ]
+        # In a thread, because rendering takes longer than a heartbeat may wait.
+        content = await asyncio.to_thread(prometheus_text, families, service.metrics.pid)
+    return Reply(state.revision, content=content, content_type=CONTENT_TYPE)
 
 
 def not_ready(call: ApiCall[Any]) -> str:

@@ -84,26 +84,6 @@ if ROUTES.keys() != OPERATIONS.keys():
     raise AssertionError(f"operations without a handler, or the reverse: {ROUTES.keys() ^ OPERATIONS.keys()}")
 
 
-READ_BY_PROCESS = {
-    one.name: one
-    for one in (
-        ops.ESTIMATE_JOB,
-        ops.EXPLAIN_JOB,
-        ops.LIST_ACCOUNTS,
-        ops.LIST_BUFFERS,
-        ops.LIST_FILESYSTEMS,
-        ops.LIST_JOBS,
-        ops.LIST_POOLS,
-        ops.LIST_USAGE,
-        ops.SHOW_BURST,
-    )
-}
-"""Reads that the history service's process answers while it has the present state, so that they hold up nothing here.
-
-They depend on the state, the time and the caller alone.
-"""
-
-
 def handler_of(asked: ApiRequest) -> Handler:
     """Return the handler; for a query with a past revision or time, that of past states."""
     if "at" in asked.query and asked.operation is not ops.EXPLAIN_JOB:
@@ -140,10 +120,7 @@ class LocalBackend:
         return ""
 
     def observe(self, route: str, status: int, duration_s: float, code: str) -> None:
-        metrics = self.service.metrics
-        metrics.requests.labels(route, f"{status // 100}xx").observe(duration_s)
-        if code:
-            metrics.problems.labels(code).inc()
+        self.service.metrics.record_request(route, status, duration_s, code)
 
     async def respond(self, asked: ApiRequest) -> Response | Stream:
         operation = asked.operation
@@ -165,9 +142,11 @@ class LocalBackend:
         return Response(operation.status, outcome.revision, content, outcome.content_type)
 
     async def _handle(self, call: ApiCall[Any]) -> Reply[Any] | Stream:
-        if call.operation.name in READ_BY_PROCESS and "at" not in call.query and self.service.past.has_present:
+        if call.operation.of_ledger:
+            return await history.read_records(call, lambda: watch.live_values(call))
+        if call.operation.live is not None and "at" not in call.query and self.service.past.has_present:
             with contextlib.suppress(HistoryServiceLost):
-                return await history.read_present(call)
+                return await history.read_present(call, lambda: watch.live_values(call))
         return await handler_of(call.asked)(call)
 
     def elsewhere(self) -> Redirect | Problem | None:

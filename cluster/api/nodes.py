@@ -26,9 +26,9 @@ from forebay.cluster.server import (
     POLLS_MAX,
     SPREAD_S_MAX,
     SPREAD_S_PER_POLL,
+    AgentContacts,
     AgentReport,
     Answer,
-    Liveness,
     NotLeading,
     Unavailable,
 )
@@ -127,7 +127,7 @@ async def _change(call: ApiCall[CommandBody], command: c.DrainNode | c.ResumeNod
     return Reply(state.revision, view)
 
 
-def _liveness(call: ApiCall[Any]) -> Liveness | None:
+def _liveness(call: ApiCall[Any]) -> AgentContacts | None:
     controller = call.service.controller
     return controller.liveness if controller.leads else None
 

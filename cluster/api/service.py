@@ -12,11 +12,11 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 import msgspec
 
 from forebay.cluster.api import request_decoding, web
-from forebay.cluster.api.history_service import HistoryService
+from forebay.cluster.api.history_service import HistoryService, LedgerRecords
 from forebay.cluster.api.metrics import MetricsRegistry
 from forebay.cluster.api.provider_validation import ProviderValidation
 from forebay.cluster.api.render import Verdicts
-from forebay.cluster.api.statuses import Statuses
+from forebay.cluster.api.statuses import LiveValues, Statuses
 from forebay.cluster.api.traces import Tracer
 from forebay.cluster.api.web import (
     COMMAND_TOO_OLD,
@@ -318,6 +318,10 @@ class ApiService:
         """Whether other users' data is private, regardless of the state."""
         self.then: Instant | None = None
         """Time of the past state; None for the current one."""
+        self.live: LiveValues | None = None
+        """Values of another process's replica, in place of this one's; None: this process is the replica."""
+        self.records: LedgerRecords | None = None
+        """The ledger's records; only in the history service's process."""
         self._log_peers = log_peers
         self.past = HistoryService(controller)
         """History service, a process started with the replica or with the first query."""
@@ -325,10 +329,12 @@ class ApiService:
         """Trace exporter, a process of its own if a collector is configured."""
         self.statuses = Statuses(controller)
         """Statuses of the other replicas."""
-        self.metrics = MetricsRegistry(controller, self.past, self.tracer, lambda: self.publisher, self.verdicts)
+        self.metrics = MetricsRegistry(controller, self.past, self.tracer, lambda: self.publisher)
         self.event_streams_of: Counter[Identity] = Counter()
         """Open event streams by reader."""
         self.digests = asyncio.Semaphore(1)
+        self.scrapes = asyncio.Semaphore(1)
+        """Bounds the threads that render metrics."""
         self._readers = asyncio.Semaphore(1)
         self.stopping = asyncio.Event()
         self.document = functools.lru_cache(maxsize=1)(lambda: msgspec.json.encode(web.document(version)))

@@ -1,4 +1,4 @@
-"""Statuses of the other replicas, polled only while clients ask for them."""
+"""Values of replicas that no state contains. Statuses of other replicas are polled only while clients ask for them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import logging
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import msgspec
+
+from forebay.cluster.api.metrics import MetricFamily
 from forebay.cluster.config import Config, ConfigError
-from forebay.cluster.schemas import StatusView
+from forebay.cluster.schemas import MemberView, StatusView
 from forebay.cluster.security import TlsError, TlsFiles, expiries
-from forebay.cluster.server import Controller
+from forebay.cluster.server import AgentReports, Controller
 from forebay.cluster.system import format_instant
 from forebay.replica.values import NEVER, Instant
 
@@ -72,6 +75,20 @@ class Statuses:
             return
         if status.replica == name:
             self._words[name] = _ReceivedStatus(self._controller.clock.monotonic_s(), status)
+
+
+class LiveValues(msgspec.Struct, frozen=True, array_like=True):
+    """Those values that an operation needs (`ApiOperation.live`)."""
+
+    replica: str = ""
+    """Name of the replica."""
+    agents: AgentReports | None = None
+    """None on a replica that does not lead."""
+    status: StatusView | None = None
+    members: tuple[MemberView, ...] = ()
+    metrics: tuple[MetricFamily, ...] = ()
+    pid: int = 0
+    """The replica's process."""
 
 
 def machine_status(controller: Controller) -> dict[str, Any]:

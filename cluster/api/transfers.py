@@ -131,7 +131,7 @@ async def list_receipts(call: ApiCall[None]) -> Reply[ReceiptsAnswer]:
     recorded = recorded_job(call, state)
     receipts: list[ReceiptView] = []
     complete = False
-    found, work = await records_of(call, recorded, newest=True), call.work
+    found, work = records_of(call, recorded, newest=True), call.work
     async for record, batch in decode_records(recorded, found, work):
         for event in batch.entries[0].events:
             if isinstance(event, e.JobSubmitted | e.ExternalJobSetUp):

@@ -132,7 +132,7 @@ class ApiWorkers:
 
     def count_serving(self) -> None:
         """Update the metric of serving workers."""
-        self.core.service.metrics.workers.set(sum(link.greeted for link in self.links))
+        self.core.service.metrics.workers = sum(link.greeted for link in self.links)
 
     def _tell(self) -> None:
         self._watch = asyncio.get_running_loop().call_later(WATCH_PERIOD_S, self._tell)
@@ -163,7 +163,7 @@ class WorkerLink(FrameConnection[f.FromController, f.FromWorker]):
         """Outstanding commands, count."""
 
     def connected(self) -> None:
-        self._service.metrics.workers_started.inc()
+        self._service.metrics.workers_started += 1
         self._workers.links.add(self)
         self.send(self._workers.welcome())
         self.tell()

@@ -7,7 +7,7 @@ imperative. An operation that is one command of the state machine has its name (
 import re
 from collections.abc import Callable, Mapping
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -124,6 +124,11 @@ _PARAMETER: Final = re.compile(r"\{([a-z_]+)\}")
 REST: Final = "tile"
 """Parameter that matches the rest of a path, including slashes."""
 
+LiveValue = Literal["contacts", "progress", "replicas", "metrics"]
+"""Values of a replica that its state does not contain: contacts and progress of its agents, and its and its peers'
+statuses, and its metrics.
+"""
+
 Parameter = str | int | bool | None
 """Path or query parameter. True is sent as `yes`; False and None are omitted."""
 
@@ -148,6 +153,13 @@ class ApiOperation(msgspec.Struct, Generic[Asked, Answered], frozen=True):
     """Whether each replica answers for itself, without a leader."""
     slow: bool = False
     """Whether one replica may use the whole timeout of the call."""
+    live: tuple[LiveValue, ...] | None = None
+    """For a read of the state, which depends only on the state, the time, the caller and these values; with many jobs a
+    process beside the replica answers it. None: the replica itself answers.
+    """
+
+    of_ledger: bool = False
+    """Whether it reads records of the ledger; always answered by the process beside the replica."""
 
     @property
     def request(self) -> type[Asked]:
@@ -242,19 +254,20 @@ LIST_JOBS = _get("list_jobs", "/v1/jobs", PEOPLE, lambda: j.JobsAnswer,
         "collapse": "`yes`: one row for all tasks of an array in the same state",
         "expected": f"`yes`: include expected starts of pending jobs; the limit is then {EXPECTED_LISTED_MAX} jobs",
         "limit": f"number of jobs (default {JOBS_LISTED}, maximum {JOBS_LISTED_MAX})",
-    }, then=True)
+    }, then=True, live=())
 SEND_COMMANDS = _write("send_commands", "POST /v1/commands", PEOPLE, lambda: r.BulkRequest, lambda: j.BulkAnswer,
     "Run several commands in order; a rejected command does not stop the others.")
 SHOW_JOB = _get("show_job", "/v1/jobs/{id}", PEOPLE, lambda: j.JobView,
-    "Show one job.", then=True)
+    "Show one job.", then=True, live=("progress",))
 SHOW_JOB_HISTORY = _get("show_job_history", "/v1/jobs/{id}/history", _READERS, lambda: j.HistoryAnswer,
     "Show a job's events, oldest first, each with the job's state and reason after it.",
-    {"last": "number of rows, counted from the last"})
+    {"last": "number of rows, counted from the last"}, of_ledger=True)
 EXPLAIN_JOB = _get("explain_job", "/v1/jobs/{id}/why", _READERS, lambda: j.WhyView,
     "Explain why a job waits, now or at a past time.",
-    {"at": "revision, or time such as 2026-01-31T12:00:00Z; default: now"})
+    {"at": "revision, or time such as 2026-01-31T12:00:00Z; default: now"}, live=())
 ESTIMATE_JOB = _get("estimate_job", "/v1/jobs/{id}/estimate", PEOPLE, lambda: a.EstimateView,
-    "Estimate when a job starts, from the queue, time limits and measured transfers, and explain why not earlier.")
+    "Estimate when a job starts, from the queue, time limits and measured transfers, and explain why not earlier.",
+    live=())
 UPDATE_JOB = _write("update_job", "POST /v1/jobs/{id}/update", PEOPLE, lambda: UpdateRequest, lambda: j.JobView,
     "Change a pending job, or the pending tasks of an array.")
 CANCEL_JOB = _write("cancel_job", "POST /v1/jobs/{id}/cancel", PEOPLE, lambda: r.CancelRequest, lambda: j.JobView,
@@ -278,7 +291,7 @@ EXPORT_BUFFER = _write("export_buffer", "POST /v1/jobs/{id}/export", PEOPLE,
 # Accounts, QOS, licences, reservations, scheduling, partitions, usage
 
 LIST_ACCOUNTS = _get("list_accounts", "/v1/accounts", PEOPLE, lambda: a.AccountsAnswer,
-    "List the accounts with their users and limits.", tag="accounting")
+    "List the accounts with their users and limits.", tag="accounting", live=())
 SET_ACCOUNT = _write("set_account", "PUT /v1/accounts/{name}", _OPERATORS,
     lambda: a.AccountRequest, lambda: a.AccountsAnswer,
     "Create or replace an account.", tag="accounting")
@@ -326,7 +339,7 @@ DELETE_PARTITION = _write("delete_partition", "POST /v1/partitions/{name}/delete
     lambda: Command, lambda: a.PartitionsAnswer,
     "Delete a partition; its jobs wait with reason PartitionConfig.", tag="accounting")
 LIST_USAGE = _get("list_usage", "/v1/usage", PEOPLE, lambda: a.UsageAnswer,
-    "List the burst-buffer usage of accounts, their users, and QOS.", tag="accounting")
+    "List the burst-buffer usage of accounts, their users, and QOS.", tag="accounting", live=())
 RESET_USAGE = _write("reset_usage", "POST /v1/usage/reset", _OPERATORS,
     lambda: a.UsageResetRequest, lambda: a.UsageAnswer,
     "Reset the usage of an account or a QOS to zero.", tag="accounting")
@@ -334,7 +347,7 @@ RESET_USAGE = _write("reset_usage", "POST /v1/usage/reset", _OPERATORS,
 # Pools, buffers, the configuration
 
 LIST_POOLS = _get("list_pools", "/v1/pools", PEOPLE, lambda: j.PoolsAnswer,
-    "List pools with their free capacity.", tag="capacity", then=True)
+    "List pools with their free capacity.", tag="capacity", then=True, live=())
 SET_POOL = _write("set_pool", "PUT /v1/pools/{name}", _OPERATORS, lambda: r.PoolRequest, lambda: j.PoolView,
     "Create or change a pool.", tag="capacity")
 ADD_POOL = _write("add_pool", "POST /v1/pools/{name}/add", _OPERATORS, lambda: c.PoolAddRequest, lambda: j.PoolView,
@@ -347,7 +360,7 @@ REMOVE_POOL = _write("remove_pool", "POST /v1/pools/{name}/remove", _OPERATORS,
     "Remove a pool; rejected, with the holders, while jobs hold its space or wait for it.", tag="capacity")
 LIST_FILESYSTEMS = _get("list_filesystems", "/v1/filesystems", PEOPLE | _AGENTS, lambda: j.FilesystemsAnswer,
     "List shared filesystems with their movers and pools.",
-    tag="capacity", then=True)
+    tag="capacity", then=True, live=())
 ADD_FILESYSTEM = _write("add_filesystem", "POST /v1/filesystems/{name}/add", _OPERATORS,
     lambda: c.FilesystemAddRequest, lambda: j.FilesystemsAnswer,
     "Add a shared filesystem, which all nodes mount at the same path.", tag="capacity")
@@ -359,14 +372,15 @@ LIST_BUFFERS = _get("list_buffers", "/v1/buffers", PEOPLE, lambda: j.BuffersAnsw
     {
         "live": "`yes`: only buffers that hold space or wait for it",
         "retained": "`yes`: only retained buffers: those of external jobs torn down before their results were exported",
-    }, tag="capacity", then=True)
+    }, tag="capacity", then=True, live=())
 CLEAR_PERSISTENT_BUFFER = _write("clear_persistent_buffer", "POST /v1/persistent/{name}/clear", _OPERATORS,
     lambda: r.ClearRequest, lambda: r.PersistentClearedAnswer,
     "Drop the record of a persistent buffer that cannot be removed; `discard` also drops an intact one.",
     tag="capacity")
 SHOW_BURST = _get("show_burst", "/v1/burst", PEOPLE, lambda: b.BurstAnswer,
     "Show pools, settings, allocated buffers and usage by user, as `scontrol show burst` does.",
-    {"format": "`json` (default), or `text` in the format of `scontrol show burst`"}, tag="capacity", then=True)
+    {"format": "`json` (default), or `text` in the format of `scontrol show burst`"},
+    tag="capacity", then=True, live=())
 SHOW_PROVIDER_STATUS = _get("show_provider_status", "/v1/bbstat", PEOPLE, lambda: b.ProviderStatus,
     "Show the status of the site's burst-buffer provider, as `scontrol show bbstat` does.",
     {"arguments": "arguments for the provider, a JSON list of strings; default: none"},
@@ -389,7 +403,7 @@ LIST_NODES = _get("list_nodes", "/v1/nodes", _DRILL_WATCHERS, lambda: j.NodesAns
         "state": "comma-separated node states",
         "after": "only nodes with a later name; use it to read all nodes page by page",
         "limit": f"number of nodes; default: all, at most {NODES_MAX}",
-    }, tag="nodes", then=True)
+    }, tag="nodes", then=True, live=("contacts",))
 ADMIT_NODE = _write("admit_node", "POST /v1/nodes/{name}/admit", _OPERATORS, lambda: Command, lambda: j.AdmittedAnswer,
     "Admit a node that the cluster was not founded with, so that its agent can register.")
 DRAIN_NODE = _write("drain_node", "POST /v1/nodes/{name}/drain", _OPERATORS, lambda: r.DrainRequest, lambda: j.NodeView,
@@ -414,12 +428,12 @@ LIST_TRANSFERS = _get("list_transfers", "/v1/transfers", _DRILL_WATCHERS, lambda
     {
         "after": "only transfers of jobs with a larger ID; use it to read all transfers page by page",
         "limit": f"number of transfers (default and maximum {TRANSFERS_LISTED_MAX})",
-    }, tag="transfers")
+    }, tag="transfers", live=("progress",))
 SHOW_JOB_TRANSFERS = _get("show_job_transfers", "/v1/transfers/{id}", _READERS, lambda: t.JobTransfersView,
     "Show a job's current and past transfers and its unexported files.", stale=False, tag="transfers")
 LIST_RECEIPTS = _get("list_receipts", "/v1/transfers/{id}/receipts", PEOPLE, lambda: t.ReceiptsAnswer,
     "List all transfer receipts of a job, oldest first, optionally of one `stage` or `attempt`.",
-    {"stage": "only `stage_in` or `stage_out`", "attempt": "only this attempt"}, tag="transfers")
+    {"stage": "only `stage_in` or `stage_out`", "attempt": "only this attempt"}, tag="transfers", of_ledger=True)
 
 # External jobs: buffers whose jobs belong to another scheduler
 
@@ -536,7 +550,7 @@ SET_CLOCK = _write("set_clock", "POST /v1/clock", _OPERATORS, lambda: r.SetClock
     "Set the cluster's time back to a majority's wall clocks, if it is ahead of them.", tag="cluster")
 SHOW_OVERVIEW = _get("show_overview", "/v1/overview", PEOPLE, lambda: overview.OverviewAnswer,
     "Show an overview: replicas, counts of jobs, nodes and transfers, and items that need attention.",
-    tag="cluster")
+    tag="cluster", live=("progress", "replicas"))
 SHOW_STATUS = _get("show_status", "/v1/status", _EVERYBODY, lambda: j.StatusView,
     "Show the status of this replica.",
     {"digest": "`yes`: include the digest of the state"}, tag="cluster", own=True)
@@ -547,7 +561,7 @@ LIST_DIGESTS = _get("list_digests", "/v1/digests", _LEDGER_READERS | _DRILLS, la
 SHOW_STATE_DIGEST = _get("show_state_digest", "/v1/state-digest", _LEDGER_READERS | _DRILLS,
     lambda: j.StateDigestAnswer,
     "Show the digest of the state; it is equal on all replicas at the same revision.",
-    tag="cluster", then=True)
+    tag="cluster", then=True, live=())
 SHOW_HISTORY = _get("show_history", "/v1/history", _DRILL_WATCHERS, lambda: ledger.StoryAnswer,
     "List events and rejected commands between two times, oldest first, one page at a time.",
     {
@@ -562,7 +576,7 @@ SHOW_HISTORY = _get("show_history", "/v1/history", _DRILL_WATCHERS, lambda: ledg
         "of": f"only records of this kind: {', '.join(HISTORY_OF)}",
         "name": "only the record with this name",
         "limit": f"number of commands (default {HISTORY_LIMIT}, maximum {HISTORY_LIMIT_MAX})",
-    }, tag="cluster", own=True)
+    }, tag="cluster", own=True, of_ledger=True)
 LIST_LEADERS = _get("list_leaders", "/v1/history/leaders", _DRILL_WATCHERS, lambda: ledger.LeadersAnswer,
     "List the leaders' terms, oldest first, with the time without a leader before each.",
     {"limit": f"number of terms, counted from the last (default {LEADERS_LIMIT}, maximum {LEADERS_LIMIT_MAX})"},
@@ -629,7 +643,8 @@ SHOW_READINESS = _get("show_readiness", "/readyz", _WATCHERS, lambda: str,
     "Report whether a command sent here can be committed now: 200, or 503 with the reason.",
     stale=False, tag="cluster", content_type=TEXT, own=True)
 SHOW_METRICS = _get("show_metrics", "/metrics", _WATCHERS, lambda: str,
-    "Return metrics in Prometheus's text format.", stale=False, tag="cluster", content_type=TEXT, own=True)
+    "Return metrics in Prometheus's text format.", stale=False, tag="cluster", content_type=TEXT, own=True,
+    live=("contacts", "progress", "metrics"))
 
 # fmt: on
 

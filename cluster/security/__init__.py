@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from forebay.replica.lazy_exports import export_lazily
 
 if TYPE_CHECKING:
-    from forebay.cluster.security.certificates import certificate_of, certificates_in, expiries
+    from forebay.cluster.security.certificates import Certificate, certificate_of, certificates_in, expiries
     from forebay.cluster.security.credentials import Credentials
     from forebay.cluster.security.files import NO_CERTIFICATE, TlsError, TlsFiles, find_unsafe_keys, is_there
     from forebay.cluster.security.identity import (

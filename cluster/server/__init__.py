@@ -6,7 +6,16 @@ from forebay.cluster.server.divergence import Checkpoints, Digests, Verdict
 from forebay.cluster.server.feature_levels import UNHEARD, MemberLevel
 from forebay.cluster.server.history_fetch import PRUNED, Backfill, Scrub
 from forebay.cluster.server.joining import JoiningRefused, has_joined, is_joining, is_permitted, join
-from forebay.cluster.server.liveness import POLLS_MAX, SPREAD_S_MAX, SPREAD_S_PER_POLL, AgentReport, Liveness, Transfer
+from forebay.cluster.server.liveness import (
+    POLLS_MAX,
+    SPREAD_S_MAX,
+    SPREAD_S_PER_POLL,
+    AgentContacts,
+    AgentReport,
+    AgentReports,
+    Liveness,
+    Transfer,
+)
 from forebay.cluster.server.membership import members
 from forebay.cluster.server.operation_restart import jobs_under_way
 from forebay.cluster.server.pending import (

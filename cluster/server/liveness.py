@@ -12,6 +12,8 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import chain
+from typing import Protocol
 
 import msgspec
 
@@ -112,6 +114,34 @@ class Transfer(msgspec.Struct, frozen=True):
     waiting: bool = False
 
 
+class AgentContacts(Protocol):
+    """Contacts and reported progress of the agents, for display."""
+
+    def last_contact_s(self, node: str) -> float | None:
+        """Return the seconds since the node's last contact; None if there has been none."""
+        ...
+
+    def transfers(self, state: State) -> list[Transfer]:
+        """Return the operations that are still under way at `state`, by job."""
+        ...
+
+
+class AgentReports(msgspec.Struct, frozen=True, array_like=True):
+    """Contacts and reported progress of the agents at one time, for another process."""
+
+    contacts_s: dict[str, float] = {}
+    """Time since the last contact of each node, seconds."""
+    progress: tuple[Transfer, ...] = ()
+
+    def last_contact_s(self, node: str) -> float | None:
+        """Return the seconds since the node's last contact; None if there has been none."""
+        return self.contacts_s.get(node)
+
+    def transfers(self, state: State) -> list[Transfer]:
+        """Return the operations that are still under way at `state`, by job."""
+        return sorted((row for row in self.progress if _is_current(row, state)), key=lambda row: row.job)
+
+
 class Liveness:
     """Contacts and reported progress of the agents; meaningful on the leader only."""
 
@@ -184,8 +214,15 @@ class Liveness:
 
     def transfers(self, state: State) -> list[Transfer]:
         """Return the operations that are still under way at `state`, by job."""
-        rows = [row for rows in self._progress.values() for row in rows if _is_current(row, state)]
-        return sorted(rows, key=lambda row: row.job)
+        return self.reports(contacts=False).transfers(state)
+
+    def reports(self, *, contacts: bool = True, progress: bool = True) -> AgentReports:
+        """Return the contacts, the progress, or both, as they are now."""
+        now_s = self._clock.monotonic_s()
+        return AgentReports(
+            {node: max(0.0, now_s - at_s) for node, at_s in self._contacts_s.items()} if contacts else {},
+            tuple(chain.from_iterable(self._progress.values())) if progress else (),
+        )
 
 
 def _is_current(row: Transfer, state: State) -> bool:

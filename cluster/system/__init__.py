@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         uid_of,
     )
     from forebay.cluster.system.address import Address, AddressError
-    from forebay.cluster.system.clock import Clock, SystemClock, format_instant, parse_instant
+    from forebay.cluster.system.clock import Clock, SystemClock, format_instant, parse_instant, processor_s
     from forebay.cluster.system.descriptors import (
         SLOW_SYNC_S,
         closing,

@@ -39,6 +39,11 @@ class SystemClock:
         return time.monotonic()
 
 
+def processor_s() -> float:
+    """Return the processor time of this process and its threads, seconds."""
+    return time.process_time()
+
+
 def format_instant(instant: Instant) -> str | None:
     """Format an instant as ISO 8601 in UTC with microseconds, `2026-01-31T12:00:00.000000Z`; None for NEVER."""
     if instant == NEVER:

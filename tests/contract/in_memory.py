@@ -18,11 +18,14 @@ from msgspec.structs import replace
 
 from forebay.cluster.api.history_service.frames import (
     NO_JOB,
+    EventPageQuery,
+    EventPageReply,
     IndexProgress,
     JobRecord,
     PastQuery,
     PastReply,
     QueryFailure,
+    RecordsQuery,
     RecordsReply,
     WhyReply,
 )
@@ -92,9 +95,12 @@ class Timeline:
         """Note a batch of one command, and the state after it."""
         self._settled.append((batch, after))
 
-    async def records(self, job: int, limit: int, who: object, *, newest: bool = False) -> RecordsReply:
-        found = [record for batch, after in self._settled for record in records_of(job, batch, after)]
-        return RecordsReply(0, tuple(found[:limit]), True)
+    def records(self, asked: RecordsQuery) -> RecordsReply:
+        found = [record for batch, after in self._settled for record in records_of(asked.job, batch, after)]
+        return RecordsReply(tuple(found[: asked.limit]), True)
+
+    def event_page(self, asked: EventPageQuery) -> EventPageReply:
+        raise AttributeError("pages of events are not of this house")
 
     def _state(self, revision: int, at: Instant) -> State:
         states = [
@@ -199,6 +205,7 @@ class InMemory(World):
         self.service.identities = Accounts()  # type: ignore[assignment]
         self.service.providing = Unasked()  # type: ignore[assignment]
         self.service.past = self.timeline  # type: ignore[assignment]
+        self.service.records = self.timeline
         self._ids = 0
 
     # The clock

@@ -1,9 +1,10 @@
 """Kills one process of the cluster at a random moment of the main job in each round. Run by scripts/drill.
 
-Each round submits jobs, waits a random time, sends SIGKILL to one process drawn at random (a replica, an agent, an
-operation of an agent, its fork server, the supervisor of a running script, or the script), starts replicas and agents
-again, and waits until every job is over. Then: every acknowledged submit is there, no script was started or run to its
-end twice, jobs whose process was not the victim brought back what they must, and all space is free again.
+Each round submits jobs, waits a random time, sends SIGKILL to one process drawn at random (a replica, its history
+service, an agent, an operation of an agent, its fork server, the supervisor of a running script, or the script), starts
+replicas and agents again, and waits until every job is over. Then: every acknowledged submit is there, no script was
+started or run to its end twice, jobs whose process was not the victim brought back what they must, and all space is
+free again.
 """
 
 import argparse
@@ -40,9 +41,12 @@ PROCESSES = {
     "supervisor": "forebay.cluster.agent.scripts.supervisor",
     "script": "/script",
     "fork_server": "forebay.cluster.agent.fork_server",
+    "history_service": "forebay.cluster.api.past_reads",
 }
-HARMLESS = ("operation", "fork_server")
-"""Whose end no job notices: the one is tried again, and nothing depends on the other once it has forked it."""
+HARMLESS = ("operation", "fork_server", "history_service")
+"""Processes whose end no job notices: an operation is tried again, nothing depends on a fork server once it has forked,
+and a history service only reads.
+"""
 NOBODY = "nobody killed: there was no such process at that moment"
 VICTIMS = (*REPLICAS, *AGENTS, *PROCESSES)
 
@@ -133,7 +137,7 @@ class Drill:
         return f"{wanted}{' (leader)' if wanted == leader else ''} at {moment_s:.2f} s", set()
 
     async def kill_process(self, kind: str) -> tuple[str, set[int]]:
-        """Kill one process of an agent: an operation is tried again, a script or its supervisor takes its job along."""
+        """Kill one child process of a replica or an agent; a script or its supervisor takes its job along."""
         until = time.monotonic() + MOMENT_S
         while time.monotonic() < until:
             pids = self.cluster.descendants(PROCESSES[kind])

@@ -133,8 +133,10 @@ class LocalCluster:
                 os.kill(pid, signal.SIGKILL)
 
     def descendants(self, marker: str = "") -> list[int]:
-        """Return the pids of operations and job steps with `marker` in their command line: processes of our agents, or
-        that name this cluster's directory or carry its jobs' environment; never the replicas and agents themselves."""
+        """Return the pids of child processes with `marker` in their command line, never replicas and agents themselves.
+
+        They are children of ours, or name this cluster's directory, or carry its jobs' environment.
+        """
         own = {process.pid for process in self.processes.values()} | {os.getpid()}
         directory = str(self.directory).encode()
         found = []
@@ -145,7 +147,8 @@ class LocalCluster:
                 line = (entry / "cmdline").read_bytes()
                 environment = (entry / "environ").read_bytes()
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                names_it = (b"cluster.agent" in line and (directory in line or parent in own)) or (
+                is_child = b"cluster.agent" in line or b"cluster.api" in line
+                names_it = (is_child and (directory in line or parent in own)) or (
                     b"FOREBAY_JOB_DIR=" + directory
                 ) in environment
                 if names_it and marker.encode() in line:

@@ -14,14 +14,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from forebay.cluster.api.history_service.follower import Follower
 from forebay.cluster.api.history_service.frames import (
+    COST_LEAST_S,
     NO_ROOM,
+    PART_BYTES_MAX,
     SERVICE_CODEC,
     CancelQuery,
     ChangesQuery,
     EntriesApplied,
-    EventPageQuery,
     FromReplica,
     HistoryQuery,
     HistoryReply,
@@ -30,8 +33,9 @@ from forebay.cluster.api.history_service.frames import (
     PastReply,
     PoolUseQuery,
     PresentQuery,
+    QueryCost,
     QueryFailure,
-    RecordsQuery,
+    ReplyPart,
     TermsQuery,
     TermsReply,
     TreeQuery,
@@ -48,6 +52,7 @@ from forebay.cluster.system import (
     SystemClock,
     collect_for_a_reader,
     is_disk_full,
+    processor_s,
 )
 from forebay.replica.state import State
 from forebay.wal import Environment, JobIndex, JobIndexBroken, Ledger
@@ -75,12 +80,16 @@ HistorySocket = ChildSocket[HistoryReply, FromReplica]
 class Reader(Protocol):
     """Answers reads."""
 
+    def prepare(self) -> None:
+        """Prepare for the first read."""
+        ...
+
     def past(self, asked: PastQuery, state: State) -> PastReply:
         """Return the response from a past state."""
         ...
 
-    def present(self, asked: PresentQuery, state: PresentState) -> PastReply:
-        """Return the response from the present state."""
+    def present(self, asked: PresentQuery, state: PresentState, history: HistoryQueries) -> PastReply:
+        """Return the response from the present state, and from the records of the ledger."""
         ...
 
 
@@ -100,6 +109,9 @@ class HistoryProcess:
         self._scrub = IndexScrub(follower, self._clock.monotonic_s)
         self._questions = HistoryQueries(follower, self._clock.monotonic_s)
         self._waiting: deque[HistoryQuery] = deque()
+        self._is_fed = False
+        """Whether the replica feeds this process, because it is to answer reads of the present."""
+        self._is_prepared = False
         self._told_s = 0.0
         self._told: IndexProgress | None = None
 
@@ -116,6 +128,9 @@ class HistoryProcess:
                     is_behind |= part.step()
                     self._answer()
                 if not is_behind:
+                    if self._is_fed and not self._is_prepared:
+                        self._is_prepared = True
+                        self._reader.prepare()
                     self._scrub.step()
             except JobIndexBroken as error:
                 LOGGER.error("rebuilding the index by job: %s", error)
@@ -127,6 +142,7 @@ class HistoryProcess:
         for asked in self._link.receive():
             if isinstance(asked, EntriesApplied):
                 self._present.take(asked)
+                self._is_fed = True
             elif isinstance(asked, CancelQuery):
                 self._waiting = deque(one for one in self._waiting if one.number != asked.number)
             else:
@@ -142,40 +158,43 @@ class HistoryProcess:
             if not self._waiting:
                 return
             asked = self._waiting.popleft()
-            if isinstance(asked, TreeQuery):
-                said = self._tree.answer(asked, self._follower)
-                if said is None:
-                    self._waiting.append(asked)
-                else:
-                    self._say(said)
-            elif isinstance(asked, PresentQuery):
-                while self._present.step():
+            if isinstance(asked, PresentQuery):
+                while self._present.step():  # not at the caller's cost
                     pass
-                if self._present.index < asked.through:
-                    self._waiting.append(asked)
-                else:
-                    self._say(self._reader.present(asked, self._present))
-            elif isinstance(asked, PoolUseQuery):
-                self._say(self._follower.capacity.answer(asked))
-            elif isinstance(asked, RecordsQuery | EventPageQuery | ChangesQuery):
-                # Owners and authors of changes come from the index.
-                if self._follower.index < asked.through or self._histories.is_reading:
-                    self._waiting.append(asked)
-                elif isinstance(asked, RecordsQuery):
-                    self._say(self._questions.records(asked))
-                elif isinstance(asked, EventPageQuery):
-                    self._say(self._questions.event_page(asked))
-                else:
-                    self._say(self._questions.changes(asked))
-            elif self._follower.ledger.applied_index < asked.through:
+            began_s = processor_s()
+            said = self._reply(asked)
+            if said is None:
                 self._waiting.append(asked)
-            elif isinstance(asked, PastQuery):
-                state = self._questions.moment(asked)
-                self._say(state if isinstance(state, QueryFailure) else self._reader.past(asked, state))
-            elif isinstance(asked, TermsQuery):
-                self._say(TermsReply(asked.number, terms_of(self._follower.ledger, asked.limit)))
-            else:
-                self._say(self._questions.why(asked))
+                continue
+            used_s = processor_s() - began_s
+            if used_s >= COST_LEAST_S:
+                self._say(QueryCost(asked.number, used_s))
+            self._say_in_parts(said)
+
+    def _reply(self, asked: HistoryQuery) -> HistoryReply | None:
+        """Return the reply; None if the entries that it needs have not been read yet."""
+        if isinstance(asked, TreeQuery):
+            return self._tree.answer(asked, self._follower)
+        if isinstance(asked, PresentQuery):
+            if self._present.index < asked.through or (asked.indexed and not self._is_indexed(asked.through)):
+                return None
+            return self._reader.present(asked, self._present, self._questions)
+        if isinstance(asked, PoolUseQuery):
+            return self._follower.capacity.answer(asked)
+        if isinstance(asked, ChangesQuery):
+            # Authors of changes come from the index.
+            return self._questions.changes(asked) if self._is_indexed(asked.through) else None
+        if self._follower.ledger.applied_index < asked.through:
+            return None
+        if isinstance(asked, PastQuery):
+            state = self._questions.moment(asked)
+            return state if isinstance(state, QueryFailure) else self._reader.past(asked, state)
+        if isinstance(asked, TermsQuery):
+            return TermsReply(asked.number, terms_of(self._follower.ledger, asked.limit))
+        return self._questions.why(asked)
+
+    def _is_indexed(self, through: int) -> bool:
+        return self._follower.index >= through and not self._histories.is_reading
 
     def _tell(self) -> None:
         now_s, follower = self._clock.monotonic_s(), self._follower
@@ -188,6 +207,15 @@ class HistoryProcess:
         if said != self._told:
             self._say(said)
         self._told, self._told_s = said, now_s
+
+    def _say_in_parts(self, said: HistoryReply) -> None:
+        """Send a reply, its body in parts."""
+        if isinstance(said, PastReply):
+            last = max(0, len(said.content) - 1) // PART_BYTES_MAX * PART_BYTES_MAX
+            for first in range(0, last, PART_BYTES_MAX):
+                self._say(ReplyPart(said.number, said.content[first : first + PART_BYTES_MAX]))
+            said = msgspec.structs.replace(said, content=said.content[last:])
+        self._say(said)
 
     def _say(self, said: HistoryReply) -> None:
         self._link.send(said)

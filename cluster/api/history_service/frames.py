@@ -6,7 +6,7 @@ the query until it is answered. A query waits until the history service has read
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -17,21 +17,18 @@ from forebay.replica.values import Instant
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 """Size of one frame, bytes: the records of a job with the largest submit and the most events of a response."""
 
+PART_BYTES_MAX = 256 * 1024
+"""Body of a response in one frame, bytes: a fraction of a millisecond for the replica's loop."""
+
+COST_LEAST_S = 0.001
+"""Processor time of a query from which on it is reported, seconds."""
+
 NO_ROOM = 73
 """Exit code for a full disk (sysexits.h: a file that cannot be created)."""
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     number: int
-
-
-class RecordsQuery(_Frame, frozen=True, tag=1):
-    """Records of a job, oldest first: at most `limit`; with `newest`, the first and the newest ones."""
-
-    through: int
-    job: int
-    limit: int
-    newest: bool
 
 
 class WhyQuery(_Frame, frozen=True, tag=2):
@@ -71,7 +68,7 @@ class EntriesApplied(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
 
 class PresentQuery(_Frame, frozen=True, tag=32):
-    """Read to answer from the state after entry `through` or a later one."""
+    """Read to answer from the state after entry `through` or a later one; `indexed`: once the index has it, too."""
 
     through: int
     now: Instant
@@ -82,6 +79,9 @@ class PresentQuery(_Frame, frozen=True, tag=32):
     role: str
     name: str
     """Name of the caller."""
+    indexed: bool
+    live: bytes
+    """Encoded values that the state does not contain, for the reader (`LiveValues`)."""
 
 
 class JobRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -106,14 +106,6 @@ class ArchivedRecords(msgspec.Struct, frozen=True, array_like=True):
     segments: tuple[str, ...]
 
 
-class RecordsReply(_Frame, frozen=True, tag=3):
-    """Reply to RecordsQuery. `whole`: complete after the first record; `archived`: pruned records."""
-
-    records: tuple[JobRecord, ...]
-    whole: bool
-    archived: ArchivedRecords | None = None
-
-
 class WhyReply(_Frame, frozen=True, tag=4):
     """Reply to WhyQuery. `user`: owner of the job; `scheduler`: scheduler of an external job."""
 
@@ -128,7 +120,14 @@ class PastReply(_Frame, frozen=True, tag=21):
     revision: int
     status: int
     content: bytes
+    """Sent in parts; its last one."""
     content_type: str
+
+
+class ReplyPart(_Frame, frozen=True, tag=34):
+    """Part of a body, which the parts of later frames and the PastReply continue."""
+
+    content: bytes
 
 
 class QueryFailure(_Frame, frozen=True, tag=5):
@@ -138,6 +137,12 @@ class QueryFailure(_Frame, frozen=True, tag=5):
     """NO_JOB, NOT_HELD or REVERSED."""
     revision: int
     sentence: str
+
+
+class QueryCost(_Frame, frozen=True, tag=33):
+    """Processor time that a query took, seconds; sent before its reply, if it is at least COST_LEAST_S."""
+
+    used_s: float
 
 
 class IndexProgress(_Frame, frozen=True, tag=6):
@@ -179,20 +184,6 @@ class EventFilter(msgspec.Struct, frozen=True, array_like=True):
 REJECTED = "rejected"
 
 
-class EventPageQuery(_Frame, frozen=True, tag=22):
-    """Events after a revision, or from an instant if that is 0, up to a revision or an instant."""
-
-    through: int
-    after: int
-    since: Instant
-    until: int
-    """0: up to `before`, or to the last revision."""
-    before: Instant
-    sought: EventFilter
-    limit: int
-    """Largest number of commands."""
-
-
 class CommandEvents(msgspec.Struct, frozen=True, array_like=True):
     """Command of a page."""
 
@@ -205,7 +196,36 @@ class CommandEvents(msgspec.Struct, frozen=True, array_like=True):
     """Position of each event in its command, from 0."""
 
 
-class EventPageReply(_Frame, frozen=True, tag=23):
+class RecordsQuery(msgspec.Struct, frozen=True):
+    """Records of a job, oldest first: at most `limit`; with `newest`, the first and the newest ones."""
+
+    job: int
+    limit: int
+    newest: bool
+
+
+class RecordsReply(msgspec.Struct, frozen=True):
+    """Reply to RecordsQuery. `whole`: complete after the first record; `archived`: pruned records."""
+
+    records: tuple[JobRecord, ...]
+    whole: bool
+    archived: ArchivedRecords | None = None
+
+
+class EventPageQuery(msgspec.Struct, frozen=True):
+    """Events after a revision, or from an instant if that is 0, up to a revision or an instant."""
+
+    after: int
+    since: Instant
+    until: int
+    """0: up to `before`, or to the last revision."""
+    before: Instant
+    sought: EventFilter
+    limit: int
+    """Largest number of commands."""
+
+
+class EventPageReply(msgspec.Struct, frozen=True):
     """Reply to EventPageQuery: matches up to revision `read`, settled at `at`; the client continues until that is
     `last`.
     """
@@ -214,6 +234,18 @@ class EventPageReply(_Frame, frozen=True, tag=23):
     read: int
     at: Instant
     last: int
+
+
+class LedgerRecords(Protocol):
+    """Records of the ledger, for handlers."""
+
+    def records(self, asked: RecordsQuery) -> RecordsReply:
+        """Return the records of a job."""
+        ...
+
+    def event_page(self, asked: EventPageQuery) -> EventPageReply | QueryFailure:
+        """Return a page of events."""
+        ...
 
 
 class ChangesQuery(_Frame, frozen=True, tag=24):
@@ -355,26 +387,16 @@ class CancelQuery(_Frame, frozen=True, tag=30):
     """Cancels the query with this number."""
 
 
-HistoryQuery = (
-    RecordsQuery
-    | WhyQuery
-    | PastQuery
-    | PresentQuery
-    | EventPageQuery
-    | ChangesQuery
-    | TermsQuery
-    | PoolUseQuery
-    | TreeQuery
-)
+HistoryQuery = WhyQuery | PastQuery | PresentQuery | ChangesQuery | TermsQuery | PoolUseQuery | TreeQuery
 HistoryReply = (
-    RecordsReply
-    | WhyReply
+    WhyReply
     | PastReply
-    | EventPageReply
+    | ReplyPart
     | ChangesReply
     | TermsReply
     | PoolUseReply
     | QueryFailure
+    | QueryCost
     | IndexProgress
     | TreeReply
     | CountsReply

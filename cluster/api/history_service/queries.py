@@ -124,7 +124,7 @@ class HistoryQueries:
             found.append(JobRecord(row.revision, batch, state, word, note.attempt, note.reason or ""))
         whole = follower.is_confirmed and not archived
         whole = whole and not any(hole.first_index > first for hole in follower.holes)
-        return RecordsReply(asked.number, tuple(found), whole, archived)
+        return RecordsReply(tuple(found), whole, archived)
 
     def _held_rows(self, rows: list[JobIndexRow]) -> tuple[list[JobIndexRow], ArchivedRecords | None]:
         """Return the rows whose entries are held, and the archived location of the pruned ones."""
@@ -169,9 +169,9 @@ class HistoryQueries:
                 until = last if asked.before == NEVER else self._revision_at(asked.before)
             found = self._stories.read_page(asked.sought, after, until, asked.limit)
         except LookupError as error:
-            return QueryFailure(asked.number, NOT_HELD, after + 1, str(error))
+            return QueryFailure(0, NOT_HELD, after + 1, str(error))
         at = found.at if found.at != NEVER else self._stories.at(found.read)
-        return EventPageReply(asked.number, found.happened, found.read, at, until)
+        return EventPageReply(found.happened, found.read, at, until)
 
     def changes(self, asked: ChangesQuery) -> ChangesReply | QueryFailure:
         """Return the differences between two states."""

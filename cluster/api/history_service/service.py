@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
 
 from forebay.cluster.api.history_service.entry_feed import EntryFeed
 from forebay.cluster.api.history_service.frames import (
@@ -23,8 +27,6 @@ from forebay.cluster.api.history_service.frames import (
     CountsQuery,
     CountsReply,
     EventFilter,
-    EventPageQuery,
-    EventPageReply,
     FromReplica,
     HistoryQuery,
     HistoryReply,
@@ -35,9 +37,9 @@ from forebay.cluster.api.history_service.frames import (
     PoolUseReply,
     PresentQuery,
     ProofQuery,
+    QueryCost,
     QueryFailure,
-    RecordsQuery,
-    RecordsReply,
+    ReplyPart,
     RootQuery,
     TermsQuery,
     TermsReply,
@@ -50,7 +52,7 @@ from forebay.cluster.ipc import FrameConnection, SupervisedProcess
 from forebay.cluster.security import Identity
 from forebay.cluster.security.proofs import HASH_BYTES
 from forebay.cluster.server import Controller
-from forebay.cluster.system.eventloop import Turns
+from forebay.cluster.system.eventloop import ProcessorShares, ShareExceeded, Turns
 from forebay.replica.values import NEVER, Instant
 
 LOGGER = logging.getLogger(__name__)
@@ -70,6 +72,18 @@ READS_MAX = 4
 READS_PER_ASKER_MAX = 2
 """Those of one caller, count."""
 
+SHARE = 0.25
+"""Processors that the queries of one caller may use, in the long run: four listings of 10,000 jobs in eight seconds."""
+
+RESERVE_S = 2.0
+"""Processor time that a caller may use at once after a pause, seconds: four such listings."""
+
+SHARE_WAIT_S_MAX = 2.0
+"""Longest wait for a caller's share, seconds: with the query less than a client waits for one replica."""
+
+SHARE_WAITING_MAX = 8
+"""Queries of one caller that wait for its share, count: those of a page, and some more."""
+
 POOLS_LATE_S = 10.0
 """Largest age of reported pool use, seconds."""
 
@@ -83,13 +97,19 @@ _KILLED_BY_ITS_FILES = frozenset({-signal.SIGBUS, -signal.SIGSEGV, -signal.SIGAB
 """Signals that indicate a damaged mapped file; the index is then rebuilt."""
 
 
+Live = Callable[[], Awaitable[bytes]]
+"""Returns encoded values of the replica that its state does not contain."""
+
+
 class HistoryServiceBusy(Exception):
     """Too many queries are outstanding; try again later."""
 
-    def __init__(self, sentence: str, *, own: bool = False) -> None:
+    def __init__(self, sentence: str, *, own: bool = False, after_s: int = 1) -> None:
         super().__init__(sentence)
         self.own = own
         """Whether they are the caller's own."""
+        self.after_s = after_s
+        """Time after which to try again, seconds."""
 
 
 class HistoryServiceTimeout(TimeoutError):
@@ -128,7 +148,18 @@ class HistoryService:
         """Last reported progress of the index."""
         self._reads: dict[int, asyncio.Future[PastReply]] = {}
         """Outstanding reads of the present state."""
+        self._parts: dict[int, list[bytes]] = {}
+        """Parts of bodies that have arrived, by query."""
         self._turns = Turns(READS_MAX, READS_PER_ASKER_MAX)
+        self._callers: dict[int, Hashable] = {}
+        """Caller of each outstanding query that is charged."""
+        self._shares = ProcessorShares(
+            controller.clock.monotonic_s,
+            share=SHARE,
+            reserve_s=RESERVE_S,
+            wait_s_max=SHARE_WAIT_S_MAX,
+            waiting_max=SHARE_WAITING_MAX,
+        )
         self._feed = EntryFeed(controller, self.process)
 
     def start(self) -> None:
@@ -138,18 +169,6 @@ class HistoryService:
     async def stop(self) -> None:
         """Let the process write its rows and exit."""
         await self.process.stop()
-
-    async def records(self, job: int, limit: int, who: Hashable, *, newest: bool = False) -> RecordsReply:
-        """Return the records of a job up to the currently applied entry (`RecordsQuery`).
-
-        Raises:
-            HistoryServiceBusy, HistoryServiceTimeout: Try again later.
-        """
-        async with self._turn(who):
-            through = self._controller.applied_index
-            found = await self._ask(RecordsQuery(self._number(), through, job, limit, newest), through)
-        assert isinstance(found, RecordsReply)
-        return found
 
     async def why(
         self,
@@ -164,7 +183,9 @@ class HistoryService:
         """Return the reason a job waited after a revision or at an instant."""
         async with self._turn(who):
             through = self._controller.applied_index
-            found = await self._ask(WhyQuery(self._number(), through, revision, at, job, tasks, external_job), through)
+            found = await self._ask(
+                WhyQuery(self._number(), through, revision, at, job, tasks, external_job), through, who
+            )
         assert isinstance(found, WhyReply | QueryFailure)
         return found
 
@@ -187,7 +208,7 @@ class HistoryService:
         async with self._turn(who):
             through, whose = self._controller.applied_index, (str(who.role), who.name)
             asked = PastQuery(self._number(), through, revision, at, operation, params, query, *whose, is_private)
-            found = await self._ask(asked, through)
+            found = await self._ask(asked, through, who)
         assert isinstance(found, PastReply | QueryFailure)
         return found
 
@@ -197,20 +218,23 @@ class HistoryService:
         return self._feed.completes(self.progress.present)
 
     async def read_present(
-        self, who: Identity, operation: str, params: dict[str, str], query: dict[str, str]
+        self, who: Identity, operation: str, params: dict[str, str], query: dict[str, str], *, live: Live
     ) -> PastReply:
         """Return the response to a read of what is applied now. Callers take turns.
 
+        `live` returns encoded values of the replica that the state does not contain.
+
         Raises:
             HistoryServiceLost: The process ended; the caller can answer itself.
-            HistoryServiceTimeout: Try again later.
+            HistoryServiceBusy, HistoryServiceTimeout: Try again later.
         """
-        async with self._turns.turn(who):
-            controller, number = self._controller, self._number()
-            through, now = controller.applied_index, controller.agreed.now()
+        async with self._share(who), self._turns.turn(who):
+            asked = await self._present_query(who, operation, params, query, live)
+            number = asked.number
             future = self._reads[number] = asyncio.get_running_loop().create_future()
+            self._callers[number] = who
             self._feed.flush()
-            self._send(PresentQuery(number, through, now, operation, params, query, str(who.role), who.name))
+            self._send(asked)
             try:
                 if not self.has_present:
                     raise HistoryServiceLost("the history service has just ended")
@@ -220,31 +244,44 @@ class HistoryService:
             except TimeoutError as error:
                 self._feed.stop()  # until it reports progress, this replica answers itself
                 raise HistoryServiceTimeout(
-                    f"the history service has read entry {self.progress.present}; the query needs entry {through}"
+                    f"the history service has read entry {self.progress.present}; the query needs entry {asked.through}"
                 ) from error
             finally:
-                del self._reads[number]
+                del self._reads[number], self._callers[number]
+                self._parts.pop(number, None)
                 if not future.done() or future.cancelled():
                     self._send(CancelQuery(number))
 
-    async def event_page(
-        self,
-        who: Hashable,
-        sought: EventFilter,
-        *,
-        after: int,
-        since: Instant,
-        until: int,
-        before: Instant,
-        limit: int,
-    ) -> EventPageReply | QueryFailure:
-        """Return a page of events (`EventPageQuery`)."""
+    async def read_records(
+        self, who: Identity, operation: str, params: dict[str, str], query: dict[str, str], *, live: Live
+    ) -> PastReply:
+        """Return the response to a read of the ledger's records up to the currently applied entry.
+
+        `live` as for `read_present`.
+
+        Raises:
+            HistoryServiceBusy, HistoryServiceTimeout: Try again later.
+        """
         async with self._turn(who):
-            through = self._controller.applied_index
-            asked = EventPageQuery(self._number(), through, after, since, until, before, sought, limit)
-            found = await self._ask(asked, through)
-        assert isinstance(found, EventPageReply | QueryFailure)
+            asked = await self._present_query(who, operation, params, query, live, indexed=True)
+            found = await self._ask(asked, asked.through, who)
+        assert isinstance(found, PastReply)
         return found
+
+    async def _present_query(
+        self,
+        who: Identity,
+        operation: str,
+        params: dict[str, str],
+        query: dict[str, str],
+        live: Live,
+        *,
+        indexed: bool = False,
+    ) -> PresentQuery:
+        """Return a query of what is applied now."""
+        values, controller = await live(), self._controller
+        through, now, whose = controller.applied_index, controller.agreed.now(), (str(who.role), who.name)
+        return PresentQuery(self._number(), through, now, operation, params, query, *whose, indexed, values)
 
     async def changes(
         self,
@@ -267,7 +304,7 @@ class HistoryService:
             asked = ChangesQuery(
                 self._number(), through, *since, *until, one.job, one.of, one.name, one.only, is_operator, limit
             )
-            found = await self._ask(asked, through)
+            found = await self._ask(asked, through, who)
         assert isinstance(found, ChangesReply | QueryFailure)
         return found.content if isinstance(found, ChangesReply) else found
 
@@ -275,7 +312,7 @@ class HistoryService:
         """Return the last leader terms."""
         async with self._turn(who):
             through = self._controller.applied_index
-            found = await self._ask(TermsQuery(self._number(), through, limit), through)
+            found = await self._ask(TermsQuery(self._number(), through, limit), through, who)
         assert isinstance(found, TermsReply)
         return found
 
@@ -289,7 +326,7 @@ class HistoryService:
             if is_due:
                 self._pools_asked_s = now_s
             through = self._controller.applied_index if is_due else 0
-            found = await self._ask(PoolUseQuery(self._number(), name), through)
+            found = await self._ask(PoolUseQuery(self._number(), name), through, who)
         assert isinstance(found, PoolUseReply)
         return found
 
@@ -318,12 +355,12 @@ class HistoryService:
             ProofUnavailable: The tile does not exist.
         """
         async with self._turn(who):
-            return await self._query_tree(TileQuery(self._number(), path), 0)
+            return await self._query_tree(TileQuery(self._number(), path), 0, who)
 
     async def proof(self, job: int, size: int, who: Hashable) -> tuple[bytes, bytes]:
         """Return the proven records of a job in the first `size` entries, and a completeness proof if available."""
         async with self._turn(who):
-            found = await self._query(ProofQuery(self._number(), size, job), size)
+            found = await self._query(ProofQuery(self._number(), size, job), size, who)
         assert isinstance(found, TreeReply)
         return found.data, found.more
 
@@ -336,23 +373,25 @@ class HistoryService:
         assert isinstance(found, CountsReply)
         return found
 
-    async def _query_tree(self, asked: HistoryQuery, through: int) -> bytes:
-        found = await self._query(asked, through)
+    async def _query_tree(self, asked: HistoryQuery, through: int, who: Hashable = None) -> bytes:
+        found = await self._query(asked, through, who)
         assert isinstance(found, TreeReply)
         return found.data
 
-    async def _query(self, asked: HistoryQuery, through: int) -> HistoryReply:
-        found = await self._ask(asked, through)
+    async def _query(self, asked: HistoryQuery, through: int, who: Hashable = None) -> HistoryReply:
+        found = await self._ask(asked, through, who)
         if isinstance(found, QueryFailure):
             raise ProofUnavailable(found.sentence)
         return found
 
-    async def _ask(self, asked: HistoryQuery, through: int) -> HistoryReply:
-        """Return the reply to a query that needs entries up to `through`."""
+    async def _ask(self, asked: HistoryQuery, through: int, who: Hashable = None) -> HistoryReply:
+        """Return the reply to a query that needs entries up to `through`, and charge the caller; None: a replica."""
         self.start()
         self._wanted.set()
         future: asyncio.Future[HistoryReply] = asyncio.get_running_loop().create_future()
         self._questions[asked.number] = asked, future
+        if who is not None:
+            self._callers[asked.number] = who
         if self._controller.ledger.applied_index < through:
             self._controller.journal.flush_hints()
         self._send(asked)
@@ -366,6 +405,8 @@ class HistoryService:
             ) from error
         finally:
             del self._questions[asked.number]
+            self._callers.pop(asked.number, None)
+            self._parts.pop(asked.number, None)
             if future.cancelled() or not future.done():
                 # A repeated query would otherwise wait behind unwanted replies.
                 self._send(CancelQuery(asked.number))
@@ -382,11 +423,22 @@ class HistoryService:
             raise HistoryServiceBusy(f"{len(self._questions)} history queries are outstanding")
         self._asked[who] += 1
         try:
-            yield
+            async with self._share(who):
+                yield
         finally:
             self._asked[who] -= 1
             if not self._asked[who]:
                 del self._asked[who]
+
+    @asynccontextmanager
+    async def _share(self, who: Hashable) -> AsyncIterator[None]:
+        """Wait until the caller's share of the process permits another query."""
+        try:
+            async with self._shares.use(who):
+                yield
+        except ShareExceeded as error:
+            sentence = f"the queries of {who} have used more than a caller's share of this replica's processor time"
+            raise HistoryServiceBusy(sentence, own=True, after_s=math.ceil(error.after_s)) from error
 
     def _number(self) -> int:
         self._numbers += 1
@@ -414,6 +466,7 @@ class HistoryService:
     def disconnected(self) -> None:
         """Give up the reads that the process has not answered."""
         self._feed.stop()
+        self._parts.clear()  # the next process begins its replies anew
         for future in self._reads.values():
             if not future.done():
                 future.set_exception(HistoryServiceLost("the history service has ended"))
@@ -423,11 +476,26 @@ class HistoryService:
         if isinstance(said, IndexProgress):
             self.progress = said
             self._feed.begin()
-        elif said.number in self._reads and isinstance(said, PastReply):
-            if not self._reads[said.number].done():
-                self._reads[said.number].set_result(said)
+        elif isinstance(said, QueryCost):
+            if said.number in self._callers:
+                self._shares.charge(self._callers[said.number], said.used_s)
+        elif isinstance(said, ReplyPart):
+            if said.number in self._reads or said.number in self._questions:
+                self._parts.setdefault(said.number, []).append(said.content)
+        elif isinstance(said, PastReply):
+            self._receive_read(said)
         elif said.number in self._questions and not self._questions[said.number][1].done():
             self._questions[said.number][1].set_result(said)
+
+    def _receive_read(self, said: PastReply) -> None:
+        parts = self._parts.pop(said.number, None)
+        if parts:
+            said = msgspec.structs.replace(said, content=b"".join((*parts, said.content)))
+        future: asyncio.Future[Any] | None = self._reads.get(said.number)
+        if said.number in self._questions:
+            future = self._questions[said.number][1]
+        if future is not None and not future.done():
+            future.set_result(said)
 
 
 class HistoryConnection(FrameConnection[FromReplica, HistoryReply]):

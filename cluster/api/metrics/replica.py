@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterator
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from pathlib import Path
 
 from forebay.cluster.api.history_service import HistoryService
+from forebay.cluster.api.metrics.families import MetricFamily, counter, counters, gauge, gauges, histogram, histograms
 from forebay.cluster.api.traces import Tracer
 from forebay.cluster.consensus import Role
-from forebay.cluster.security import certificate_of
+from forebay.cluster.security import Certificate, certificate_of
 from forebay.cluster.server import Controller
 from forebay.cluster.server.tlog import Publisher
 from forebay.replica.messages import features
@@ -19,11 +20,8 @@ from forebay.replica.state import State
 from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant
 
 
-class ReplicaCollector(Collector):
-    """Reads consensus, ledger and command metrics at the scrape, so that nothing is updated in between.
-
-    `read` runs on the event loop; `collect` returns the values in any thread.
-    """
+class ReplicaMetrics:
+    """Reads consensus, ledger and command metrics at the scrape, so that nothing is updated in between."""
 
     def __init__(
         self, controller: Controller, past: HistoryService, tracer: Tracer, publisher: Callable[[], Publisher]
@@ -32,32 +30,28 @@ class ReplicaCollector(Collector):
         self._past = past
         self._tracer = tracer
         self._publisher = publisher
-        self._families: list[Metric] = []
 
-    def read(self) -> None:
-        """Read all values, on the event loop."""
-        self._families = [
-            *self._consensus(),
-            *self._peers(),
-            *self._clocks(),
-            *self._ledger(),
-            *self._snapshots(),
-            *self._history(),
-            *self._traces(),
-            *self._checkpoints(),
-            *self._commands(),
-            *_drills(self._controller.state, self._controller.agreed.now()),
-        ]
+    def families(self) -> Iterator[MetricFamily]:
+        """Yield all families."""
+        yield from self._consensus()
+        yield from self._peers()
+        yield from self._clocks()
+        yield from self._ledger()
+        yield from self._snapshots()
+        yield from self._history()
+        yield from self._traces()
+        yield from self._checkpoints()
+        yield from self._commands()
+        yield from self._jobs()
+        yield from self._transfers()
+        yield _certificates(self._controller)
+        yield from _drills(self._controller.state, self._controller.agreed.now())
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield every family."""
-        yield from self._families
-
-    def _consensus(self) -> Iterator[Metric]:
+    def _consensus(self) -> Iterator[MetricFamily]:
         controller, engine = self._controller, self._controller.engine
-        role = GaugeMetricFamily("forebay_role", "1 for the current Raft role of this replica.", labels=["role"])
+        role = gauges("forebay_role", "1 for the current Raft role of this replica.", "role")
         for name in Role:
-            role.add_metric([name.value], float(engine.role == name))
+            role.add(float(engine.role == name), name.value)
         yield role
         yield gauge(
             "forebay_ready", "1 if this replica can commit, or closely follows a leader that can.", engine.ready
@@ -82,36 +76,32 @@ class ReplicaCollector(Collector):
             controller.entries_void,
         )
 
-    def _peers(self) -> Iterator[Metric]:
+    def _peers(self) -> Iterator[MetricFamily]:
         engine = self._controller.engine
-        lag = GaugeMetricFamily("forebay_peer_lag_entries", "Entries the peer lacks; leader only.", labels=["peer"])
-        contact = GaugeMetricFamily(
-            "forebay_peer_contact_age_seconds", "Time since the last frame from the peer.", labels=["peer"]
-        )
-        forgot = GaugeMetricFamily(
+        lag = gauges("forebay_peer_lag_entries", "Entries the peer lacks; leader only.", "peer")
+        contact = gauges("forebay_peer_contact_age_seconds", "Time since the last frame from the peer.", "peer")
+        forgot = gauges(
             "forebay_peer_rejected",
             "1 if the peer is rejected because it lost entries it had acknowledged; leader only.",
-            labels=["peer"],
+            "peer",
         )
-        offset = GaugeMetricFamily(
-            "forebay_peer_clock_offset_seconds",
-            "Lead of the peer's wall clock over this replica's.",
-            labels=["peer"],
+        offset = gauges(
+            "forebay_peer_clock_offset_seconds", "Lead of the peer's wall clock over this replica's.", "peer"
         )
         for peer in engine.peers():
             if peer.clock_offset_s is not None:
-                offset.add_metric([peer.name], peer.clock_offset_s)
+                offset.add(peer.clock_offset_s, peer.name)
             if engine.role == Role.LEADER:
-                forgot.add_metric([peer.name], float(peer.forgot))
-                lag.add_metric([peer.name], peer.lag_entries)
+                forgot.add(float(peer.forgot), peer.name)
+                lag.add(peer.lag_entries, peer.name)
             if peer.last_contact_s is not None:
-                contact.add_metric([peer.name], peer.last_contact_s)
+                contact.add(peer.last_contact_s, peer.name)
         yield lag
         yield forgot
         yield contact
         yield offset
 
-    def _clocks(self) -> Iterator[Metric]:
+    def _clocks(self) -> Iterator[MetricFamily]:
         controller = self._controller
         yield gauge(
             "forebay_clock_skewed",
@@ -124,7 +114,7 @@ class ReplicaCollector(Collector):
             controller.agreed.ahead_us / MICROSECONDS_PER_SECOND,
         )
 
-    def _ledger(self) -> Iterator[Metric]:
+    def _ledger(self) -> Iterator[MetricFamily]:
         controller = self._controller
         yield gauge(
             "forebay_journal_fill_ratio", "Used share of the journal's space, from 0 to 1.", controller.journal_fill
@@ -167,7 +157,7 @@ class ReplicaCollector(Collector):
             scrubbed.mended,
         )
 
-    def _snapshots(self) -> Iterator[Metric]:
+    def _snapshots(self) -> Iterator[MetricFamily]:
         controller = self._controller
         yield gauge("forebay_snapshot_index", "Index of the entry of the newest snapshot.", controller.snapshot_index)
         yield gauge(
@@ -184,7 +174,7 @@ class ReplicaCollector(Collector):
             controller.snapshots_failed,
         )
 
-    def _history(self) -> Iterator[Metric]:
+    def _history(self) -> Iterator[MetricFamily]:
         progress = self._past.progress
         yield gauge(
             "forebay_history_index_entry",
@@ -209,7 +199,7 @@ class ReplicaCollector(Collector):
             self._past.process.started,
         )
 
-    def _traces(self) -> Iterator[Metric]:
+    def _traces(self) -> Iterator[MetricFamily]:
         tracer = self._tracer
         yield counter("forebay_traces_sent", "Job traces accepted by the collector.", tracer.sent_count)
         yield counter(
@@ -219,7 +209,7 @@ class ReplicaCollector(Collector):
         )
         yield gauge("forebay_traces_waiting", "Job traces waiting for the collector.", tracer.waiting)
 
-    def _checkpoints(self) -> Iterator[Metric]:
+    def _checkpoints(self) -> Iterator[MetricFamily]:
         publisher = self._publisher()
         yield gauge(
             "forebay_checkpoint_entry", "Entries covered by the last checkpoint signed by a majority.", publisher.size
@@ -250,17 +240,17 @@ class ReplicaCollector(Collector):
             "Time since checkpoints last had the required cosignatures; 0 if the last one has them.",
             publisher.unwitnessed_s,
         )
-        disputes = GaugeMetricFamily(
+        disputes = gauges(
             "forebay_witness_disputes",
             "1 if the witness has cosigned a history that this ledger does not contain: the ledger was reset "
             "or altered; leader only.",
-            labels=["witness"],
+            "witness",
         )
         for one in cosigning.witnesses:
-            disputes.add_metric([one.name], float(one.name in cosigning.disputes))
+            disputes.add(float(one.name in cosigning.disputes), one.name)
         yield disputes
 
-    def _commands(self) -> Iterator[Metric]:
+    def _commands(self) -> Iterator[MetricFamily]:
         proposer = self._controller.proposer
         counts = proposer.counts
         yield gauge("forebay_queue_commands", "Commands waiting in the leader's queue.", proposer.queued)
@@ -284,52 +274,100 @@ class ReplicaCollector(Collector):
             "Commands whose outcome is unknown because leadership was lost.",
             counts.outcomes_unknown,
         )
-        rejections = CounterMetricFamily("forebay_rejections", "Rejected commands by code.", labels=["code"])
-        for code, count in sorted(counts.rejections.items()):
-            rejections.add_metric([code], count)
-        yield rejections
+        yield counters("forebay_rejections", "Rejected commands by code.", "code", counts.rejections)
 
-
-class CertificateCollector(Collector):
-    """Reads the expiry of this replica's certificate and authority from their files."""
-
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield each expiry; omit unreadable files."""
-        files = self._controller.config.tls_files(self._controller.name)
-        expiry = GaugeMetricFamily(
-            "forebay_certificate_expiry_timestamp_seconds",
-            "Expiry of the certificates of this replica and of the authority, seconds since 1970.",
-            labels=["kind", "name"],
+    def _jobs(self) -> Iterator[MetricFamily]:
+        """Yield job counters since the process started."""
+        totals = self._controller.job_totals
+        yield counter("forebay_jobs_submitted", "Jobs submitted; each array task counts as one.", totals.submitted)
+        yield counters("forebay_jobs_ended", "Finished jobs by outcome.", "outcome", totals.ended)
+        yield counter("forebay_jobs_requeued", "Jobs requeued after a run.", totals.requeued)
+        yield counter("forebay_buffers_revoked", "Buffers revoked before their job ran.", totals.revoked)
+        failed = MetricFamily(
+            "forebay_stage_failures", "Failed operations by stage and by node.", "counter", ("stage", "node")
         )
-        for kind, path in (("replica", files.certificate), ("authority", files.authority)):
-            found = certificate_of(path.parent, path.stem)
+        for (stage, node), count in sorted(totals.failed.items()):
+            failed.add(count, stage, node)
+        yield failed
+        yield counters("forebay_stage_retries", "Retried operations by stage.", "stage", totals.retried)
+        yield histograms(
+            "forebay_job_space_wait_seconds",
+            "Time from a job's eligibility for its buffer to the allocation of its space.",
+            "pool",
+            sorted(totals.space_waits.items()),
+        )
+        yield histogram(
+            "forebay_job_start_wait_seconds", "Time from a job's eligibility to its first start.", totals.start_waits
+        )
+        yield histogram("forebay_job_run_seconds", "Run time of scripts, without suspended time.", totals.runs)
+        yield histograms(
+            "forebay_stage_seconds",
+            "Duration of successful buffer operations from their order; for retried ones, of the last attempt.",
+            "stage",
+            totals.stages.items(),
+        )
+
+    def _transfers(self) -> Iterator[MetricFamily]:
+        """Yield the totals of transfer receipts."""
+        totals = self._controller.transfer_totals
+        ended = MetricFamily(
+            "forebay_transfers_ended",
+            "Transfers ended since this process started, by stage and outcome.",
+            "counter",
+            ("stage", "outcome"),
+        )
+        for (stage, outcome), count in sorted(totals.ended.items()):
+            ended.add(count, stage, outcome)
+        yield ended
+        yield counters("forebay_transferred_files", "Files moved by ended transfers.", "stage", totals.files)
+        yield counters("forebay_transferred_bytes", "Bytes moved by ended transfers.", "stage", totals.size_bytes)
+        yield counters(
+            "forebay_transfer_resumed_bytes",
+            "Bytes that a retried transfer did not have to move again.",
+            "stage",
+            totals.resumed_bytes,
+        )
+        yield counters(
+            "forebay_transfer_retries",
+            "Files or chunks moved again because they changed or were damaged.",
+            "stage",
+            totals.retries,
+        )
+        yield counters("forebay_transfer_left_out", "Files and links left out of transfers.", "stage", totals.left_out)
+
+
+def _certificates(controller: Controller) -> MetricFamily:
+    """Return the expiry of this replica's certificate and of its authority; omit unreadable files."""
+    expiry = MetricFamily(
+        "forebay_certificate_expiry_timestamp_seconds",
+        "Expiry of the certificates of this replica and of the authority, seconds since 1970.",
+        "gauge",
+        ("kind", "name"),
+    )
+    files = controller.config.tls_files(controller.name)
+    for kind, path in (("replica", files.certificate), ("authority", files.authority)):
+        with contextlib.suppress(OSError):
+            found = _certificate(path, path.stat().st_mtime_ns)
             if not found.problem:
-                expiry.add_metric([kind, found.name], found.valid_until / MICROSECONDS_PER_SECOND)
-        yield expiry
+                expiry.add(found.valid_until / MICROSECONDS_PER_SECOND, kind, found.name)
+    return expiry
 
 
-def _drills(state: State, at: Instant) -> Iterator[Metric]:
+@functools.lru_cache(maxsize=4)
+def _certificate(path: Path, changed_ns: int) -> Certificate:
+    """Return the cached status of a certificate until its file changes."""
+    return certificate_of(path.parent, path.stem)
+
+
+def _drills(state: State, at: Instant) -> Iterator[MetricFamily]:
     """Yield the time each kind of drill was last completed, as a reminder of missing ones."""
     under_way = max((number for number, drill in state.drills.items() if drill.is_under_way(at)), default=0)
     yield gauge("forebay_drill_under_way", "ID of the drill under way; 0 if none.", under_way)
-    age = GaugeMetricFamily(
+    age = gauges(
         "forebay_drill_age_seconds",
         "Time since a drill of this scenario last passed or failed; absent if it never ran.",
-        labels=["scenario"],
+        "scenario",
     )
     for scenario, drill in sorted(latest_completed(state.drills.values()).items()):
-        age.add_metric([scenario], max(0, at - drill.ended_at) / MICROSECONDS_PER_SECOND)
+        age.add(max(0, at - drill.ended_at) / MICROSECONDS_PER_SECOND, scenario)
     yield age
-
-
-def gauge(name: str, help_text: str, value: float) -> Metric:
-    """Return a gauge without labels."""
-    return GaugeMetricFamily(name, help_text, value=float(value))
-
-
-def counter(name: str, help_text: str, value: float) -> Metric:
-    """Return a counter without labels; `name` is without its `_total`."""
-    return CounterMetricFamily(name, help_text, value=float(value))

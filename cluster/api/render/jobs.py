@@ -20,7 +20,7 @@ from forebay.cluster.schemas import (
     made_of,
     shared_fields,
 )
-from forebay.cluster.server import Liveness
+from forebay.cluster.server import AgentContacts
 from forebay.cluster.system import format_instant
 from forebay.replica.decide import overcommitted_bytes
 from forebay.replica.messages import SubmitJob
@@ -274,7 +274,7 @@ def node_word(state: State, name: str) -> str:
     return DRAINING if found is NodeState.DRAINED and state.on_node.get(name) else found.name
 
 
-def node_view(state: State, name: str, liveness: Liveness | None) -> NodeView:
+def node_view(state: State, name: str, liveness: AgentContacts | None) -> NodeView:
     """Return one node at `state` with its jobs. `liveness`: None on a replica that does not lead.
 
     Raises:

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import msgspec
-
 from forebay.cluster.api.history import history_busy
 from forebay.cluster.api.history_service import HistoryServiceBusy, HistoryServiceTimeout, PoolUseReply
-from forebay.cluster.api.ledger import status_of
-from forebay.cluster.api.members import members_of
 from forebay.cluster.api.render import capacity_controls, holders, node_word, pool_view
 from forebay.cluster.api.service import ApiCall, Reply, handles
 from forebay.cluster.api.transfers import summary_of
@@ -22,13 +18,12 @@ from forebay.cluster.api.watch.attention import (
     find_pools,
     find_replicas,
 )
+from forebay.cluster.api.watch.live import replicas_of
 from forebay.cluster.schemas import (
-    MemberView,
     OverviewAnswer,
     PoolStepView,
     PoolUseAnswer,
     PoolUseView,
-    StatusView,
     made_of,
 )
 from forebay.cluster.schemas import operations as ops
@@ -44,16 +39,13 @@ OTHER_REASONS = "others"
 FAILED = "a failed operation"
 """Replaces the reason of a failed operation, which can name files."""
 
-_OF_STATUS = ("room_bytes", "journal_fill", "sync_s", "certificate_until", "authority_until")
-
 
 @handles(ops.SHOW_OVERVIEW)
 async def show_overview(call: ApiCall[None]) -> Reply[OverviewAnswer]:
     state, work = await call.state(), call.work
-    status = status_of(call)
-    members = await _members(call, state, status)
+    status, members = await replicas_of(call, state)
     needs = AttentionItems()
-    find_replicas(members, needs, call.service.controller.clock.now())
+    find_replicas(members, needs, call.service.clock.now())
     find_ledger(status, needs)
     counts, controls = holders(state), capacity_controls(state)
     find_pools((pool_view(state, name, counts[name], controls) for name in sorted(state.pools)), needs)
@@ -77,21 +69,6 @@ async def show_overview(call: ApiCall[None]) -> Reply[OverviewAnswer]:
         needs_count=needs.count,
     )
     return Reply(state.revision, answer)
-
-
-async def _members(call: ApiCall[Any], state: State, status: StatusView) -> tuple[MemberView, ...]:
-    """Return the replicas with their last known statuses."""
-    rows = members_of(call, state)
-    others = [row.name for row in rows if row.reachable and row.name != status.replica]
-    said = {**await call.service.statuses.of(others), status.replica: status}
-    completed = []
-    for row in rows:
-        word = said.get(row.name)
-        if word is not None:
-            # `lag_entries` shows another replica's progress, because its status can be a minute old.
-            row = msgspec.structs.replace(row, **{name: getattr(word, name) for name in _OF_STATUS})
-        completed.append(row)
-    return tuple(completed)
 
 
 async def _jobs(state: State, work: SlicedWork) -> tuple[dict[str, int], list[int]]:

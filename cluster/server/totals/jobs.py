@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
@@ -35,17 +35,21 @@ _IN_STATE: Final = {
 class Durations:
     """Histogram of durations; cheap to update while committing."""
 
-    __slots__ = ("_counts", "sum_s")
+    __slots__ = ("_bounds_s", "_counts", "sum_s")
 
-    def __init__(self) -> None:
-        """Start empty."""
-        self._counts = [0] * (len(BOUNDS_S) + 1)
+    def __init__(self, bounds_s: Sequence[float] = BOUNDS_S) -> None:
+        """Start empty; `bounds_s`: upper bounds of the buckets, seconds."""
+        self._bounds_s = bounds_s
+        self._counts = [0] * (len(bounds_s) + 1)
         self.sum_s = 0.0
 
     def add(self, duration_us: int) -> None:
         """Count one duration, microseconds; a negative one, after a clock was set back, counts as 0."""
-        duration_s = max(0, duration_us) / MICROSECONDS_PER_SECOND
-        self._counts[bisect_left(BOUNDS_S, duration_s)] += 1
+        self.add_s(max(0, duration_us) / MICROSECONDS_PER_SECOND)
+
+    def add_s(self, duration_s: float) -> None:
+        """Count one duration, seconds."""
+        self._counts[bisect_left(self._bounds_s, duration_s)] += 1
         self.sum_s += duration_s
 
     @property
@@ -55,7 +59,7 @@ class Durations:
 
     def buckets(self) -> Iterator[tuple[str, int]]:
         """Yield each bound in Prometheus' form, with the number of durations up to it."""
-        return zip((*(str(float(bound)) for bound in BOUNDS_S), "+Inf"), accumulate(self._counts), strict=True)
+        return zip((*(str(float(bound)) for bound in self._bounds_s), "+Inf"), accumulate(self._counts), strict=True)
 
 
 class JobTotals:

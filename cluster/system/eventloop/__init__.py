@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from forebay.cluster.system.eventloop.http_server import HttpConnection, HttpServer, MalformedRequest
     from forebay.cluster.system.eventloop.listener import Acceptor, ReadingProtocol, listen, read_buffer
     from forebay.cluster.system.eventloop.name_service import NameService, NotKnownNow
+    from forebay.cluster.system.eventloop.shares import ProcessorShares, ShareExceeded
     from forebay.cluster.system.eventloop.slices import (
         BYTES_PER_SLICE,
         RECORDS_PER_SLICE,

@@ -42,12 +42,15 @@ READER = "operator"
 TARGETS = ("/v1/jobs?limit=10000", "/v1/jobs/1/history", "/metrics", "/v1/overview")
 """Requests of that user, each in a thread that repeats it as soon as it is answered."""
 
+NOT_ANSWERED = "not answered"
+"""In place of a target: requests that were rejected, as with 429 and its Retry-After, which the user obeys."""
+
 
 def ask(file: Path, base: str, seconds: float) -> dict[str, list[float]]:
     """Ask for all targets until the end, and return the milliseconds of each answer."""
     tls = client_context(Config.load(file).tls_files(READER))
     host, port = urllib.parse.urlsplit(base).netloc.rsplit(":", 1)
-    found: dict[str, list[float]] = {target: [] for target in TARGETS}
+    found: dict[str, list[float]] = {target: [] for target in (*TARGETS, NOT_ANSWERED)}
     end = time.perf_counter() + seconds
 
     def repeat(target: str) -> None:
@@ -56,8 +59,8 @@ def ask(file: Path, base: str, seconds: float) -> dict[str, list[float]]:
             connection.request("GET", target)
             answer = connection.getresponse()
             answer.read()
-            if answer.status == 200:
-                found[target].append((time.perf_counter() - began) * 1000)
+            found[target if answer.status == 200 else NOT_ANSWERED].append((time.perf_counter() - began) * 1000)
+            time.sleep(min(int(answer.headers.get("Retry-After", 0)), max(0.0, end - time.perf_counter())))
 
     threads = [threading.Thread(target=repeat, args=(target,)) for target in TARGETS]
     for thread in threads:
@@ -89,10 +92,10 @@ async def measure(directory: Path, seconds: float, rounds: int, say: Say) -> dic
     cluster = ChannelCluster(directory)
     figures: dict[str, list[float]] = {"alone p50": [], "alone p99": [], "beside p50": [], "beside p99": []}
     commits: dict[str, list[float]] = {"alone": [], "beside": []}
-    read: dict[str, list[float]] = {target: [] for target in TARGETS}
+    read: dict[str, list[float]] = {target: [] for target in (*TARGETS, NOT_ANSWERED)}
     try:
         await cluster.start()
-        base, address = await cluster.leader_addresses()
+        _, address = await cluster.leader_addresses()
         connection = await ChannelConnection.open(address, cluster.tls(), cluster.config.cluster.id)
         await fill(connection, directory)
         connection.close()
@@ -101,6 +104,7 @@ async def measure(directory: Path, seconds: float, rounds: int, say: Say) -> dic
             for way in ("alone", "beside"):
                 reader = None
                 if way == "beside":
+                    base, _ = await cluster.leader_addresses()
                     words = [str(cluster.config.file), base, str(seconds + 2)]
                     reader = await asyncio.create_subprocess_exec(
                         *(sys.executable, "-m", "tests.benchmarks.users.listings", *words),

@@ -19,6 +19,7 @@ from forebay.cluster.api.history_service.follower import Point
 from forebay.cluster.api.history_service.frames import REPLICA_CODEC, SERVICE_CODEC, CancelQuery, QueryFailure, WhyQuery
 from forebay.cluster.api.history_service.service import HistoryService, HistoryServiceTimeout
 from forebay.cluster.ipc import ChildSocket
+from forebay.cluster.system import SystemClock
 from forebay.replica.state import EMPTY
 from forebay.replica.values.units import NEVER
 
@@ -81,7 +82,10 @@ def test_who_waits_no_longer_gives_his_question_up_and_who_was_answered_does_not
 
     async def story() -> None:
         controller: Any = SimpleNamespace(
-            ledger=SimpleNamespace(applied_index=9), journal=SimpleNamespace(), follow=lambda observer: None
+            ledger=SimpleNamespace(applied_index=9),
+            journal=SimpleNamespace(),
+            follow=lambda observer: None,
+            clock=SystemClock(),
         )
         historian = HistoryService(controller)
         historian.process.link = SimpleNamespace(send=sent.append)  # type: ignore[assignment]

@@ -197,7 +197,7 @@ def cases(harness: Harness) -> dict[str, list[Case]]:
         ],
         "show_history": [
             Case("operator", "/v1/history?limit=10000"), Case("alice", "/v1/history?user=alice&limit=10000"),
-            Case("alice", "/v1/history?job=5"), Case("operator", "/v1/history?kind=refused&limit=10000"),
+            Case("alice", "/v1/history?job=5"), Case("operator", "/v1/history?kind=rejected&limit=10000"),
         ],
         "list_leaders": [Case("alice", "/v1/history/leaders?limit=1000")],
         "list_pool_use": [Case("alice", "/v1/history/pools")],

@@ -150,7 +150,7 @@ class Replica:
         return tuple(found)
 
     def records(self, job: int) -> tuple[JobRecord, ...]:
-        return HistoryQueries(self.follower, float).records(RecordsQuery(1, 0, job, 10_000, False)).records
+        return HistoryQueries(self.follower, float).records(RecordsQuery(job, 10_000, False)).records
 
     def check(self) -> None:
         """Follow to the end; then every job's records are those that a walk over all states gives."""
@@ -298,7 +298,7 @@ def check_stories(replica: Replica, chance: random.Random) -> None:
         limit, found = chance.choice((1, 3, 100_000)), []
         read, end = after, until or last
         while True:
-            story = questions.event_page(EventPageQuery(1, 0, read, NEVER, end, NEVER, sought, limit))
+            story = questions.event_page(EventPageQuery(read, NEVER, end, NEVER, sought, limit))
             assert isinstance(story, EventPageReply) and story.last == end
             found += [row for happened in story.happened for row in told(happened)]
             assert len(story.happened) <= limit and story.read <= end
@@ -320,7 +320,7 @@ def test_a_job_of_which_nobody_knows_whose_it_was_is_no_user_s_to_see(
 
     def about_jobs(sought: EventFilter) -> int:
         story = HistoryQueries(replica.follower, float).event_page(
-            EventPageQuery(1, 0, 0, NEVER, last, NEVER, sought, 10_000)
+            EventPageQuery(0, NEVER, last, NEVER, sought, 10_000)
         )
         assert isinstance(story, EventPageReply)
         commands = [entry for one in story.happened for entry in decode_batch(one.batch).entries]
@@ -599,7 +599,7 @@ def test_history_that_a_snapshot_replaced_is_a_hole_until_it_is_held_again(tmp_p
         source.settle([batch])
         replica.settle([batch])
     follow(replica.follower)
-    answered = HistoryQueries(replica.follower, float).records(RecordsQuery(1, 0, 1, 10_000, False))
+    answered = HistoryQueries(replica.follower, float).records(RecordsQuery(1, 10_000, False))
     lacking = {int(after.revision) for _, after in source.settled[5:20]}
     assert not answered.whole
     assert list(answered.records) == [one for one in source.expected(1) if one.revision not in lacking]
@@ -607,12 +607,12 @@ def test_history_that_a_snapshot_replaced_is_a_hole_until_it_is_held_again(tmp_p
     for sought in (EventFilter(), EventFilter(job=1), EventFilter(kinds=(REJECTED,)), EventFilter(of="pool")):
         questions = HistoryQueries(replica.follower, float)
         for after, until in ((0, before), (int(source.settled[19][1].revision), last)):
-            story = questions.event_page(EventPageQuery(1, 0, after, NEVER, until, NEVER, sought, 10_000))
+            story = questions.event_page(EventPageQuery(after, NEVER, until, NEVER, sought, 10_000))
             assert isinstance(story, EventPageReply), (sought, story)
-        lacking_some = questions.event_page(EventPageQuery(1, 0, 0, NEVER, last, NEVER, sought, 10_000))
+        lacking_some = questions.event_page(EventPageQuery(0, NEVER, last, NEVER, sought, 10_000))
         if isinstance(lacking_some, EventPageReply):
             assert lacking_some.read < last and all(one.revision <= before for one in lacking_some.happened)
-            query = EventPageQuery(1, 0, lacking_some.read, NEVER, last, NEVER, sought, 10_000)
+            query = EventPageQuery(lacking_some.read, NEVER, last, NEVER, sought, 10_000)
             lacking_some = questions.event_page(query)
         assert isinstance(lacking_some, QueryFailure) and "is not available" in lacking_some.sentence, sought
     replica.kill()

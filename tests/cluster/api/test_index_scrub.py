@@ -130,7 +130,7 @@ def scrub(replica: Replica) -> None:
 
 
 def is_whole(replica: Replica) -> bool:
-    return HistoryQueries(replica.follower, float).records(RecordsQuery(1, 0, JOB, 10_000, False)).whole
+    return HistoryQueries(replica.follower, float).records(RecordsQuery(JOB, 10_000, False)).whole
 
 
 def test_what_a_historian_has_noted_itself_is_whole(replica: Replica) -> None:

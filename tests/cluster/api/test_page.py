@@ -27,7 +27,7 @@ from forebay.cluster.api.page.labels import (
 from forebay.cluster.api.page.pages import _PAGES, Pages, RenderedPage
 from forebay.cluster.api.statuses import FIRST_WAIT_S, FRESH_S, Statuses
 from forebay.cluster.api.watch.attention import _of_job
-from forebay.cluster.api.watch.overview import _members
+from forebay.cluster.api.watch.live import replicas_of
 from forebay.cluster.api.web import Problem, bad_request
 from forebay.cluster.config.config import Config
 from forebay.cluster.schemas import (
@@ -61,13 +61,14 @@ async def test_how_far_others_have_come_is_never_an_older_word_of_theirs(monkeyp
     old = msgspec.structs.replace(status, replica="r2", commit_index=5, applied_index=5, revision=4)
     r1 = MemberView(name="r1", peer="h:1", api="h:2", role="leader", reachable=True, commit_index=20, lag_entries=0)
     r2 = MemberView(name="r2", peer="h:3", api="h:4", role="follower", reachable=True, lag_entries=0)
-    monkeypatch.setattr("forebay.cluster.api.watch.overview.members_of", lambda *_: (r1, r2))
+    monkeypatch.setattr("forebay.cluster.api.watch.live.members_of", lambda *_: (r1, r2))
+    monkeypatch.setattr("forebay.cluster.api.watch.live.status_of", lambda _: status)
 
     async def of(_: list[str]) -> dict[str, StatusView]:
         return {"r2": old}
 
-    call: Any = SimpleNamespace(service=SimpleNamespace(statuses=SimpleNamespace(of=of)))
-    _, found = await _members(call, EMPTY, status)
+    call: Any = SimpleNamespace(service=SimpleNamespace(statuses=SimpleNamespace(of=of), live=None))
+    _, (_, found) = await replicas_of(call, EMPTY)
     assert (found.lag_entries, found.commit_index, found.applied_index, found.revision) == (0, None, None, None)
     assert found.room_bytes == 7
 

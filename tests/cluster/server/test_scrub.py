@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from forebay.cluster.api.metrics.families import prometheus_text
 from forebay.cluster.client import Client
 from forebay.cluster.config.config import Config
 from forebay.cluster.schemas import operations as ops
@@ -248,7 +249,7 @@ async def test_the_status_and_the_metrics_say_what_is_damaged(config: Config, tm
             harness.controller.scrubbed.round_ended_s = harness.clock.monotonic_s()
             answer = await harness.ask("GET", "/v1/status", who="r1")
             assert answer.body["damaged_entries"] == count
-            text = (await harness.service.metrics.text(harness.service.slices.work("test"))).decode()
+            text = (await harness.ask("GET", "/metrics", who="r1")).body.decode()
             assert f"forebay_ledger_damaged_entries {count}.0" in text
             assert "forebay_ledger_verified_age_seconds 0." in text
 
@@ -287,7 +288,7 @@ def test_a_running_replica_whose_file_is_damaged_is_whole_again_while_it_runs(
                     await asyncio.sleep(0.01)
                 assert list(victim.ledger.read(index, limit=1)) == held
                 service = replicas[1].service
-                text = (await service.metrics.text(service.slices.work("test"))).decode()
+                text = prometheus_text(service.metrics.families(), service.metrics.pid).decode()
                 assert "forebay_ledger_repaired_entries_total 1.0" in text
                 assert "forebay_ledger_damaged_entries 0.0" in text
         finally:
