@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from forebay.cluster.agent.adapters import NO_TOOLS, Tools
 from forebay.cluster.agent.files import FileRefused, ImageFailed, capacity
 from forebay.cluster.agent.limits import (
     KILL_WAIT_S,
@@ -82,6 +83,8 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of all processes of a job."""
     local: Local = NO_LOCAL
     """Provider programs of this machine."""
+    tools: Tools = NO_TOOLS
+    """Settings of this machine for the tools of shared filesystems."""
     cluster: str = ""
     """Cluster ID."""
     mover: bool = False
@@ -466,6 +469,7 @@ class WorkerOperation:
             control=control.descriptor,
             process=self._settings.process,
             capacity_control=self._home.capacity_control.word,
+            tools=self._settings.tools,
             cluster=self._settings.cluster,
             left=left,
             agent=os.getpid(),

@@ -266,7 +266,7 @@ class ScriptRun:
         if order.capacity_bytes:
             with contextlib.suppress(FileNotFoundError):
                 with closing(open_directory(str(order.job), dir_fd=self._home.buffers)) as buffer:
-                    capacity.hold_inodes(buffer, control, inodes_of(order.capacity_bytes))
+                    capacity.hold_inodes(buffer, control, str(order.job), inodes_of(order.capacity_bytes))
 
     async def _see_through(self, record: ScriptRecord) -> ScriptEnded:
         while True:

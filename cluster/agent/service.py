@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from forebay.cluster.agent.activities import Activities
+from forebay.cluster.agent.adapters import tools_of
 from forebay.cluster.agent.files import BUFFERS, FileRefused, FilesystemRefused, identity_at
 from forebay.cluster.agent.limits import (
     BACK_OFF_S,
@@ -479,6 +480,7 @@ async def _serve(config: Config, name: str, *, mover: bool) -> None:
         copy_rate_bytes_s=own.copy_rate_bytes_s,
         kill_wait_s=own.kill_wait_s,
         local=config.provider_here(own.directory),
+        tools=tools_of(own),
         process=config.job_process,
         cluster=config.cluster.id,
         mover=mover,

@@ -22,7 +22,7 @@ from forebay.replica.decide import (
 )
 from forebay.replica.grammar import KEYS, ConfSetting, SettingOwner
 from forebay.replica.messages import commands as c
-from forebay.replica.model import DEFAULT_SITE, PoolUnit, parse_amount, parse_unit, pool_unit
+from forebay.replica.model import DEFAULT_SITE, FilesystemLayout, PoolUnit, parse_amount, parse_unit, pool_unit
 from forebay.replica.state import State
 from forebay.replica.values import Rejection, SizeError
 
@@ -99,7 +99,10 @@ async def list_filesystems(call: ApiCall[None]) -> Reply[FilesystemsAnswer]:
 
 @handles(ops.ADD_FILESYSTEM)
 async def add_filesystem(call: ApiCall[v.FilesystemAddRequest]) -> Reply[FilesystemsAnswer]:
-    return _filesystems((await call.service.settle(call, c.AddFilesystem(call.params["name"], call.body.path))).state)
+    body, layout = call.body, call.body.layout
+    wanted = None if layout is None else made_of(layout, FilesystemLayout)
+    command = c.AddFilesystem(call.params["name"], body.path, body.quota, wanted)
+    return _filesystems((await call.service.settle(call, command)).state)
 
 
 @handles(ops.REMOVE_FILESYSTEM)
@@ -114,7 +117,19 @@ def _filesystems(state: State) -> Reply[FilesystemsAnswer]:
         known = ((mover, state.nodes.get(mover)) for mover in filesystem.movers)
         up = tuple(mover for mover, node in known if node is not None and node.is_up)
         pools = tuple(pool for pool in sorted(state.pools) if state.pools[pool].filesystem == name)
-        views.append(made_of(filesystem, FilesystemView, movers_up=up, pools=pools, revision=state.revision))
+        layout = filesystem.layout
+        view = made_of(
+            filesystem,
+            FilesystemView,
+            movers_up=up,
+            pools=pools,
+            layout=layout.adapter,
+            stripe_count=layout.stripe_count,
+            stripe_bytes=layout.stripe_bytes,
+            stripe_pool=layout.pool,
+            revision=state.revision,
+        )
+        views.append(view)
     return Reply(state.revision, FilesystemsAnswer(revision=state.revision, filesystems=tuple(views)))
 
 

@@ -200,7 +200,8 @@ KEYS_ORDERED_MAX: Final = 4
 
 def _add_filesystem(led: Led) -> Iterator[Command]:
     for event in led.of(e.FilesystemSet):
-        yield c.AddFilesystem(event.filesystem.name, event.filesystem.path)
+        made = event.filesystem
+        yield c.AddFilesystem(made.name, made.path, made.quota, made.layout)
 
 
 def _register_node(led: Led) -> Iterator[Command]:

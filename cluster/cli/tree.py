@@ -86,6 +86,7 @@ TREE: Final[Mapping[str, Mapping[str, Leaf | Branch]]] = MappingProxyType(
                         {
                             "list": "commands.pool:list_filesystems",
                             "add": "commands.pool:add_filesystem",
+                            "set": "commands.pool:set_filesystem",
                             "delete": "commands.pool:delete_filesystem",
                             "mark": "commands.pool:mark_filesystem",
                         },

@@ -107,6 +107,12 @@ ROOT_USER_ID: Final = 0
 
 _T = TypeVar("_T", str, Address, Path)
 
+TOOL_DIRECTORIES_MAX: Final = 16
+"""Directories of tools, count: each is searched for every tool."""
+
+GROUP_MAX: Final = 2**32 - 2
+"""Largest group ID; the next one means "unchanged" to chown(2)."""
+
 _BY_NAME: Final = Path("NAME")
 """Default directory of an agent: named after the agent."""
 
@@ -140,17 +146,46 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     KillWait).
     """
 
+    tool_directories: Annotated[tuple[Text, ...], Meta(max_length=TOOL_DIRECTORIES_MAX)] = ()
+    """Directories of the tools of shared filesystems, such as `lfs`; by default those of Debian, Red Hat, GPFS and
+    BeeGFS.
+    """
+    filesystem_command: Text = ""
+    """The site's program for shared filesystems with `quota = "command"` or `layout = "command"`."""
+    quota_groups: Annotated[Text, Meta(examples=["2000000-2099999"])] = ""
+    """First and last ID of the groups that limit buffers on BeeGFS; no account may be in one."""
+
     def __post_init__(self) -> None:
-        """Set the default directory, and check `cgroup`.
+        """Set the default directory, and check `cgroup` and the settings for shared filesystems.
 
         Raises:
-            InvalidValue: `cgroup` is invalid.
+            InvalidValue: One of them is invalid.
         """
+        for number, path in enumerate(self.tool_directories):
+            if not path.startswith("/"):
+                raise InvalidValue(f"found {path!r:.60}", "write an absolute path", "tool_directories", number)
+        if self.filesystem_command and not self.filesystem_command.startswith("/"):
+            raise InvalidValue(f"found {self.filesystem_command!r:.60}", "write an absolute path", "filesystem_command")
+        self.group_range()
         if self.directory is _BY_NAME:
             force_setattr(self, "directory", Path(self.name))
         if self.cgroup not in CGROUP_WORDS and not self.cgroup.startswith("/"):
             words = ", ".join(f'"{word}"' for word in CGROUP_WORDS)
             raise InvalidValue(f"found {self.cgroup!r:.60}", f"write {words} or an absolute path", "cgroup")
+
+    def group_range(self) -> tuple[int, int]:
+        """Return the first and last group of `quota_groups`; (0, 0): none.
+
+        Raises:
+            InvalidValue: `quota_groups` is invalid.
+        """
+        if not self.quota_groups:
+            return 0, 0
+        first, dash, last = self.quota_groups.partition("-")
+        if not (dash and first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) <= GROUP_MAX):
+            remedy = f"write the first and the last ID, at most {GROUP_MAX}, for example 2000000-2099999"
+            raise InvalidValue(f"found {self.quota_groups!r:.60}", remedy, "quota_groups")
+        return int(first), int(last)
 
     @property
     def mode(self) -> Literal["own", "switch"]:

@@ -8,11 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
 from forebay.cluster.config.toml import Bytes, Document, InvalidValue, KeyPath, Name, Size, Text, Written
-from forebay.replica.grammar import check_filesystem
-from forebay.replica.model import FOUNDING_FIELDS, Pool, SharedFilesystem, Site, check_site
+from forebay.replica.grammar import check_adapters, check_filesystem
+from forebay.replica.model import (
+    FOUNDING_FIELDS,
+    LAYOUT_NONE,
+    QUOTA_AUTO,
+    FilesystemLayout,
+    Pool,
+    SharedFilesystem,
+    Site,
+    check_site,
+)
 
 ROOTS_MAX: Final = 256
 """Maximum number of sources, and of destinations: each is compared with every path of a job."""
@@ -45,6 +54,23 @@ class FilesystemTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Annotated[Written[Name], Meta(examples=["bb"])]
     path: Annotated[Text, Meta(examples=["/bb/fast"])]
+    quota: Text = QUOTA_AUTO
+    """Adapter that limits buffers to their capacity: auto, none, project, btrfs, lustre, cephfs, beegfs, gpfs or
+    command. `auto` uses project or btrfs quotas if they are enabled.
+    """
+    layout: Text = LAYOUT_NONE
+    """Adapter that places the files of striped buffers: none, lustre, cephfs, beegfs or command."""
+    stripe_count: int = 0
+    """With `layout`: targets of one file; -1 for all (Lustre), 0 for the filesystem's default."""
+    stripe_size_bytes: Bytes = field(default=Size(0), name="stripe_size")
+    """With `layout`: bytes on one target before the next is used; 0 for the filesystem's default."""
+    stripe_pool: Text = ""
+    """With `layout`: storage pool; empty for the filesystem's default."""
+
+    def shared(self) -> SharedFilesystem:
+        """Return the founding record."""
+        layout = FilesystemLayout(self.layout, self.stripe_count, self.stripe_size_bytes, self.stripe_pool)
+        return SharedFilesystem(self.name, self.path, quota=self.quota, layout=layout)
 
 
 class StagingTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,11 +117,12 @@ def filesystems_of(document: Document, tables: tuple[FilesystemTable, ...]) -> t
     """
     filesystems: dict[str, SharedFilesystem] = {}
     for number, table in enumerate(tables):
-        rejection = check_filesystem(filesystems, table.name, table.path)
+        wanted = table.shared()
+        rejection = check_filesystem(filesystems, table.name, table.path) or check_adapters(wanted)
         if rejection is not None:
-            key = rejection.place.removeprefix("place.")
+            key = rejection.place.removeprefix("filesystem.")
             raise document.refuse(("filesystem", number, key), rejection.sentence, rejection.remedy)
-        filesystems[table.name] = SharedFilesystem(table.name, table.path)
+        filesystems[table.name] = wanted
     return tuple(filesystems.values())
 
 

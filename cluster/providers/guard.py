@@ -138,12 +138,27 @@ def run(
 
 
 def execute(
-    argv: Sequence[str], environment: dict[str, str], *, timeout_s: float, clock: Clock, program: str = ""
+    argv: Sequence[str],
+    environment: dict[str, str],
+    *,
+    timeout_s: float,
+    clock: Clock,
+    program: str = "",
+    stdin: bytes = b"",
 ) -> CallResult:
-    """Run a command without a shell, like `run`; `program` is its path if different from argv[0]."""
+    """Run a command without a shell, like `run`.
+
+    `program` is its path if different from argv[0]. Its standard input is a file with `stdin`, so that a command that
+    does not read it blocks nothing.
+    """
 
     def become(returned: int) -> None:
         os.close(returned)
+        if stdin:
+            given = os.memfd_create("stdin")
+            os.write(given, stdin)
+            os.lseek(given, 0, os.SEEK_SET)
+            os.dup2(given, 0)
         try:
             os.execve(program or argv[0], list(argv), environment)
         except OSError as error:

@@ -94,10 +94,26 @@ class PoolChangeRequest(Command, frozen=True, kw_only=True):
     """New shared filesystem for its buffers; empty: none. Allowed only while the pool is unused."""
 
 
+class FilesystemLayoutBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Placement of new files on a shared filesystem; 0 and an empty pool are the filesystem's defaults."""
+
+    adapter: _NameText
+    """none, lustre, cephfs, beegfs or command."""
+    stripe_count: int = 0
+    """Targets of one file; -1: all."""
+    stripe_bytes: int = 0
+    pool: _NameText = ""
+
+
 class FilesystemAddRequest(Command, frozen=True, kw_only=True):
-    """Body of POST /v1/filesystems/{name}/add."""
+    """Body of POST /v1/filesystems/{name}/add. Omitted adapters are kept, or have their defaults if it is new."""
 
     path: Annotated[str, msgspec.Meta(max_length=PATH_BYTES_MAX)]
+    quota: _NameText | None = None
+    """Adapter that limits buffers to their capacity: auto, none, project, btrfs, lustre, cephfs, beegfs, gpfs or
+    command.
+    """
+    layout: FilesystemLayoutBody | None = None
 
 
 # Responses

@@ -301,6 +301,13 @@ class FilesystemView(View, frozen=True, kw_only=True):
     """Movers that accept new work."""
     pools: tuple[str, ...] = ()
     """Pools with buffers on it."""
+    quota: str
+    """Adapter that limits buffers to their capacity."""
+    layout: str
+    """Adapter that places new files; none: the filesystem's own layout."""
+    stripe_count: int
+    stripe_bytes: int
+    stripe_pool: str
     revision: int
 
 

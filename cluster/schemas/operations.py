@@ -363,7 +363,7 @@ LIST_FILESYSTEMS = _get("list_filesystems", "/v1/filesystems", PEOPLE | _AGENTS,
     tag="capacity", then=True, live=())
 ADD_FILESYSTEM = _write("add_filesystem", "POST /v1/filesystems/{name}/add", _OPERATORS,
     lambda: c.FilesystemAddRequest, lambda: j.FilesystemsAnswer,
-    "Add a shared filesystem, which all nodes mount at the same path.", tag="capacity")
+    "Add a shared filesystem, which all nodes mount at the same path, or change the adapters of one.", tag="capacity")
 REMOVE_FILESYSTEM = _write("remove_filesystem", "POST /v1/filesystems/{name}/remove", _OPERATORS,
     lambda: Command, lambda: j.FilesystemsAnswer,
     "Remove a shared filesystem that no pool uses; its files stay.", tag="capacity")

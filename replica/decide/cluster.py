@@ -18,7 +18,7 @@ from forebay.replica.decide.pools import (
     remove_pool,
     set_pool_events,
 )
-from forebay.replica.grammar import check_filesystem, path_fault
+from forebay.replica.grammar import check_adapters, check_filesystem, path_fault
 from forebay.replica.messages import NOTHING, Acceptance, Decision, decision_of, features
 from forebay.replica.messages import commands as c
 from forebay.replica.messages import events as e
@@ -64,6 +64,7 @@ def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: In
     placed: dict[str, SharedFilesystem] = {}
     for filesystem in command.filesystems:
         rejection = rejection or check_filesystem(placed, filesystem.name, filesystem.path)
+        rejection = rejection or check_adapters(filesystem)
         placed[filesystem.name] = filesystem
     for pool in command.pools:
         rejection = rejection or pool_rejection(pool, placed)
@@ -91,7 +92,7 @@ def _found_cluster(state: Facts, actor: c.Actor, command: c.FoundCluster, at: In
         command.site,
         command.pools,
         nodes=command.nodes,
-        filesystems=tuple(SharedFilesystem(filesystem.name, filesystem.path) for filesystem in command.filesystems),
+        filesystems=tuple(replace(filesystem, identity="", movers=()) for filesystem in command.filesystems),
     )
     return Acceptance((founded, e.DisclosureKeyDrawn(command.disclosure_key)) if command.disclosure_key else (founded,))
 
@@ -142,14 +143,18 @@ def _remove_pool(state: State, actor: c.Actor, command: c.RemovePool, at: Instan
 
 def _add_filesystem(state: Facts, actor: c.Actor, command: c.AddFilesystem, at: Instant) -> Decision:
     known = state.filesystems.get(command.filesystem)
-    if known is not None and known.path == command.path:
-        return NOTHING
-    rejection = check_filesystem(state.filesystems, command.filesystem, command.path)
-    return (
-        Acceptance((e.FilesystemSet(SharedFilesystem(command.filesystem, command.path)),))
-        if rejection is None
-        else rejection
+    changes = known is not None and known.path == command.path
+    wanted = known if known is not None and changes else SharedFilesystem(command.filesystem, command.path)
+    wanted = replace(
+        wanted,
+        quota=wanted.quota if command.quota is None else command.quota,
+        layout=wanted.layout if command.layout is None else command.layout,
     )
+    rejection = None if changes else check_filesystem(state.filesystems, command.filesystem, command.path)
+    rejection = rejection or check_adapters(wanted)
+    if rejection is not None:
+        return rejection
+    return NOTHING if wanted == known else Acceptance((e.FilesystemSet(wanted),))
 
 
 def _remove_filesystem(state: Facts, actor: c.Actor, command: c.RemoveFilesystem, at: Instant) -> Decision:

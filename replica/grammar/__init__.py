@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from forebay.replica.grammar.destinations import find_overlap, find_overlap_in, with_file_name
     from forebay.replica.grammar.directives import ParsedRequest, read_external_job_request, read_request
     from forebay.replica.grammar.lexer import PACKED_MARK, DirectiveRejected, script_bytes_max, split_packed
-    from forebay.replica.grammar.paths import check_filesystem, path_fault, split_inside
+    from forebay.replica.grammar.paths import check_adapters, check_filesystem, path_fault, split_inside
     from forebay.replica.grammar.settings import (
         KEYS,
         SettingKey,

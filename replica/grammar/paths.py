@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from forebay.replica.grammar.lexer import DirectiveWord, quoted_text
 from forebay.replica.model import (
+    LAYOUT_NONE,
+    LAYOUTS,
+    NO_LAYOUT,
     PERSISTENT_PREFIX,
+    QUOTAS,
+    STRIPE_BYTES_MAX,
+    STRIPE_UNIT_BYTES,
+    STRIPES_ALL,
+    STRIPES_MAX,
     WHOLE_BUFFER,
     Access,
     SharedFilesystem,
@@ -148,6 +158,44 @@ def check_access(
     if not has_space:
         # Space outside any pool would not be charged to any capacity.
         raise word.rejection(f"the job has no buffer for ${variable}", f"add {directive} jobdw capacity=10GiB")
+
+
+def check_adapters(filesystem: SharedFilesystem) -> Rejection | None:
+    """Return a rejection if the quota or layout of a shared filesystem is invalid, or None."""
+    layout = filesystem.layout
+    place, fault, remedy = "", "", ""
+    if filesystem.quota not in QUOTAS:
+        place, fault = "quota", f"found {filesystem.quota!r:.60}"
+        remedy = f"use one of: {', '.join(QUOTAS)}"
+    elif layout.adapter not in LAYOUTS:
+        place, fault = "layout", f"found {layout.adapter!r:.60}"
+        remedy = f"use one of: {', '.join(LAYOUTS)}"
+    elif layout.adapter == LAYOUT_NONE and layout != NO_LAYOUT:
+        place, fault = "layout", "stripes need a layout"
+        remedy = f"use one of: {', '.join(word for word in LAYOUTS if word != LAYOUT_NONE)}"
+    elif not STRIPES_ALL <= layout.stripe_count <= STRIPES_MAX:
+        place, fault = "stripe_count", f"found {layout.stripe_count}"
+        remedy = f"use 1 to {STRIPES_MAX}, {STRIPES_ALL} for all, or 0 for the filesystem's default"
+    elif layout.stripe_count == STRIPES_ALL and layout.adapter in _COUNTED:
+        place, fault = "stripe_count", f"{layout.adapter} cannot stripe over all targets"
+        remedy = f"use 1 to {STRIPES_MAX}"
+    elif not 0 <= layout.stripe_bytes <= STRIPE_BYTES_MAX or layout.stripe_bytes % STRIPE_UNIT_BYTES:
+        place, fault = "stripe_size", f"found {layout.stripe_bytes} bytes"
+        remedy = f"use a multiple of 64KiB, at most {STRIPE_BYTES_MAX} bytes, or 0 for the filesystem's default"
+    elif layout.pool and (_STORAGE_POOL.fullmatch(layout.pool) is None):
+        place, fault = "stripe_pool", f"found {layout.pool!r:.60}"
+        remedy = "use letters, digits, _, - and ., beginning with a letter or digit, at most 64"
+    if not place:
+        return None
+    sentence = f"the {place} of shared filesystem {filesystem.name} is invalid: {fault}"
+    return Rejection(RejectionCode.INVALID_FIELD, sentence, remedy, f"filesystem.{place}")
+
+
+_COUNTED: Final = ("cephfs", "beegfs")
+"""Layouts that cannot stripe over all targets."""
+
+_STORAGE_POOL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+"""Storage pool of Lustre (at most 15 characters), CephFS or BeeGFS; never an option of a tool."""
 
 
 def check_filesystem(filesystems: Mapping[str, SharedFilesystem], name: str, path: str) -> Rejection | None:

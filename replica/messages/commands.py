@@ -24,6 +24,7 @@ from forebay.replica.model import (
     BufferRequest,
     CreatePersistent,
     DrillVerdict,
+    FilesystemLayout,
     Hold,
     JobChange,
     JobRequest,
@@ -133,10 +134,15 @@ class RemovePool(msgspec.Struct, frozen=True):
 
 
 class AddFilesystem(msgspec.Struct, frozen=True):
-    """Add a shared filesystem, which all nodes mount at `path` (operator)."""
+    """Add a shared filesystem, which all nodes mount at `path`, or change the adapters of one at this path (operator).
+
+    None keeps an adapter, or uses the default for a new filesystem.
+    """
 
     filesystem: str
     path: str
+    quota: str | None = None
+    layout: FilesystemLayout | None = None
 
 
 class RemoveFilesystem(msgspec.Struct, frozen=True):

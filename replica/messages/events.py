@@ -140,7 +140,7 @@ class PoolRemoved(EventRecord, frozen=True, tag=11):
 
 
 class FilesystemSet(EventRecord, frozen=True, tag=12):
-    """A shared filesystem was added. `filesystem` is its complete record."""
+    """A shared filesystem was added, or its adapters changed. `filesystem` is its complete record."""
 
     filesystem: SharedFilesystem
 

@@ -141,7 +141,18 @@ if TYPE_CHECKING:
         partition_gate,
     )
     from forebay.replica.model.pools import (
+        LAYOUT_NONE,
+        LAYOUTS,
+        NO_LAYOUT,
+        QUOTA_AUTO,
+        QUOTA_NONE,
+        QUOTAS,
+        STRIPE_BYTES_MAX,
+        STRIPE_UNIT_BYTES,
+        STRIPES_ALL,
+        STRIPES_MAX,
         UNIT_WORDS,
+        FilesystemLayout,
         ObservedFilesystem,
         Pool,
         PoolUnit,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from forebay.replica.model.buffers import Transfer
+from forebay.replica.model.pools import NO_LAYOUT, QUOTA_AUTO, FilesystemLayout
 from forebay.replica.model.provider import Provision
 from forebay.replica.model.requests import (
     DEFAULT_PRIORITY,
@@ -29,6 +30,10 @@ class OrderFilesystem(msgspec.Struct, frozen=True, kw_only=False):
     """
     directory: str
     """The buffer's directory below `path`."""
+    quota: str = QUOTA_AUTO
+    """Adapter that limits the buffer to its capacity."""
+    layout: FilesystemLayout = NO_LAYOUT
+    """Placement of the buffer's files."""
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):

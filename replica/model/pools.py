@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -139,6 +139,42 @@ def format_slurm_amount(amount: int, unit: PoolUnit = PoolUnit.BYTES) -> str:
 
 # ---- shared filesystems
 
+QUOTA_AUTO: Final = "auto"
+QUOTA_NONE: Final = "none"
+QUOTAS: Final = (QUOTA_AUTO, QUOTA_NONE, "project", "btrfs", "lustre", "cephfs", "beegfs", "gpfs", "command")
+"""Quota adapters of a shared filesystem, each a module of cluster.agent.adapters. `auto` uses `project` or `btrfs` if
+the filesystem enforces one of them, and otherwise no limit.
+"""
+
+LAYOUT_NONE: Final = "none"
+LAYOUTS: Final = (LAYOUT_NONE, "lustre", "cephfs", "beegfs", "command")
+"""Layout adapters of a shared filesystem."""
+
+STRIPES_ALL: Final = -1
+STRIPES_MAX: Final = 2_000
+"""Targets of one file, count: Lustre's limit (LOV_MAX_STRIPE_COUNT)."""
+
+STRIPE_UNIT_BYTES: Final = 65_536
+STRIPE_BYTES_MAX: Final = (1 << 32) - STRIPE_UNIT_BYTES
+"""Unit and limit of a stripe's size, bytes: those of Lustre. BeeGFS and CephFS accept multiples of it, too."""
+
+
+class FilesystemLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Placement of new files on a shared filesystem."""
+
+    adapter: str = LAYOUT_NONE
+    """One of LAYOUTS."""
+    stripe_count: int = 0
+    """Targets of one file; 0: the filesystem's default, STRIPES_ALL: all."""
+    stripe_bytes: int = 0
+    """Bytes on one target before the next is used; 0: the filesystem's default."""
+    pool: str = ""
+    """Storage pool of the filesystem; empty: the filesystem's default."""
+
+
+NO_LAYOUT = FilesystemLayout()
+"""The filesystem's own layout."""
+
 
 class SharedFilesystem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A shared filesystem. It is mounted at `path` on every node that runs jobs and on every mover."""
@@ -153,6 +189,9 @@ class SharedFilesystem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
     movers: tuple[str, ...] = ()
     """Nodes whose agents stage for it, ascending, whether up or not."""
+    quota: str = QUOTA_AUTO
+    """Adapter that limits buffers to their capacity, one of QUOTAS."""
+    layout: FilesystemLayout = NO_LAYOUT
 
 
 class ObservedFilesystem(msgspec.Struct, frozen=True, array_like=True, gc=False):

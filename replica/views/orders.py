@@ -224,7 +224,9 @@ def _placed(state: State, buffer: Buffer) -> OrderFilesystem | None:
 
 
 def _order_filesystem(filesystem: SharedFilesystem, directory: str) -> OrderFilesystem:
-    return OrderFilesystem(filesystem.name, filesystem.path, filesystem.identity, directory)
+    return OrderFilesystem(
+        filesystem.name, filesystem.path, filesystem.identity, directory, filesystem.quota, filesystem.layout
+    )
 
 
 def _persistent_placed(state: State, job: Job) -> Iterator[tuple[str, OrderFilesystem]]:

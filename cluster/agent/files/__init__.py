@@ -2,7 +2,6 @@
 
 from forebay.cluster.agent.files import capacity as capacity
 from forebay.cluster.agent.files import filesystems as filesystems
-from forebay.cluster.agent.files import subvolumes as subvolumes
 from forebay.cluster.agent.files.durable import (
     BUFFERS,
     CALLS,
@@ -33,7 +32,7 @@ from forebay.cluster.agent.files.filesystems import (
     sync_written,
 )
 from forebay.cluster.agent.files.images import ImageFailed
-from forebay.cluster.agent.files.kernel import READ_FLAGS, XATTR_CLASS, allocate, clone, is_local, open_direct, type_of
+from forebay.cluster.agent.files.kernel import READ_FLAGS, XATTR_CLASS, allocate, clone, open_direct
 from forebay.cluster.agent.files.links import beneath, leads_to, names_of
 from forebay.cluster.agent.files.paths import (
     VARIABLES,

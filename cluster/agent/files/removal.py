@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from forebay.cluster.agent.files import subvolumes
+from forebay.cluster.agent.adapters import subvolumes
 from forebay.cluster.system import closing, names_in, open_directory
 
 KEPT_NAMED_MAX: Final = 8

@@ -19,7 +19,8 @@ from typing import Final
 
 import msgspec
 
-from forebay.cluster.agent.files import STEPS, read_record, type_of
+from forebay.cluster.agent.adapters import type_of
+from forebay.cluster.agent.files import STEPS, read_record
 from forebay.cluster.agent.limits import CGROUP_BYTES_MAX, FREEZE_WAIT_S, KILL_PAUSE_S, KILL_ROUNDS_MAX
 from forebay.cluster.system import SYSTEMD, SystemClock, boot_id, cgroup_of, closing, open_directory, send, write_all
 

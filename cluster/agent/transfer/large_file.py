@@ -19,7 +19,8 @@ from typing import Final
 
 import msgspec
 
-from forebay.cluster.agent.files import allocate, clone, is_local, open_direct
+from forebay.cluster.agent.adapters import is_local
+from forebay.cluster.agent.files import allocate, clone, open_direct
 from forebay.cluster.agent.limits import COPY_TRIES_MAX
 from forebay.cluster.agent.transfer.digests import Hasher, combine, digest_of, digest_on_disk, hasher
 from forebay.cluster.agent.transfer.errors import ReadBackFailed, SourceChanged

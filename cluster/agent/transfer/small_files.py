@@ -12,7 +12,8 @@ import os
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
-from forebay.cluster.agent.files import READ_FLAGS, is_local
+from forebay.cluster.agent.adapters import is_local
+from forebay.cluster.agent.files import READ_FLAGS
 from forebay.cluster.agent.limits import COPY_TRIES_MAX
 from forebay.cluster.agent.transfer.digests import digest_of_bytes, digest_on_disk, hasher
 from forebay.cluster.agent.transfer.errors import ReadBackFailed, SourceChanged, TransferFailed, TransferPaused

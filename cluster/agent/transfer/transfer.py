@@ -14,7 +14,8 @@ from typing import Final
 
 import msgspec
 
-from forebay.cluster.agent.files import PathRefused, is_local, kind_of, open_target_parent
+from forebay.cluster.agent.adapters import is_local
+from forebay.cluster.agent.files import PathRefused, kind_of, open_target_parent
 from forebay.cluster.agent.transfer import helpers
 from forebay.cluster.agent.transfer.errors import TransferFailed, TransferPaused, os_message, root_cause
 from forebay.cluster.agent.transfer.fence import discard_all

@@ -15,6 +15,7 @@ from forebay.cluster.agent.files import KEPT_NAMED_MAX, RemovalFailed, capacity,
 from forebay.cluster.agent.processes import AccountRefused, account_for, acting_as
 from forebay.cluster.agent.worker.task import WorkerTask
 from forebay.cluster.system import closing, die_with_parent, names_in
+from forebay.replica.model import QUOTA_AUTO
 
 PASSES_MAX: Final = 8
 """Limit on passes over one buffer, count: a process of the user may keep moving files into it."""
@@ -22,11 +23,14 @@ PASSES_MAX: Final = 8
 _PRIVATE: Final = 0o700
 
 
-def remove_as_user(work: WorkerTask, parent: int, name: str, *, user: str | None, shown: str) -> list[str]:
+def remove_as_user(
+    work: WorkerTask, parent: int, name: str, *, user: str | None, shown: str, quota: str = QUOTA_AUTO
+) -> list[str]:
     """Remove the buffer `name` in the open directory `parent`; return paths and owners of what its user may not remove.
 
     Kept content lies in a directory owned by the agent. A buffer that an earlier attempt took over is given back to
-    `user` for the pass; with None it is removed only if it is empty. A missing buffer is not an error.
+    `user` for the pass; with None it is removed only if it is empty. A missing buffer is not an error. `quota` is the
+    adapter of its shared filesystem.
 
     Raises:
         RemovalFailed: Something could not be removed for another reason; the message names it.
@@ -36,15 +40,16 @@ def remove_as_user(work: WorkerTask, parent: int, name: str, *, user: str | None
         with closing(capacity.open_buffer(parent, name)) as directory:
             kept = _empty(work, directory, user, shown)
     except FileNotFoundError:
-        return []
+        # An earlier attempt may have been interrupted before it removed the limits.
+        kept = []
     except OSError as error:
         raise RemovalFailed(f"{shown} cannot be removed: {error.strerror}") from error
     if not kept:
-        capacity.remove_empty(parent, name, shown=shown)
+        capacity.remove_empty(parent, name, shown=shown, quota=quota, tools=work.tools)
     return kept
 
 
-def remove_as_operator(work: WorkerTask, parent: int, name: str, *, shown: str) -> None:
+def remove_as_operator(work: WorkerTask, parent: int, name: str, *, shown: str, quota: str = QUOTA_AUTO) -> None:
     """Remove a buffer with everything it held when it was taken from its user. A missing buffer is not an error.
 
     Raises:
@@ -55,10 +60,10 @@ def remove_as_operator(work: WorkerTask, parent: int, name: str, *, shown: str) 
         with closing(capacity.open_buffer(parent, name)) as directory:
             _take_away(work, directory)
     except FileNotFoundError:
-        return
+        pass
     except OSError as error:
         raise RemovalFailed(f"{shown} cannot be removed: {error.strerror}") from error
-    capacity.remove(parent, name, shown=shown)
+    capacity.remove(parent, name, shown=shown, quota=quota, tools=work.tools)
 
 
 def _empty(work: WorkerTask, directory: int, user: str | None, shown: str) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from forebay.cluster.agent.files import subvolumes
+from forebay.cluster.agent.adapters import subvolumes
 from forebay.cluster.agent.limits import BUFFER_DEPTH_MAX
 from forebay.cluster.agent.processes import Cgroup, CgroupName
 from forebay.cluster.system import closing, open_directory

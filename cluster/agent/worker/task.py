@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from forebay.cluster.agent.adapters import NO_TOOLS, Tools
 from forebay.cluster.agent.files import capacity
 from forebay.cluster.agent.processes import Mode
 from forebay.cluster.agent.worker.orphans import Orphans
@@ -29,6 +30,8 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Settings of all processes of a job."""
     capacity_control: str = capacity.WATCH
     """Mechanism that enforces the capacity of buffers."""
+    tools: Tools = NO_TOOLS
+    """Settings of this machine for the tools of shared filesystems."""
     cluster: str = ""
     """Cluster ID: part of staging directory names, because clusters may share destinations."""
     local: Local = NO_LOCAL

@@ -15,6 +15,7 @@ import errno
 import os
 import resource
 import signal
+import stat
 import sys
 import traceback
 import uuid
@@ -25,6 +26,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from forebay.cluster.agent.adapters import AdapterFailed, lay_out
 from forebay.cluster.agent.files import (
     PERSISTENT,
     FileRefused,
@@ -93,7 +95,7 @@ from forebay.cluster.system import (
     write_all,
 )
 from forebay.replica.messages import OperationDone, OperationFailed
-from forebay.replica.model import CreatePersistent, OrderFilesystem, PoolUnit, Stage
+from forebay.replica.model import QUOTA_AUTO, CreatePersistent, OrderFilesystem, PoolUnit, Stage
 from forebay.replica.values import name_fault
 
 PERSISTENT_MODE: Final = 0o770
@@ -151,20 +153,22 @@ def _destroy_placed(filesystem: OrderFilesystem, name: str, work: WorkerTask) ->
         parent, directory = filesystems.open_parent(filesystem, switch=work.accounts == "switch", make=True)
         with closing(parent):
             path = os.path.join(filesystem.path, filesystem.directory)
-            failed = _remove_persistent(work, parent, directory, path, shown)
+            failed = _remove_persistent(work, parent, directory, path, shown, filesystem.quota)
             os.fsync(parent)
             return failed
-    except (RemovalFailed, ImageFailed, FilesystemRefused) as error:
+    except (RemovalFailed, ImageFailed, AdapterFailed, FilesystemRefused) as error:
         return OperationFailed(str(error), operation="destroy_persistent")
 
 
-def _remove_persistent(work: WorkerTask, parent: int, name: str, path: str, shown: str) -> OperationFailed | None:
+def _remove_persistent(
+    work: WorkerTask, parent: int, name: str, path: str, shown: str, quota: str = QUOTA_AUTO
+) -> OperationFailed | None:
     """Remove a persistent buffer with its owner's rights, or unconditionally if an operator destroys it."""
     options = work.order.options
     if options is not None and options.by_operator:
-        remove_as_operator(work, parent, name, shown=shown)
+        remove_as_operator(work, parent, name, shown=shown, quota=quota)
         return None
-    failed = _remove_as_user(work, parent, name, path, shown)
+    failed = _remove_as_user(work, parent, name, path, shown, quota)
     return None if failed is None else replace(failed, operation="destroy_persistent")
 
 
@@ -175,19 +179,22 @@ def _create_placed(filesystem: OrderFilesystem, wanted: CreatePersistent, work: 
         parent, name = filesystems.open_parent(filesystem, switch=account.switch, make=True)
         with closing(parent):
             limited = wanted.units == PoolUnit.BYTES.word and wanted.capacity_bytes > 0
-            control = capacity.find_control(parent).word if limited else capacity.WATCH
+            control = capacity.WATCH
+            if limited:
+                control = capacity.find_control(parent, filesystem.quota, work.tools).word
             with contextlib.suppress(FileExistsError):
-                capacity.make(parent, name, control, blocks_of(wanted.capacity_bytes))
+                capacity.make(parent, name, control, blocks_of(wanted.capacity_bytes), work.tools)
             with closing(capacity.open_buffer(parent, name)) as directory:
                 seed = f"{filesystem.identity}.{filesystem.directory}"
-                capacity.hold(directory, control, seed, blocks_of(wanted.capacity_bytes))
-                capacity.hold_inodes(directory, control, inodes_of(wanted.capacity_bytes))
-                _give(directory, account)
+                capacity.hold(directory, control, seed, blocks_of(wanted.capacity_bytes), work.tools)
+                capacity.hold_inodes(directory, control, seed, inodes_of(wanted.capacity_bytes), work.tools)
+                lay_out(directory, filesystem.layout, [mode.name.lower() for mode in wanted.access], work.tools)
+                _give(directory, account, keeps_group=capacity.keeps_group(control, work.tools))
                 os.fsync(directory)
             os.fsync(parent)
     except FileRefused as error:
         return OperationFailed(str(error), final=True, operation="create_persistent")
-    except (FilesystemRefused, ImageFailed) as error:
+    except (FilesystemRefused, ImageFailed, AdapterFailed) as error:
         return OperationFailed(str(error), operation="create_persistent")
     except OSError as error:
         sentence = f"persistent buffer {wanted.name} cannot be created on {filesystem.name}: {error.strerror}"
@@ -195,13 +202,13 @@ def _create_placed(filesystem: OrderFilesystem, wanted: CreatePersistent, work: 
     return None
 
 
-def _give(directory: int, account: UnixAccount) -> None:
+def _give(directory: int, account: UnixAccount, *, keeps_group: bool) -> None:
     """Give a persistent buffer to its user once, so that a late attempt does not undo the owner's changes."""
     if account.switch and os.fstat(directory).st_uid == account.uid:
         return
-    os.fchmod(directory, PERSISTENT_MODE)
     if account.switch:
-        os.fchown(directory, account.uid, account.gid)
+        os.fchown(directory, account.uid, -1 if keeps_group else account.gid)
+    os.fchmod(directory, PERSISTENT_MODE | (stat.S_ISGID if keeps_group else 0))
 
 
 def _destroy(parent: int, made: int, name: str, work: WorkerTask) -> OperationFailed | None:
@@ -236,7 +243,7 @@ def _create(parent: int, made: int, wanted: CreatePersistent, work: WorkerTask) 
             os.fchmod(directory, PERSISTENT_MODE)
             seed = f"{work.storage_id}.persistent.{name}"
             capacity.hold(directory, control, seed, blocks_of(wanted.capacity_bytes))
-            capacity.hold_inodes(directory, control, inodes_of(wanted.capacity_bytes))
+            capacity.hold_inodes(directory, control, seed, inodes_of(wanted.capacity_bytes))
             os.fsync(directory)
         os.fsync(parent)
     except (ValueError, FileRefused) as error:
@@ -279,9 +286,11 @@ def _take_away(work: WorkerTask, parent: int, name: str) -> None:
                 )
 
 
-def _remove_as_user(work: WorkerTask, parent: int, name: str, path: str, shown: str) -> OperationFailed | None:
+def _remove_as_user(
+    work: WorkerTask, parent: int, name: str, path: str, shown: str, quota: str
+) -> OperationFailed | None:
     """Remove a buffer with its user's rights; return a failure if some of its content has to be kept."""
-    kept = remove_as_user(work, parent, name, user=work.order.user, shown=shown)
+    kept = remove_as_user(work, parent, name, user=work.order.user, shown=shown, quota=quota)
     if not kept:
         return None
     return failure(
@@ -331,6 +340,7 @@ def perform(work: WorkerTask) -> Outcome:
         PathRefused,
         RemovalFailed,
         ImageFailed,
+        AdapterFailed,
         WriterFenced,
         FenceFailed,
         FilesystemRefused,
@@ -374,12 +384,12 @@ def _stage_in(work: WorkerTask) -> Outcome:
     home = open_directory(work.home)
     buffers, name = _parent(work, make=True)
     capacity_bytes = capacity_of(work.order)
-    control = work.capacity_control
-    if work.order.filesystem is not None:
-        control = capacity.find_control(buffers).word
-    control = control if capacity_bytes else capacity.WATCH
+    shared, tools = work.order.filesystem, work.tools
+    control = work.capacity_control if capacity_bytes else capacity.WATCH
+    if shared is not None and capacity_bytes:
+        control = capacity.find_control(buffers, shared.quota, tools).word
     try:
-        capacity.make(buffers, name, control, blocks_of(capacity_bytes))
+        capacity.make(buffers, name, control, blocks_of(capacity_bytes), tools)
         # A new buffer holds nothing from an earlier attempt.
         workspace.forget(home, work.order.job, ("stage_in",))
     except FileExistsError:
@@ -387,14 +397,14 @@ def _stage_in(work: WorkerTask) -> Outcome:
     buffer = capacity.open_buffer(buffers, name)
     os.fchmod(buffer, 0o700)
     # On a shared filesystem every mover must derive the same seed.
-    seed = (
-        _marker(work)
-        if work.order.filesystem is None
-        else f"{work.order.filesystem.identity}.{work.order.filesystem.directory}"
-    )
-    capacity.hold(buffer, control, seed, blocks_of(capacity_bytes))
+    seed = _marker(work) if shared is None else f"{shared.identity}.{shared.directory}"
+    capacity.hold(buffer, control, seed, blocks_of(capacity_bytes), tools)
+    if shared is not None:
+        lay_out(buffer, shared.layout, work.order.access, tools)
     if account.switch and has_space(work.order):
-        os.fchown(buffer, account.uid, account.gid)
+        keeps_group = capacity.keeps_group(control, tools)
+        os.fchown(buffer, account.uid, -1 if keeps_group else account.gid)
+        os.fchmod(buffer, 0o700 | (stat.S_ISGID if keeps_group else 0))
     os.fsync(buffers)
     run = _carrier(work, home)
     _become(account, work, home, buffers)
@@ -507,7 +517,8 @@ def _teardown(work: WorkerTask) -> Outcome:
     if left:
         return failure(f"processes of job {work.order.job} cannot be killed: {', '.join(map(str, left[:20]))}")
     shown = f"the buffer of job {work.order.job}"
-    failed = _remove_as_user(work, buffers, name, filesystems.buffer_path(work.home, work.order), shown)
+    quota = QUOTA_AUTO if work.order.filesystem is None else work.order.filesystem.quota
+    failed = _remove_as_user(work, buffers, name, filesystems.buffer_path(work.home, work.order), shown, quota)
     if failed is not None:
         return failed
     home = open_directory(work.home)

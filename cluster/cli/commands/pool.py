@@ -14,10 +14,10 @@ from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
 from forebay.cluster.cli.global_options import JSON_OPTION
 from forebay.cluster.cli.session import session
 from forebay.cluster.cli.text import Listing, format_time, note, pools_table, present, table, unit_in
-from forebay.cluster.schemas import FilesystemsAnswer, PoolStepView, PoolUseView, PoolView, UnitWord
+from forebay.cluster.schemas import FilesystemsAnswer, FilesystemView, PoolStepView, PoolUseView, PoolView, UnitWord
 from forebay.cluster.schemas import operations as ops
-from forebay.replica.model import UNIT_WORDS, PoolUnit, format_amount, parse_amount, parse_unit
-from forebay.replica.values import SizeError, plain
+from forebay.replica.model import LAYOUTS, QUOTAS, UNIT_WORDS, PoolUnit, format_amount, parse_amount, parse_unit
+from forebay.replica.values import SizeError, format_size, parse_size, plain
 
 
 @click.command("list")
@@ -245,6 +245,19 @@ class MarkedFilesystem(msgspec.Struct, frozen=True, kw_only=True):
     """Identity by which machines recognise the filesystem."""
 
 
+def _adapter_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options for quota and layout to a command."""
+    for option in (
+        click.option("--stripe-pool", metavar="POOL", help="Store files in this pool of the filesystem."),
+        click.option("--stripe-size", metavar="SIZE", help="Write this much to one target before the next."),
+        click.option("--stripe-count", type=int, metavar="N", help="Distribute each file over N targets; -1: all."),
+        click.option("--layout", type=click.Choice(LAYOUTS), help="Place new files with this adapter."),
+        click.option("--quota", type=click.Choice(QUOTAS), help="Limit new buffers with this adapter."),
+    ):
+        command = option(command)
+    return command
+
+
 @click.command("list")
 @JSON_OPTION
 def list_filesystems(as_json: bool) -> None:
@@ -255,10 +268,61 @@ def list_filesystems(as_json: bool) -> None:
 @click.command("add")
 @NAME
 @click.argument("path")
+@_adapter_options
 @JSON_OPTION
-def add_filesystem(name: str, path: str, as_json: bool) -> None:
+def add_filesystem(name: str, path: str, as_json: bool, **adapters: Any) -> None:
     """Add the shared filesystem mounted at PATH (operators)."""
-    _show_filesystems(session().write(ops.ADD_FILESYSTEM, name=name, path=path), as_json)
+    _show_filesystems(session().write(ops.ADD_FILESYSTEM, name=name, path=path, **_adapter_fields(adapters)), as_json)
+
+
+@click.command("set")
+@NAME
+@_adapter_options
+@JSON_OPTION
+def set_filesystem(name: str, as_json: bool, **adapters: Any) -> None:
+    """Change how a shared filesystem limits and places new buffers (operators).
+
+    Existing buffers keep their limits and layouts. Remove the buffers of a GPFS filesystem before you change its quota
+    adapter.
+    """
+    fields = _adapter_fields(adapters)
+    if not fields:
+        raise bad_input("no change was given", "give --quota or --layout")
+    answer = session().read(ops.LIST_FILESYSTEMS)
+    known = {one.name: one.path for one in answer.filesystems}
+    if name not in known:
+        raise Failure(
+            ExitCode.NOT_FOUND, f"there is no shared filesystem {name!r}", "`forebay pool filesystem list` shows them"
+        )
+    _show_filesystems(session().write(ops.ADD_FILESYSTEM, name=name, path=known[name], **fields), as_json)
+
+
+def _adapter_fields(adapters: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request for the adapter options that were given.
+
+    Raises:
+        Failure: Stripes were given without a layout.
+    """
+    given = {name: value for name, value in adapters.items() if value is not None}
+    stripes = {name: given[name] for name in ("stripe_count", "stripe_size", "stripe_pool") if name in given}
+    if stripes and "layout" not in given:
+        raise bad_input("stripes need a layout", "add --layout")
+    fields: dict[str, Any] = {"quota": given["quota"]} if "quota" in given else {}
+    if "layout" in given:
+        fields["layout"] = {
+            "adapter": given["layout"],
+            "stripe_count": stripes.get("stripe_count", 0),
+            "stripe_bytes": _stripe_bytes(stripes.get("stripe_size", "0")),
+            "pool": stripes.get("stripe_pool", ""),
+        }
+    return fields
+
+
+def _stripe_bytes(text: str) -> int:
+    try:
+        return 0 if text == "0" else parse_size(text)
+    except SizeError as error:
+        raise bad_input(f"--stripe-size: {error.sentence}", error.remedy) from error
 
 
 @click.command("delete")
@@ -295,10 +359,19 @@ def mark_filesystem(path: Path, as_json: bool) -> None:
     present(marked, as_json, lambda: f"{plain(marked.path)} is shared filesystem {marked.identity}")
 
 
+def _layout(one: FilesystemView) -> str:
+    """Return a layout with its stripes, for example `lustre 4x1MiB@flash`."""
+    text = one.layout
+    if one.stripe_count or one.stripe_bytes:
+        count = "all" if one.stripe_count < 0 else str(one.stripe_count or "")
+        text += f" {count}{f'x{format_size(one.stripe_bytes)}' if one.stripe_bytes else ''}"
+    return text + (f"@{one.stripe_pool}" if one.stripe_pool else "")
+
+
 def _show_filesystems(answer: FilesystemsAnswer, as_json: bool) -> None:
-    columns = ("FILESYSTEM", "PATH", "MOVERS", "UP", "POOLS")
+    columns = ("FILESYSTEM", "PATH", "QUOTA", "LAYOUT", "MOVERS", "UP", "POOLS")
     rows = (
-        (one.name, one.path, ",".join(one.movers), len(one.movers_up), ",".join(one.pools))
+        (one.name, one.path, one.quota, _layout(one), ",".join(one.movers), len(one.movers_up), ",".join(one.pools))
         for one in answer.filesystems
     )
     present(answer, as_json, lambda: table(columns, rows, right=frozenset({"UP"})))

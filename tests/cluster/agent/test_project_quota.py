@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from forebay.cluster.agent.files import project_quota
+from forebay.cluster.agent.adapters import QuotaUsage, project_quota
 from forebay.cluster.agent.worker.buffer_usage import blocks_of, inodes_of
 from forebay.cluster.system import closing, open_directory
 from forebay.replica.messages.commands import OperationDone, ScriptEnded
@@ -65,7 +65,7 @@ def project(directory: Path) -> int:
         return project_quota.project_of(opened)
 
 
-def held(home: Path, number: int) -> project_quota.QuotaUsage:
+def held(home: Path, number: int) -> QuotaUsage:
     with closing(open_directory(home)) as opened:
         return project_quota.read_usage(opened, number)
 

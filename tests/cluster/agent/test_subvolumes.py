@@ -14,7 +14,8 @@ from typing import Final
 
 import pytest
 
-from forebay.cluster.agent.files import capacity, subvolumes
+from forebay.cluster.agent.adapters import subvolumes
+from forebay.cluster.agent.adapters.btrfs import NAMES_BYTES
 from forebay.cluster.agent.files.removal import remove_removable, remove_tree
 from forebay.cluster.agent.processes import acting_as
 from forebay.cluster.agent.worker.buffer_usage import UsageQuery, blocks_of, measure
@@ -125,7 +126,7 @@ def test_what_a_script_writes_beyond_its_capacity_is_refused_by_the_file_system(
             script = f'#!/bin/sh\ncd "$DW_JOB_STRIPED" || exit 9\n{WRITES}'
             await controller.order(site.order(7, 2, "run", script=script, capacity_bytes=MIB))
             assert await controller.result(7, 2) == ScriptEnded(JobState.COMPLETED, 0, 0)
-            assert MIB <= referenced(buffer) <= blocks_of(MIB) + capacity.NAMES_BYTES
+            assert MIB <= referenced(buffer) <= blocks_of(MIB) + NAMES_BYTES
             out = Transfer(TransferKind.FILE, str(site.destinations / "out"), "$DW_JOB_STRIPED/big")
             await controller.order(site.order(7, 3, "stage_out", transfers=(out,), capacity_bytes=MIB))
             assert isinstance(await controller.result(7, 3), OperationDone)

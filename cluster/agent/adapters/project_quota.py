@@ -10,11 +10,13 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import hashlib
 import os
 import struct
 import sys
-from typing import Final, NamedTuple
+from typing import Final
+
+from forebay.cluster.agent.adapters import project_ids
+from forebay.cluster.agent.adapters.interface import QuotaUsage
 
 _QUOTACTL_FD: Final = 443
 """System call number on all architectures, since Linux 5.14."""
@@ -44,20 +46,7 @@ _ATTRIBUTES: Final = struct.Struct("=IIIII8s")
 """struct fsxattr: flags, extent size, extents, project ID, extent size of copies."""
 _INHERIT: Final = 0x200
 
-_LEAST_ID: Final = 1 << 30
-"""Project IDs below this are left to a site's /etc/projid."""
-
-_PROBES_MAX: Final = 256
-"""IDs tried until one is free, count: as many consecutive IDs would have to belong to other agents' buffers."""
-
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class QuotaUsage(NamedTuple):
-    """Space and inodes used by a project."""
-
-    size_bytes: int
-    inodes: int
 
 
 def is_enforced(descriptor: int) -> bool:
@@ -67,7 +56,7 @@ def is_enforced(descriptor: int) -> bool:
         _control(descriptor, _GET_STATE, 0, state)
         if not int.from_bytes(state.raw[2:4], sys.byteorder) & _ENFORCED:
             return False
-        _set_limits(descriptor, _LEAST_ID, 0)
+        _set_limits(descriptor, project_ids.LEAST, 0)
     except OSError:
         return False
     return True
@@ -82,21 +71,21 @@ def hold(directory: int, seed: str, most_bytes: int) -> None:
         OSError: The limit cannot be set.
     """
     project = project_of(directory)
-    if project < _LEAST_ID:
+    if project < project_ids.LEAST:
         project = _free_id(directory, seed)
         _join(directory, project)
     _set_limits(directory, project, _BLOCKS_HARD, blocks=most_bytes // _BLOCK_BYTES)
 
 
-def hold_inodes(directory: int, more: int) -> None:
-    """Limit an open directory with one of our projects to `more` inodes beyond its current ones.
+def limit_inodes(directory: int, inodes: int) -> None:
+    """Limit the inodes of an open directory with one of our projects; 0 means unlimited.
 
     Raises:
         OSError: The limit cannot be set.
     """
     project = project_of(directory)
-    if project >= _LEAST_ID:
-        _set_limits(directory, project, _INODES_HARD, inodes=read_usage(directory, project).inodes + more)
+    if project >= project_ids.LEAST:
+        _set_limits(directory, project, _INODES_HARD, inodes=inodes)
 
 
 def project_of(directory: int) -> int:
@@ -133,14 +122,12 @@ def release(descriptor: int, project: int) -> None:
     Raises:
         OSError: The limits cannot be changed.
     """
-    if project >= _LEAST_ID:
+    if project >= project_ids.LEAST:
         _set_limits(descriptor, project, _BLOCKS_HARD | _INODES_HARD)
 
 
 def _free_id(directory: int, seed: str) -> int:
-    first = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big") % _LEAST_ID
-    for step in range(_PROBES_MAX):
-        project = _LEAST_ID + (first + step) % _LEAST_ID
+    for project in project_ids.candidates(seed):
         if read_usage(directory, project) == (0, 0):
             return project
     raise OSError(errno.ENOSPC, "no project ID is free")

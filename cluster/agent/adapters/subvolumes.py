@@ -14,7 +14,7 @@ import os
 import struct
 from typing import Final
 
-from forebay.cluster.agent.files.kernel import BTRFS, type_of
+from forebay.cluster.agent.adapters.filesystem_type import BTRFS, type_of
 from forebay.cluster.system import closing
 
 _ROOT_INODE: Final = 256
@@ -44,6 +44,20 @@ _REFERENCED: Final = 1 << 0
 _CHANGE_GROUP: Final = 0x4010942A
 _CHANGED_GROUP: Final = struct.Struct("=QQ")
 """struct btrfs_ioctl_qgroup_create_args: 1 to create or 0 to remove, group."""
+
+_SEARCH: Final = 0xD0009411
+_SEARCHED: Final = struct.Struct("=QQQQQQQIIIIQQQQ")
+"""struct btrfs_ioctl_search_key: tree; first and last object, offset and transaction; first and last type; items, and
+reserved fields.
+"""
+_SEARCH_BYTES: Final = 4096
+_QUOTA_TREE: Final = 8
+_GROUP_INFO: Final = 242
+"""BTRFS_QGROUP_INFO_KEY"""
+_FOUND: Final = struct.Struct("<QQQIIQQ")
+"""struct btrfs_ioctl_search_header (transaction, object, offset, type, length), and the first fields of struct
+btrfs_qgroup_info_item: generation, referenced bytes.
+"""
 
 _NOBODYS_GROUP: Final = (0xFFFF << 48) + (1 << 47) - 1
 """ID of a group that never exists: levels above 7 are unused."""
@@ -120,6 +134,21 @@ def group_of(directory: int) -> int:
     found = bytearray(_LOOKED_UP.pack(0, _ROOT_INODE, b""))
     fcntl.ioctl(directory, _LOOK_UP, found)
     return int(_LOOKED_UP.unpack(found)[0])
+
+
+def referenced_bytes(directory: int) -> int:
+    """Return the bytes that the quota group of an open directory's subvolume refers to, as of the last commit.
+
+    Raises:
+        OSError: The group has no usage, or this process may not read it.
+    """
+    group = group_of(directory)
+    key = _SEARCHED.pack(_QUOTA_TREE, 0, 0, group, group, 0, 2**64 - 1, _GROUP_INFO, _GROUP_INFO, 1, 0, 0, 0, 0, 0)
+    found = bytearray(key.ljust(_SEARCH_BYTES, b"\0"))
+    fcntl.ioctl(directory, _SEARCH, found)
+    if not _SEARCHED.unpack_from(found)[9]:
+        raise OSError(errno.ENOENT, "btrfs has no quota group for this subvolume")
+    return int(_FOUND.unpack_from(found, _SEARCHED.size)[6])
 
 
 def release(parent: int, group: int) -> None:
