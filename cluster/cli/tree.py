@@ -89,6 +89,7 @@ TREE: Final[Mapping[str, Mapping[str, Leaf | Branch]]] = MappingProxyType(
                             "set": "commands.pool:set_filesystem",
                             "delete": "commands.pool:delete_filesystem",
                             "mark": "commands.pool:mark_filesystem",
+                            "check": "commands.pool:check_shared_filesystem",
                         },
                     ),
                 },

@@ -1,9 +1,12 @@
 """Commands `forebay pool …` and `forebay pool filesystem …`."""
 
+from __future__ import annotations
+
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -13,11 +16,25 @@ from forebay.cluster.cli.confirmation import confirm_first
 from forebay.cluster.cli.exits import ExitCode, Failure, bad_input
 from forebay.cluster.cli.global_options import JSON_OPTION
 from forebay.cluster.cli.session import session
-from forebay.cluster.cli.text import Listing, format_time, note, pools_table, present, table, unit_in
+from forebay.cluster.cli.text import Listing, format_time, note, pools_table, present, show, show_json, table, unit_in
 from forebay.cluster.schemas import FilesystemsAnswer, FilesystemView, PoolStepView, PoolUseView, PoolView, UnitWord
 from forebay.cluster.schemas import operations as ops
-from forebay.replica.model import LAYOUTS, QUOTAS, UNIT_WORDS, PoolUnit, format_amount, parse_amount, parse_unit
+from forebay.replica.model import (
+    LAYOUTS,
+    NO_LAYOUT,
+    QUOTA_AUTO,
+    QUOTAS,
+    UNIT_WORDS,
+    FilesystemLayout,
+    PoolUnit,
+    format_amount,
+    parse_amount,
+    parse_unit,
+)
 from forebay.replica.values import SizeError, format_size, parse_size, plain
+
+if TYPE_CHECKING:
+    from forebay.cluster.agent.filesystem_check import CheckTarget
 
 
 @click.command("list")
@@ -375,3 +392,79 @@ def _show_filesystems(answer: FilesystemsAnswer, as_json: bool) -> None:
         for one in answer.filesystems
     )
     present(answer, as_json, lambda: table(columns, rows, right=frozenset({"UP"})))
+
+
+@click.command("check")
+@click.argument("name", required=False)
+@click.option(
+    "--path",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Check this directory, which need not be part of a cluster, instead of NAME.",
+)
+@click.option("--quota", type=click.Choice(QUOTAS), help="Use this adapter.  [default: that of NAME, or auto]")
+@click.option("--layout", type=click.Choice(LAYOUTS), help="Use this adapter.  [default: that of NAME, or none]")
+@click.option("--agent", metavar="AGENT", help="Use the tool settings of this agent.  [default: the only one]")
+@JSON_OPTION
+def check_shared_filesystem(
+    name: str | None, path: Path | None, quota: str | None, layout: str | None, agent: str | None, as_json: bool
+) -> None:
+    """Try what movers and jobs need of the shared filesystem NAME (operators).
+
+    Run it on a machine that mounts the filesystem, as the agent's account. It works in a private directory there, takes
+    less than a minute, and removes everything. The exit code is 1 if something that movers need does not work.
+    """
+    from forebay.cluster.agent.adapters import Tools, tools_of
+    from forebay.cluster.agent.files import FilesystemRefused, RemovalFailed
+    from forebay.cluster.agent.filesystem_check import CheckTarget, check_filesystem
+    from forebay.cluster.system import SystemClock
+
+    if (name is None) == (path is None):
+        raise bad_input("give either NAME or --path", "`forebay pool filesystem list` shows the names")
+    tools = Tools()
+    if name is not None or agent is not None:
+        agents = session().config().agents
+        chosen = [one for one in agents if agent in (None, one.name)]
+        if agent is not None and not chosen:
+            raise bad_input(f"there is no agent {agent!r}", f"use one of: {', '.join(one.name for one in agents)}")
+        if len({tools_of(one) for one in chosen}) > 1:
+            raise bad_input("the agents of the configuration have different tools", "choose one with --agent")
+        tools = tools_of(chosen[0]) if chosen else tools
+    if path is None:
+        target = _target(name or "")
+    else:
+        target = CheckTarget(os.path.abspath(path), "", QUOTA_AUTO, NO_LAYOUT)
+    target = target._replace(
+        quota=quota or target.quota,
+        layout=target.layout if layout in (None, target.layout.adapter) else FilesystemLayout(layout or ""),
+    )
+    try:
+        report = check_filesystem(target, tools, SystemClock())
+    except (FilesystemRefused, RemovalFailed) as error:
+        raise Failure(ExitCode.REFUSED, str(error), "correct the fault, then check again") from error
+    except OSError as error:
+        sentence = f"{target.path} cannot be checked: {error.strerror}"
+        raise Failure(ExitCode.REFUSED, sentence, "mount it, and run this as the agent's account") from error
+    if as_json:
+        show_json(report)
+    else:
+        seen = ((one, "; ".join(filter(None, (one.found, one.consequence)))) for one in report.checks)
+        cells = ((one.name, one.status, "yes" if one.needed else "", plain(text)) for one, text in seen)
+        show(table(("CHECK", "RESULT", "NEEDED", "CONSEQUENCE"), cells, flexible=frozenset({"CONSEQUENCE"})))
+        note(f"{report.path} was checked in {report.took_ms / 1000:.1f} s")
+    if not report.usable:
+        broken = ", ".join(one.name for one in report.checks if one.needed and one.status != "ok")
+        raise Failure(
+            ExitCode.REFUSED, f"movers cannot use {target.path}: {broken}", "correct this before a pool uses it"
+        )
+
+
+def _target(name: str) -> CheckTarget:
+    from forebay.cluster.agent.filesystem_check import CheckTarget
+
+    for one in session().read(ops.LIST_FILESYSTEMS).filesystems:
+        if one.name == name:
+            layout = FilesystemLayout(one.layout, one.stripe_count, one.stripe_bytes, one.stripe_pool)
+            return CheckTarget(one.path, one.identity, one.quota, layout)
+    raise Failure(
+        ExitCode.NOT_FOUND, f"there is no shared filesystem {name!r}", "`forebay pool filesystem list` shows them"
+    )

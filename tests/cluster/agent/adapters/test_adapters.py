@@ -30,7 +30,7 @@ from forebay.cluster.agent.adapters.gpfs import fileset_of
 from forebay.cluster.agent.files import capacity
 from forebay.cluster.system import closing, open_directory
 from forebay.replica.model import LAYOUT_NONE, LAYOUTS, QUOTA_AUTO, QUOTA_NONE, QUOTAS
-from tests.cluster.agent.adapters.conftest import BEEGFS, BEEGFS_CTL, GPFS, GPFS_PROGRAMS, LFS, Programs
+from tests.cluster.agent.adapters.fakes import BEEGFS, BEEGFS_CTL, GPFS, GPFS_PROGRAMS, LFS, Programs
 
 MIB = 1024**2
 

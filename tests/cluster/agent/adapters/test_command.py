@@ -20,7 +20,7 @@ from forebay.cluster.agent.adapters import (
     quota_adapter,
 )
 from forebay.cluster.system import closing, open_directory
-from tests.cluster.agent.adapters.conftest import Programs
+from tests.cluster.agent.adapters.fakes import Programs
 
 CASES = {
     "fails": ("sys.exit('no space in the quota table')", EXIT_CODE, "no space in the quota table"),
