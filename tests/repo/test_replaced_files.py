@@ -10,6 +10,7 @@ KEEP_IT = {"cluster/security/pki.py", "cluster/system/private_files.py"}
 
 BY_THE_SAME_ACCOUNT = {
     "cluster/agent/files/capacity.py": "the agent's own directory",
+    "cluster/agent/filesystem_check/probes.py": "files of a check",
     "cluster/agent/files/durable.py": "the agent's own directory",
     "cluster/agent/files/images.py": "the agent's own directory",
     "cluster/agent/files/filesystems.py": "directories of a mover",

@@ -25,8 +25,8 @@ from forebay.cluster.agent.adapters.interface import (
     NOT_INSTALLED,
     UNUSABLE,
     AdapterFailed,
+    BufferLimit,
     LayoutAdapter,
-    Limit,
     QuotaAdapter,
     QuotaUsage,
     Stripes,
@@ -79,7 +79,7 @@ class BeegfsAdapter(QuotaAdapter):
             return str(error)
         return ""
 
-    def apply(self, directory: int, seed: str, limit: Limit) -> None:
+    def apply(self, directory: int, seed: str, limit: BufferLimit) -> None:
         """Limit a buffer; it gets a group if it has none.
 
         Raises:

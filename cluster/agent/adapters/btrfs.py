@@ -7,7 +7,7 @@ import os
 from typing import ClassVar, Final
 
 from forebay.cluster.agent.adapters import subvolumes
-from forebay.cluster.agent.adapters.interface import Limit, QuotaAdapter, QuotaUsage
+from forebay.cluster.agent.adapters.interface import BufferLimit, QuotaAdapter, QuotaUsage
 from forebay.cluster.system import closing, open_directory
 
 NAMES_BYTES: Final = 8 * 1024**2
@@ -38,7 +38,7 @@ class BtrfsAdapter(QuotaAdapter):
         # Other users could look into it until now, but it was empty.
         os.chmod(name, _PRIVATE, dir_fd=parent)
 
-    def apply(self, directory: int, seed: str, limit: Limit) -> None:
+    def apply(self, directory: int, seed: str, limit: BufferLimit) -> None:
         """Limit a subvolume. A directory created under another mechanism is left alone.
 
         Raises:

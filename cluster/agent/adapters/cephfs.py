@@ -19,8 +19,8 @@ from forebay.cluster.agent.adapters.interface import (
     NOT_APPLIED,
     UNUSABLE,
     AdapterFailed,
+    BufferLimit,
     LayoutAdapter,
-    Limit,
     QuotaAdapter,
     QuotaUsage,
     Stripes,
@@ -51,7 +51,7 @@ class CephfsAdapter(QuotaAdapter):
             return f"it has no attribute {USED_BYTES} ({error}); mount CephFS there"
         return ""
 
-    def apply(self, directory: int, seed: str, limit: Limit) -> None:
+    def apply(self, directory: int, seed: str, limit: BufferLimit) -> None:
         """Limit a directory, and compare the limit that the filesystem then reports.
 
         Raises:

@@ -32,8 +32,8 @@ from forebay.cluster.agent.adapters.interface import (
     NOT_INSTALLED,
     UNUSABLE,
     AdapterFailed,
+    BufferLimit,
     LayoutAdapter,
-    Limit,
     QuotaAdapter,
     QuotaUsage,
     Stripes,
@@ -70,7 +70,7 @@ class CommandAdapter(QuotaAdapter):
         """Return the reason why the program cannot limit buffers, or ""."""
         return _check(self._tools, parent)
 
-    def apply(self, directory: int, seed: str, limit: Limit) -> None:
+    def apply(self, directory: int, seed: str, limit: BufferLimit) -> None:
         """Have the program limit a buffer, and compare the limit it then reports.
 
         Raises:

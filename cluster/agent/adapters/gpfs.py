@@ -22,7 +22,7 @@ from forebay.cluster.agent.adapters.interface import (
     NOT_APPLIED,
     UNUSABLE,
     AdapterFailed,
-    Limit,
+    BufferLimit,
     QuotaAdapter,
     QuotaUsage,
     mount_point_of,
@@ -80,7 +80,7 @@ class GpfsAdapter(QuotaAdapter):
         run_tool(self._tools, "mmlinkfileset", device, fileset, "-J", path)
         os.chmod(name, _PRIVATE, dir_fd=parent)
 
-    def apply(self, directory: int, seed: str, limit: Limit) -> None:
+    def apply(self, directory: int, seed: str, limit: BufferLimit) -> None:
         """Limit a fileset.
 
         Raises:

@@ -33,7 +33,7 @@ class AdapterFailed(Exception):
         self.code = code
 
 
-class Limit(NamedTuple):
+class BufferLimit(NamedTuple):
     """Limit of a buffer. None keeps what is set; 0 means unlimited."""
 
     size_bytes: int | None = None
@@ -85,7 +85,7 @@ class QuotaAdapter(ABC):
         os.mkdir(name, _PRIVATE, dir_fd=parent)
 
     @abstractmethod
-    def apply(self, directory: int, seed: str, limit: Limit) -> None:
+    def apply(self, directory: int, seed: str, limit: BufferLimit) -> None:
         """Limit an open directory. `seed` identifies the buffer on every machine. Idempotent.
 
         Raises:

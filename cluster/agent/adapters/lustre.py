@@ -21,8 +21,8 @@ from forebay.cluster.agent.adapters.interface import (
     NOT_APPLIED,
     UNUSABLE,
     AdapterFailed,
+    BufferLimit,
     LayoutAdapter,
-    Limit,
     QuotaAdapter,
     QuotaUsage,
     Stripes,
@@ -69,7 +69,7 @@ class LustreAdapter(QuotaAdapter):
             return str(error)
         return ""
 
-    def apply(self, directory: int, seed: str, limit: Limit) -> None:
+    def apply(self, directory: int, seed: str, limit: BufferLimit) -> None:
         """Limit a buffer; it joins a project if it has none of ours.
 
         Raises:

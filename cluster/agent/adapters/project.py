@@ -6,7 +6,7 @@ import contextlib
 from typing import ClassVar
 
 from forebay.cluster.agent.adapters import project_quota
-from forebay.cluster.agent.adapters.interface import Limit, QuotaAdapter, QuotaUsage
+from forebay.cluster.agent.adapters.interface import BufferLimit, QuotaAdapter, QuotaUsage
 from forebay.cluster.system import closing, open_directory
 
 
@@ -19,7 +19,7 @@ class ProjectAdapter(QuotaAdapter):
         """Return the reason why buffers cannot be limited, or ""."""
         return "" if project_quota.is_enforced(parent) else "its filesystem does not enforce project quotas"
 
-    def apply(self, directory: int, seed: str, limit: Limit) -> None:
+    def apply(self, directory: int, seed: str, limit: BufferLimit) -> None:
         """Limit a buffer; it joins a project if it has none.
 
         Raises:

@@ -16,7 +16,7 @@ from forebay.cluster.agent.adapters import (
     UNUSABLE,
     AdapterFailed,
     BtrfsAdapter,
-    Limit,
+    BufferLimit,
     ProjectAdapter,
     QuotaAdapter,
     Tools,
@@ -138,7 +138,7 @@ def make(parent: int, name: str, control: str, most_bytes: int, tools: Tools = N
 
 
 def hold(directory: int, control: str, seed: str, most_bytes: int, tools: Tools = NO_TOOLS) -> None:
-    """Limit the bytes an open buffer may take on its filesystem; `seed` identifies it.
+    """BufferLimit the bytes an open buffer may take on its filesystem; `seed` identifies it.
 
     A buffer created under another mechanism is left to the watch.
 
@@ -148,11 +148,11 @@ def hold(directory: int, control: str, seed: str, most_bytes: int, tools: Tools 
     """
     adapter = _adapter(control, tools)
     if adapter is not None:
-        adapter.apply(directory, seed, Limit(size_bytes=most_bytes))
+        adapter.apply(directory, seed, BufferLimit(size_bytes=most_bytes))
 
 
 def hold_inodes(directory: int, control: str, seed: str, more: int, tools: Tools = NO_TOOLS) -> None:
-    """Limit an open buffer to `more` inodes beyond its current ones, if the filesystem can.
+    """BufferLimit an open buffer to `more` inodes beyond its current ones, if the filesystem can.
 
     Raises:
         AdapterFailed: The limit cannot be set.
@@ -160,7 +160,7 @@ def hold_inodes(directory: int, control: str, seed: str, more: int, tools: Tools
     """
     adapter = _adapter(control, tools)
     if adapter is not None:
-        adapter.apply(directory, seed, Limit(inodes=adapter.usage(directory).inodes + more))
+        adapter.apply(directory, seed, BufferLimit(inodes=adapter.usage(directory).inodes + more))
 
 
 def keeps_group(control: str, tools: Tools = NO_TOOLS) -> bool:
@@ -219,7 +219,7 @@ def remove_empty(parent: int, name: str, *, shown: str, quota: str = QUOTA_AUTO,
             os.fsync(parent)
 
 
-class _Removal(NamedTuple):
+class _RemovalWay(NamedTuple):
     """Way to remove a buffer."""
 
     is_image: bool
@@ -228,7 +228,7 @@ class _Removal(NamedTuple):
 
 
 @contextlib.contextmanager
-def _removing(parent: int, name: str, shown: str, quota: str, tools: Tools) -> Iterator[_Removal]:
+def _removing(parent: int, name: str, shown: str, quota: str, tools: Tools) -> Iterator[_RemovalWay]:
     """Yield how to remove a buffer; release its limits after its removal, also if an earlier attempt removed it.
 
     Raises:
@@ -241,7 +241,7 @@ def _removing(parent: int, name: str, shown: str, quota: str, tools: Tools) -> I
             held = [(adapter, _handle(adapter, parent, name)) for adapter in _removers(quota, tools)]
             held = [(adapter, handle) for adapter, handle in held if handle]
         with contextlib.suppress(FileNotFoundError):
-            yield _Removal(is_image, any(adapter.removes_directory for adapter, _ in held))
+            yield _RemovalWay(is_image, any(adapter.removes_directory for adapter, _ in held))
         for adapter, handle in held:
             adapter.release(parent, name, handle)
     except AdapterFailed as error:

@@ -8,7 +8,7 @@ from typing import Final
 
 from forebay.cluster.agent.adapters import AdapterFailed, Stripes, Tools, layout_adapter
 from forebay.cluster.agent.files import RemovalFailed, capacity
-from forebay.cluster.agent.filesystem_check.probe import Probe, ProbeFailed, ProbeMissing
+from forebay.cluster.agent.filesystem_check.probe import FilesystemProbe, ProbeFailed, ProbeMissing
 from forebay.cluster.agent.filesystem_check.probes import NOBODY
 from forebay.cluster.system import SystemClock, closing, open_directory
 from forebay.replica.model import LAYOUT_NONE, QUOTA_AUTO, QUOTA_NONE, FilesystemLayout
@@ -32,7 +32,7 @@ _CHUNK: Final = b"q" * 1024**2
 _STOPS: Final = frozenset({errno.EDQUOT, errno.ENOSPC})
 
 
-def quota_probe(quota: str, tools: Tools) -> Probe:
+def quota_probe(quota: str, tools: Tools) -> FilesystemProbe:
     """Return the probe that writes past the limit of a buffer."""
 
     def run(directory: int) -> None:
@@ -50,10 +50,10 @@ def quota_probe(quota: str, tools: Tools) -> Probe:
             remove_buffer(directory, quota, tools)
 
     needed = quota not in (QUOTA_AUTO, QUOTA_NONE)
-    return Probe("quota", run, needed, "a job may fill the filesystem for all others", QUOTA_S)
+    return FilesystemProbe("quota", run, needed, "a job may fill the filesystem for all others", QUOTA_S)
 
 
-def layout_probe(layout: FilesystemLayout, tools: Tools) -> Probe | None:
+def layout_probe(layout: FilesystemLayout, tools: Tools) -> FilesystemProbe | None:
     """Return the probe that sets the layout, or None without a layout."""
     if layout.adapter == LAYOUT_NONE:
         return None
@@ -68,7 +68,7 @@ def layout_probe(layout: FilesystemLayout, tools: Tools) -> Probe | None:
         except AdapterFailed as error:
             raise ProbeFailed(str(error)) from error
 
-    return Probe("layout", run, True, "stage-in fails until the layout can be set", QUOTA_S)
+    return FilesystemProbe("layout", run, True, "stage-in fails until the layout can be set", QUOTA_S)
 
 
 def remove_buffer(directory: int, quota: str, tools: Tools) -> None:

@@ -45,7 +45,7 @@ class ProbeFailed(Exception):
     """The function does not work; the message says what was observed."""
 
 
-class Probe(NamedTuple):
+class FilesystemProbe(NamedTuple):
     """Function to try in an open, empty directory of its own. It returns if everything works.
 
     Raises ProbeMissing, ProbeFailed, or OSError.

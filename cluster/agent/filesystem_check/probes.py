@@ -16,15 +16,18 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from forebay.cluster.agent.filesystem_check.probe import UNSUPPORTED, Probe, ProbeFailed, ProbeMissing
-from forebay.cluster.system import closing, names_in, open_directory, sync_file_system, write_all
+from forebay.cluster.agent.filesystem_check.probe import UNSUPPORTED, FilesystemProbe, ProbeFailed, ProbeMissing
+from forebay.cluster.system import SystemClock, closing, names_in, open_directory, sync_file_system, write_all
 
 _MIB: Final = 1024**2
 _PRIVATE: Final = 0o600
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 RENAMES: Final = 200
-"""Renames over an existing name while another process reads it, count: some 10 ms locally, seconds on a slow server."""
+RENAME_S: Final = 2.0
+"""Renames over an existing name while another process reads it, count, and seconds after which fewer are enough: some
+10 ms locally, much longer on a busy server.
+"""
 
 LARGE_BYTES: Final = 1 << 40
 """Offset tried, bytes: files of a TiB exist on any machine with a burst buffer."""
@@ -68,8 +71,12 @@ def _rename(directory: int) -> None:
             os.close(stopped)
             os._exit(_read_until_closed(directory, stop, size))
         os.close(stop)
+        clock = SystemClock()
+        end_s = clock.monotonic_s() + RENAME_S
         try:
             for number in range(RENAMES):
+                if clock.monotonic_s() > end_s:
+                    break
                 with closing(_create(staging, "partial", b"%d" % (number % 10) * size)):
                     pass
                 os.rename("partial", "name", src_dir_fd=staging, dst_dir_fd=directory)
@@ -323,7 +330,7 @@ def _other_process_locks(directory: int, lock: Callable[[int, int], None]) -> bo
     return code == 0
 
 
-def basic_probes() -> Iterator[Probe]:
+def basic_probes() -> Iterator[FilesystemProbe]:
     """Yield the probes that need no configuration. Those that movers need come first."""
     torn = "files that users see may be incomplete: do not use this filesystem"
     for name, run, needed, consequence in (
@@ -353,4 +360,4 @@ def basic_probes() -> Iterator[Probe]:
         ("fcntl lock", _lock_with(fcntl.lockf), False, "jobs that use fcntl(2) locks, such as MPI-IO, fail"),
         ("open removed file", _silly_rename, False, "a buffer can be removed only after its files are closed"),
     ):
-        yield Probe(name, run, needed, consequence, PROBE_S)
+        yield FilesystemProbe(name, run, needed, consequence, PROBE_S)

@@ -21,7 +21,7 @@ from forebay.cluster.agent.files import FilesystemRefused, RemovalFailed, identi
 from forebay.cluster.agent.filesystem_check.capacity_probes import layout_probe, quota_probe, remove_buffer
 from forebay.cluster.agent.filesystem_check.probe import (
     UNSUPPORTED,
-    Probe,
+    FilesystemProbe,
     ProbeFailed,
     ProbeMissing,
     ProbeResult,
@@ -102,7 +102,7 @@ def check_filesystem(target: CheckTarget, tools: Tools, clock: Clock) -> Filesys
     )
 
 
-def _probes(target: CheckTarget, tools: Tools) -> Iterator[Probe]:
+def _probes(target: CheckTarget, tools: Tools) -> Iterator[FilesystemProbe]:
     yield quota_probe(target.quota, tools)
     layout = layout_probe(target.layout, tools)
     if layout is not None:
@@ -110,7 +110,7 @@ def _probes(target: CheckTarget, tools: Tools) -> Iterator[Probe]:
     yield from basic_probes()
 
 
-def _run(probe: Probe, own: int, begun_s: float, clock: Clock) -> ProbeResult:
+def _run(probe: FilesystemProbe, own: int, begun_s: float, clock: Clock) -> ProbeResult:
     """Run one probe in a process of its own, in a directory of its own."""
     started_s = clock.monotonic_s()
     limit_s = min(probe.limit_s, begun_s + CHECK_S_MAX - started_s)
@@ -131,7 +131,7 @@ def _run(probe: Probe, own: int, begun_s: float, clock: Clock) -> ProbeResult:
     )
 
 
-def _outcome(probe: Probe, directory: int, limit_s: float, clock: Clock) -> tuple[ProbeStatus, str]:
+def _outcome(probe: FilesystemProbe, directory: int, limit_s: float, clock: Clock) -> tuple[ProbeStatus, str]:
     def call(returned: int) -> None:
         status, found = _try(probe, directory)
         os.write(returned, f"{status}\n{found}".encode("utf-8", "replace")[: 4 * FOUND_CHARACTERS_MAX])
@@ -148,7 +148,7 @@ def _outcome(probe: Probe, directory: int, limit_s: float, clock: Clock) -> tupl
     return ProbeStatus(status), found
 
 
-def _try(probe: Probe, directory: int) -> tuple[ProbeStatus, str]:
+def _try(probe: FilesystemProbe, directory: int) -> tuple[ProbeStatus, str]:
     try:
         probe.run(directory)
     except ProbeMissing as error:

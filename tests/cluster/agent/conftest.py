@@ -26,7 +26,7 @@ from forebay.cluster.system.clock import SystemClock
 from forebay.cluster.system.processes import descendants
 from forebay.replica.model.orders import Order
 from tests.account import OWN
-from tests.cluster.agent.adapters.fakes import Programs
+from tests.cluster.agent.adapters.fakes import FakePrograms
 from tests.cluster.agent.double import ControllerDouble
 from tests.ports import free_port
 
@@ -210,6 +210,6 @@ def site(tmp_path: Path, tls: Path, request: pytest.FixtureRequest) -> Iterator[
 
 
 @pytest.fixture
-def programs(tmp_path: Path) -> Programs:
+def programs(tmp_path: Path) -> FakePrograms:
     """A directory for programs that answer as the tools of filesystems do."""
-    return Programs(tmp_path / "bin")
+    return FakePrograms(tmp_path / "bin")

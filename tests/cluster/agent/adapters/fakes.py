@@ -1,4 +1,4 @@
-"""Programs that answer as the documentation of Lustre, BeeGFS and GPFS says, with their state in a file.
+"""FakePrograms that answer as the documentation of Lustre, BeeGFS and GPFS says, with their state in a file.
 
 They limit nothing: no real system was at hand.
 """
@@ -165,7 +165,7 @@ GPFS_PROGRAMS: Final = (
 )
 
 
-class Programs:
+class FakePrograms:
     """Directory of fake programs."""
 
     def __init__(self, directory: Path) -> None:

@@ -16,7 +16,7 @@ from forebay.cluster.agent.adapters import (
     NOT_INSTALLED,
     UNUSABLE,
     AdapterFailed,
-    Limit,
+    BufferLimit,
     QuotaAdapter,
     QuotaUsage,
     Stripes,
@@ -30,7 +30,7 @@ from forebay.cluster.agent.adapters.gpfs import fileset_of
 from forebay.cluster.agent.files import capacity
 from forebay.cluster.system import closing, open_directory
 from forebay.replica.model import LAYOUT_NONE, LAYOUTS, QUOTA_AUTO, QUOTA_NONE, QUOTAS
-from tests.cluster.agent.adapters.fakes import BEEGFS, BEEGFS_CTL, GPFS, GPFS_PROGRAMS, LFS, Programs
+from tests.cluster.agent.adapters.fakes import BEEGFS, BEEGFS_CTL, GPFS, GPFS_PROGRAMS, LFS, FakePrograms
 
 MIB = 1024**2
 
@@ -84,36 +84,36 @@ def attributes(monkeypatch: pytest.MonkeyPatch) -> Attributes:
     return kept
 
 
-def _lustre(programs: Programs) -> Tools:
+def _lustre(programs: FakePrograms) -> Tools:
     programs.write("lfs", LFS)
     return programs.tools()
 
 
-def _beegfs(programs: Programs) -> Tools:
+def _beegfs(programs: FakePrograms) -> Tools:
     programs.write("beegfs", BEEGFS)
     return programs.tools(quota_groups=(2_000_000, 2_000_009))
 
 
-def _beegfs_7(programs: Programs) -> Tools:
+def _beegfs_7(programs: FakePrograms) -> Tools:
     programs.write("beegfs-ctl", BEEGFS_CTL)
     return programs.tools(quota_groups=(2_000_000, 2_000_009))
 
 
-def _gpfs(programs: Programs) -> Tools:
+def _gpfs(programs: FakePrograms) -> Tools:
     for name in GPFS_PROGRAMS:
         programs.write(name, GPFS)
     return programs.tools()
 
 
-def _command(programs: Programs) -> Tools:
+def _command(programs: FakePrograms) -> Tools:
     return programs.tools(command=str(programs.write("site-quota", COMMAND)))
 
 
-def _cephfs(programs: Programs) -> Tools:
+def _cephfs(programs: FakePrograms) -> Tools:
     return programs.tools()
 
 
-KINDS: dict[str, tuple[str, Callable[[Programs], Tools]]] = {
+KINDS: dict[str, tuple[str, Callable[[FakePrograms], Tools]]] = {
     "lustre": ("lustre", _lustre),
     "cephfs": ("cephfs", _cephfs),
     "beegfs": ("beegfs", _beegfs),
@@ -126,7 +126,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="groups of buffers nee
 
 
 @pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest, programs: Programs, attributes: Attributes) -> tuple[str, Tools]:
+def kind(request: pytest.FixtureRequest, programs: FakePrograms, attributes: Attributes) -> tuple[str, Tools]:
     if request.param.startswith("beegfs") and os.geteuid() != 0:
         pytest.skip("groups of buffers need root")
     word, prepare = KINDS[request.param]
@@ -175,30 +175,30 @@ def test_nothing_is_left_in_the_state_of_a_removed_buffers_program(kind: tuple[s
     adapter = quota_adapter(word, tools)
     adapter.create(parent, "7")
     with closing(open_directory("7", dir_fd=parent)) as directory:
-        adapter.apply(directory, "seed", Limit(MIB, 10))
+        adapter.apply(directory, "seed", BufferLimit(MIB, 10))
         handle = adapter.find(parent, "7")
         assert handle or word == "cephfs"
     capacity.remove(parent, "7", shown="7", quota=word, tools=tools)
     adapter.create(parent, "8")
     with closing(open_directory("8", dir_fd=parent)) as directory:
         # The same seed gets the same ID, because the first buffer's is free again.
-        adapter.apply(directory, "seed", Limit(MIB, 10))
+        adapter.apply(directory, "seed", BufferLimit(MIB, 10))
     if word in ("lustre", "beegfs"):
         assert adapter.find(parent, "8") == handle
 
 
-def test_two_buffers_with_the_same_seed_never_share_an_id(programs: Programs, parent: int) -> None:
+def test_two_buffers_with_the_same_seed_never_share_an_id(programs: FakePrograms, parent: int) -> None:
     adapter = quota_adapter("lustre", _lustre(programs))
     found = set()
     for name in ("a", "b", "c"):
         adapter.create(parent, name)
         with closing(open_directory(name, dir_fd=parent)) as directory:
-            adapter.apply(directory, "seed", Limit(MIB))
+            adapter.apply(directory, "seed", BufferLimit(MIB))
         found.add(adapter.find(parent, name))
     assert len(found) == 3 and all(int(one) >= 1 << 30 for one in found)
 
 
-def test_an_id_of_the_site_is_replaced_and_never_released(programs: Programs, parent: int, tmp_path: Path) -> None:
+def test_an_id_of_the_site_is_replaced_and_never_released(programs: FakePrograms, parent: int, tmp_path: Path) -> None:
     tools = _lustre(programs)
     programs.state.write_text(f'{{"ids": {{"{tmp_path}/fs/7": 42}}}}')
     os.mkdir("7", dir_fd=parent)
@@ -206,7 +206,7 @@ def test_an_id_of_the_site_is_replaced_and_never_released(programs: Programs, pa
     assert adapter.find(parent, "7") == ""
     with closing(open_directory("7", dir_fd=parent)) as directory:
         assert adapter.usage(directory) == QuotaUsage(0, 0)
-        adapter.apply(directory, "seed", Limit(MIB))
+        adapter.apply(directory, "seed", BufferLimit(MIB))
     assert int(adapter.find(parent, "7")) >= 1 << 30
 
 
@@ -220,7 +220,9 @@ def test_an_id_of_the_site_is_replaced_and_never_released(programs: Programs, pa
         ("sys.exit('lfs: quota: Operation not permitted')", EXIT_CODE),
     ],
 )
-def test_an_lfs_that_prints_something_else_is_reported(programs: Programs, parent: int, said: str, code: str) -> None:
+def test_an_lfs_that_prints_something_else_is_reported(
+    programs: FakePrograms, parent: int, said: str, code: str
+) -> None:
     programs.write("lfs", f"if words[0] == 'project':\n    print('1073741824 P /fs/7')\nelse:\n    {said or 'pass'}\n")
     os.mkdir("7", dir_fd=parent)
     adapter = quota_adapter("lustre", programs.tools())
@@ -230,8 +232,8 @@ def test_an_lfs_that_prints_something_else_is_reported(programs: Programs, paren
     assert caught.value.code == code
 
 
-def _lying(word: str, programs: Programs) -> Tools:
-    """Programs that accept each limit and keep none."""
+def _lying(word: str, programs: FakePrograms) -> Tools:
+    """FakePrograms that accept each limit and keep none."""
     if word == "lustre":
         programs.write("lfs", LFS.replace("found.update(", "dict("))
     elif word == "beegfs":
@@ -247,11 +249,13 @@ def _lying(word: str, programs: Programs) -> Tools:
 
 @needs_root
 @pytest.mark.parametrize("word", ["lustre", "beegfs", "gpfs", "command"])
-def test_a_limit_that_the_filesystem_does_not_report_is_a_failure(programs: Programs, parent: int, word: str) -> None:
+def test_a_limit_that_the_filesystem_does_not_report_is_a_failure(
+    programs: FakePrograms, parent: int, word: str
+) -> None:
     adapter = quota_adapter(word, _lying(word, programs))
     adapter.create(parent, "7")
     with closing(open_directory("7", dir_fd=parent)) as directory, pytest.raises(AdapterFailed) as caught:
-        adapter.apply(directory, "seed", Limit(MIB))
+        adapter.apply(directory, "seed", BufferLimit(MIB))
     assert caught.value.code == NOT_APPLIED
 
 
@@ -261,7 +265,7 @@ def test_a_ceph_client_that_drops_a_quota_or_may_not_set_it_is_reported(
     adapter = quota_adapter("cephfs", Tools())
     monkeypatch.setattr(cephfs.os, "setxattr", lambda *_: None)
     with pytest.raises(AdapterFailed) as dropped:
-        adapter.apply(parent, "", Limit(MIB))
+        adapter.apply(parent, "", BufferLimit(MIB))
     assert dropped.value.code == NOT_APPLIED
 
     def refuse(*_: object) -> None:
@@ -269,7 +273,7 @@ def test_a_ceph_client_that_drops_a_quota_or_may_not_set_it_is_reported(
 
     monkeypatch.setattr(cephfs.os, "setxattr", refuse)
     with pytest.raises(AdapterFailed) as refused:
-        adapter.apply(parent, "", Limit(MIB))
+        adapter.apply(parent, "", BufferLimit(MIB))
     assert refused.value.code == UNUSABLE and "rwp" in str(refused.value)
 
 
@@ -278,30 +282,30 @@ def test_another_filesystem_is_no_cephfs(parent: int) -> None:
 
 
 @pytest.mark.parametrize("word", ["lustre", "beegfs", "gpfs", "command"])
-def test_missing_tools_are_named(programs: Programs, parent: int, word: str) -> None:
+def test_missing_tools_are_named(programs: FakePrograms, parent: int, word: str) -> None:
     tools = programs.tools(quota_groups=(2_000_000, 2_000_009))
     with pytest.raises(AdapterFailed) as caught:
         capacity.find_control(parent, word, tools)
     assert caught.value.code == UNUSABLE
     adapter: QuotaAdapter = quota_adapter(word, tools)
     with pytest.raises(AdapterFailed) as missing:
-        adapter.apply(parent, "", Limit(MIB))
+        adapter.apply(parent, "", BufferLimit(MIB))
     assert missing.value.code == NOT_INSTALLED
 
 
 @needs_root
-def test_a_beegfs_without_groups_for_buffers_is_refused(programs: Programs, parent: int) -> None:
+def test_a_beegfs_without_groups_for_buffers_is_refused(programs: FakePrograms, parent: int) -> None:
     programs.write("beegfs", BEEGFS)
     assert "quota_groups" in quota_adapter("beegfs", programs.tools()).check(parent)
 
 
 @needs_root
-def test_files_in_a_buffer_on_beegfs_belong_to_its_group(programs: Programs, parent: int) -> None:
+def test_files_in_a_buffer_on_beegfs_belong_to_its_group(programs: FakePrograms, parent: int) -> None:
     tools = _beegfs(programs)
     adapter = quota_adapter("beegfs", tools)
     adapter.create(parent, "7")
     with closing(open_directory("7", dir_fd=parent)) as directory:
-        adapter.apply(directory, "seed", Limit(MIB))
+        adapter.apply(directory, "seed", BufferLimit(MIB))
         os.mkdir("below", dir_fd=directory)
         os.close(os.open("below/file", os.O_CREAT, dir_fd=directory))
         group = os.stat("below/file", dir_fd=directory).st_gid
@@ -310,7 +314,7 @@ def test_files_in_a_buffer_on_beegfs_belong_to_its_group(programs: Programs, par
 
 
 def test_an_interrupted_creation_or_removal_of_a_fileset_is_completed(
-    programs: Programs, parent: int, tmp_path: Path
+    programs: FakePrograms, parent: int, tmp_path: Path
 ) -> None:
     tools = _gpfs(programs)
     adapter = quota_adapter("gpfs", tools)
@@ -335,7 +339,7 @@ LAYOUTS_SET = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS_SET)
-def test_stripes_are_set_with_the_options_of_the_tool(programs: Programs, parent: int, name: str) -> None:
+def test_stripes_are_set_with_the_options_of_the_tool(programs: FakePrograms, parent: int, name: str) -> None:
     word, prepare = KINDS[name]
     layout = layout_adapter(word, prepare(programs))
     assert layout.check(parent) == ""

@@ -16,11 +16,11 @@ from forebay.cluster.agent.adapters import (
     UNTRUSTED,
     UNUSABLE,
     AdapterFailed,
-    Limit,
+    BufferLimit,
     quota_adapter,
 )
 from forebay.cluster.system import closing, open_directory
-from tests.cluster.agent.adapters.fakes import Programs
+from tests.cluster.agent.adapters.fakes import FakePrograms
 
 CASES = {
     "fails": ("sys.exit('no space in the quota table')", EXIT_CODE, "no space in the quota table"),
@@ -40,7 +40,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_program_that_fails_or_prints_something_else_is_reported(programs: Programs, parent: int, case: str) -> None:
+def test_a_program_that_fails_or_prints_something_else_is_reported(
+    programs: FakePrograms, parent: int, case: str
+) -> None:
     body, code, said = CASES[case]
     tools = programs.tools(command=str(programs.write("quota", body)), timeout_s=3.0 if case == "endless" else 60.0)
     with pytest.raises(AdapterFailed) as caught:
@@ -50,7 +52,9 @@ def test_a_program_that_fails_or_prints_something_else_is_reported(programs: Pro
     assert str(caught.value).isprintable() and len(str(caught.value)) < 1024
 
 
-def test_a_program_that_hangs_is_killed_with_all_its_processes(programs: Programs, parent: int, tmp_path: Path) -> None:
+def test_a_program_that_hangs_is_killed_with_all_its_processes(
+    programs: FakePrograms, parent: int, tmp_path: Path
+) -> None:
     pids = tmp_path / "pids"
     body = f"""
 import signal
@@ -74,7 +78,7 @@ while True:
 
 
 def test_the_program_receives_the_request_on_standard_input_and_nothing_of_the_agent(
-    programs: Programs, parent: int, tmp_path: Path
+    programs: FakePrograms, parent: int, tmp_path: Path
 ) -> None:
     seen = tmp_path / "seen"
     body = f"""
@@ -90,7 +94,7 @@ print(json.dumps({{"size_bytes": 0, "inodes": 1, "size_limit_bytes": 4096}} if w
     tools = programs.tools(command=str(programs.write("quota", body)))
     os.mkdir("7", dir_fd=parent)
     with closing(secret), closing(open_directory("7", dir_fd=parent)) as directory:
-        quota_adapter("command", tools).apply(directory, "a seed", Limit(4096, None))
+        quota_adapter("command", tools).apply(directory, "a seed", BufferLimit(4096, None))
     applied, usage = map(json.loads, seen.read_text().splitlines())
     assert applied["words"] == ["apply", f"{tmp_path}/fs/7"] and usage["words"] == ["usage", f"{tmp_path}/fs/7"]
     assert applied["request"] == {"version": 1, "seed": "a seed", "size_bytes": 4096, "inodes": None}
@@ -98,7 +102,7 @@ print(json.dumps({{"size_bytes": 0, "inodes": 1, "size_limit_bytes": 4096}} if w
     assert applied["cwd"] == "/" and applied["descriptors"] == [0, 1, 2]
 
 
-def test_a_program_that_others_may_change_is_not_run(programs: Programs, parent: int) -> None:
+def test_a_program_that_others_may_change_is_not_run(programs: FakePrograms, parent: int) -> None:
     program = programs.write("quota", "print('{}')")
     program.chmod(0o777)
     adapter = quota_adapter("command", programs.tools(command=str(program)))
@@ -115,6 +119,6 @@ def test_a_program_that_others_may_change_is_not_run(programs: Programs, parent:
     assert caught.value.code == NOT_INSTALLED
 
 
-def test_a_reason_of_the_program_is_the_reason_of_the_check(programs: Programs, parent: int) -> None:
+def test_a_reason_of_the_program_is_the_reason_of_the_check(programs: FakePrograms, parent: int) -> None:
     program = programs.write("quota", """print('{"reason": "its licence has expired"}')""")
     assert quota_adapter("command", programs.tools(command=str(program))).check(parent) == "its licence has expired"
