@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis.stateful import invariant, rule
 from forebay.replica.messages import commands as c
 from forebay.replica.model.buffers import Buffer, BufferState
 from forebay.replica.model.job_states import JobState
-from forebay.replica.model.pools import ObservedFilesystem, Pool, SharedFilesystem
+from forebay.replica.model.pools import NO_LAYOUT, FilesystemLayout, ObservedFilesystem, Pool, SharedFilesystem
 from forebay.replica.model.requests import BufferRequest, CreatePersistent, DestroyPersistent
 from forebay.replica.model.stages import Stage
 from forebay.replica.operations import directory_in_filesystem, persistent_directory
@@ -269,6 +270,43 @@ def test_shared_filesystems_are_made_once_and_removed_when_no_pool_names_them() 
     assert world.settle(c.ChangePool("bulk", filesystem="")) == 0
     assert world.settle(c.RemoveFilesystem("bb")) == 0 and not world.state.filesystems
     refused(world, c.RemoveFilesystem("bb"), RejectionCode.INVALID_FIELD)
+
+
+@pytest.mark.parametrize(
+    ("quota", "layout", "place"),
+    [
+        ("zfs", NO_LAYOUT, "filesystem.quota"),
+        ("", NO_LAYOUT, "filesystem.quota"),
+        ("lustre", FilesystemLayout("gpfs"), "filesystem.layout"),
+        ("lustre", FilesystemLayout("none", 4), "filesystem.layout"),
+        ("lustre", FilesystemLayout("lustre", -2), "filesystem.stripe_count"),
+        ("lustre", FilesystemLayout("lustre", 2_001), "filesystem.stripe_count"),
+        ("cephfs", FilesystemLayout("cephfs", -1), "filesystem.stripe_count"),
+        ("lustre", FilesystemLayout("lustre", 1, 65_535), "filesystem.stripe_size"),
+        ("lustre", FilesystemLayout("lustre", 1, 1 << 32), "filesystem.stripe_size"),
+        ("lustre", FilesystemLayout("lustre", pool="-r"), "filesystem.stripe_pool"),
+        ("lustre", FilesystemLayout("lustre", pool="x" * 65), "filesystem.stripe_pool"),
+    ],
+)
+def test_adapters_that_do_not_exist_or_cannot_be_are_refused(quota: str, layout: FilesystemLayout, place: str) -> None:
+    world = filesystem_world()
+    for name, path in (("other", "/bb/fast2"), ("bb", "/bb/fast")):
+        decided = world.settle(c.AddFilesystem(name, path, quota, layout))
+        assert isinstance(decided, Rejection) and decided.code is RejectionCode.INVALID_FIELD
+        assert decided.place == place and decided.remedy
+
+
+def test_adapters_change_and_movers_stay_and_orders_carry_them() -> None:
+    world = filesystem_world()
+    before = world.state.filesystems["bb"]
+    layout = FilesystemLayout("lustre", -1, 1 << 20, "flash")
+    assert world.settle(c.AddFilesystem("bb", "/bb/fast", "lustre")) == 0
+    assert world.settle(c.AddFilesystem("bb", "/bb/fast", layout=layout)) == 0
+    after = world.state.filesystems["bb"]
+    assert after == msgspec.structs.replace(before, quota="lustre", layout=layout) and after.movers == before.movers
+    # Nothing changes, so nothing is written.
+    assert world.settle(c.AddFilesystem("bb", "/bb/fast", "lustre", layout)) == 0
+    assert world.state.filesystems["bb"] is after
 
 
 def test_a_pool_names_a_shared_filesystem_that_there_is_and_keeps_it_while_it_is_used() -> None:
