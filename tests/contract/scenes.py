@@ -642,7 +642,9 @@ async def filesystems(m: Maker) -> None:
     await m.operator("POST /v1/filesystems/bb/add", path="/bb/fast")
     await m.operator("POST /v1/filesystems/inner/add", path="/bb/fast/inner")
     await m.ask("user ada", "POST /v1/filesystems/mine/add", path="/mine")
-    await m.operator("POST /v1/filesystems/spare/add", path="/bb/spare")
+    stripes = {"adapter": "lustre", "stripe_count": 4, "stripe_bytes": 1 << 20, "pool": "flash"}
+    await m.operator("POST /v1/filesystems/spare/add", path="/bb/spare", quota="lustre", layout=stripes)
+    await m.operator("POST /v1/filesystems/spare/add", path="/bb/spare", quota="zfs")
     await m.operator("POST /v1/pools/shared/add", quantity="64GiB", granularity="1GiB", filesystem="nowhere")
     await m.operator("POST /v1/pools/shared/add", quantity="64GiB", granularity="1GiB", filesystem="spare")
     await m.operator("POST /v1/pools/shared/change", filesystem="bb")

@@ -9,7 +9,7 @@ from typing import Final
 from forebay.cluster.agent.adapters import AdapterFailed, Stripes, Tools, layout_adapter
 from forebay.cluster.agent.files import RemovalFailed, capacity
 from forebay.cluster.agent.filesystem_check.probe import FilesystemProbe, ProbeFailed, ProbeMissing
-from forebay.cluster.agent.filesystem_check.probes import NOBODY
+from forebay.cluster.agent.filesystem_check.probes import USER
 from forebay.cluster.system import SystemClock, closing, open_directory
 from forebay.replica.model import LAYOUT_NONE, QUOTA_AUTO, QUOTA_NONE, FilesystemLayout
 
@@ -88,7 +88,7 @@ def _write_past_limit(directory: int, control: str, tools: Tools) -> None:
     with closing(open_directory(BUFFER, dir_fd=directory)) as buffer:
         capacity.hold(buffer, control, f"check.{os.getpid()}", LIMIT_BYTES, tools)
         if not os.geteuid():
-            os.fchown(buffer, NOBODY, -1 if capacity.keeps_group(control, tools) else NOBODY)
+            os.fchown(buffer, USER, -1 if capacity.keeps_group(control, tools) else USER)
         writer = os.fork()
         if writer == 0:
             os._exit(_write(buffer))
@@ -107,8 +107,8 @@ def _write(buffer: int) -> int:
     clock = SystemClock()
     if not os.geteuid():
         os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+        os.setresgid(USER, USER, USER)
+        os.setresuid(USER, USER, USER)
     try:
         file = os.open("file", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=buffer)
     except OSError:

@@ -34,8 +34,9 @@ LARGE_BYTES: Final = 1 << 40
 
 SPARSE_BYTES: Final = 64 * _MIB
 
-NOBODY: Final = 65_534
-"""User and group that own a buffer during a probe."""
+USER: Final = 65_533
+"""User and group that own a buffer during a probe. It is not nobody (65,534), to whom servers that squash root map it.
+"""
 
 PROBE_S: Final = 10.0
 """Seconds a probe may take. Locally each takes milliseconds."""
@@ -195,11 +196,13 @@ def _ownership(directory: int) -> None:
     if os.geteuid():
         raise ProbeMissing("tried as root only")
     os.mkdir("buffer", 0o700, dir_fd=directory)
+    if owner := os.stat("buffer", dir_fd=directory).st_uid:
+        raise ProbeFailed(f"what root creates belongs to user {owner}: the server squashes root")
     try:
-        os.chown("buffer", NOBODY, NOBODY, dir_fd=directory)
+        os.chown("buffer", USER, USER, dir_fd=directory)
     except PermissionError:
         raise ProbeFailed("root may not give a directory to a user: the server squashes root") from None
-    if os.stat("buffer", dir_fd=directory).st_uid != NOBODY:
+    if os.stat("buffer", dir_fd=directory).st_uid != USER:
         raise ProbeFailed("a directory given to a user still belongs to another")
     try:
         with closing(open_directory("buffer", dir_fd=directory)) as buffer, closing(_create(buffer, "file")):
