@@ -301,13 +301,13 @@ class FilesystemView(View, frozen=True, kw_only=True):
     """Movers that accept new work."""
     pools: tuple[str, ...] = ()
     """Pools with buffers on it."""
-    quota: str
+    quota: str = "auto"
     """Adapter that limits buffers to their capacity."""
-    layout: str
+    layout: str = "none"
     """Adapter that places new files; none: the filesystem's own layout."""
-    stripe_count: int
-    stripe_bytes: int
-    stripe_pool: str
+    stripe_count: int = 0
+    stripe_bytes: int = 0
+    stripe_pool: str = ""
     revision: int
 
 

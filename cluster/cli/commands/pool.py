@@ -297,7 +297,7 @@ def add_filesystem(name: str, path: str, as_json: bool, **adapters: Any) -> None
 @_adapter_options
 @JSON_OPTION
 def set_filesystem(name: str, as_json: bool, **adapters: Any) -> None:
-    """Change how a shared filesystem limits and places new buffers (operators).
+    """Change quota or layout of a shared filesystem (operators).
 
     Existing buffers keep their limits and layouts. Remove the buffers of a GPFS filesystem before you change its quota
     adapter.
@@ -408,9 +408,10 @@ def _show_filesystems(answer: FilesystemsAnswer, as_json: bool) -> None:
 def check_shared_filesystem(
     name: str | None, path: Path | None, quota: str | None, layout: str | None, agent: str | None, as_json: bool
 ) -> None:
-    """Try what movers and jobs need of the shared filesystem NAME (operators).
+    """Try what movers need of a shared filesystem (operators).
 
-    Run it on a machine that mounts the filesystem, as the agent's account. It works in a private directory there, takes
+    It tries the filesystem NAME of the cluster, or any directory with --path. Run it on a machine that mounts the
+    filesystem, as the agent's account. It works in a private directory there, takes
     less than a minute, and removes everything. The exit code is 1 if something that movers need does not work.
     """
     from forebay.cluster.agent.adapters import Tools, tools_of

@@ -273,6 +273,7 @@ ARGUMENTS = {
 
 MORE = {
     ("pool", "set"): ["--quantity=1GiB"],
+    ("pool", "filesystem", "set"): ["--quota=none"],
     ("job", "update"): ["--nice=1"],
     ("cluster", "update"): ["--api=h:1"],
     ("policy", "usage", "reset"): ["--qos=a"],
