@@ -14,7 +14,7 @@ The client runs on an event loop or, with a `BlockingExchange` and `finish`, wit
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
@@ -81,17 +81,20 @@ class Client:
     def __init__(
         self,
         endpoints: Iterable[Address] | Endpoints,
-        way: AccessMethod,
+        way: AccessMethod | None,
         *,
         clock: Clock | None = None,
         deadline_s: float = DEADLINE_S,
         unreachable_s: float | None = None,
         blocking: bool = False,
+        exchange: Streaming | None = None,
+        sleep: Callable[[float], Awaitable[None]] | None = None,
     ) -> None:
         """Prepare to use the replicas at `endpoints` (API addresses) without connecting.
 
         `deadline_s` is the default deadline; `unreachable_s` ends a call earlier if nothing listens anywhere. With
-        `blocking`, `finish` runs calls one at a time. `way` is the certificate or other access method.
+        `blocking`, `finish` runs calls one at a time. `way` is the certificate or other access method; None with an
+        `exchange`, which replaces the network, as `sleep` replaces its waits.
 
         Raises:
             TlsError: A certificate or key is malformed, expired, readable by others, or of another authority.
@@ -99,8 +102,11 @@ class Client:
         self._clock = clock or SystemClock()
         self._endpoints = endpoints if isinstance(endpoints, Endpoints) else Endpoints(endpoints)
         self._way = way
-        self._exchange: Streaming = _blocking(way, self._clock) if blocking else _on_a_loop(way, self._clock)
-        self._sleep = _sleep if blocking else sleep_for
+        if exchange is None:
+            assert way is not None
+            exchange = _blocking(way, self._clock) if blocking else _on_a_loop(way, self._clock)
+        self._exchange = exchange
+        self._sleep = sleep or (_sleep if blocking else sleep_for)
         self._unreachable_s = unreachable_s
         self._caller = self._caller_of(self._endpoints)
         self._deadline_s = deadline_s
@@ -334,6 +340,7 @@ class Client:
         from forebay.cluster.client.own_account_relay import relay_of
         from forebay.cluster.client.page_proxy import PageProxy
 
+        assert self._way is not None
         return PageProxy(relay_of(self._way), self._endpoints, port)
 
     # Operations of agents

@@ -108,7 +108,8 @@ class EventStream:
         self._give_up_s = give_up_s
         self._idle_s = idle_s
         self._quiet_s = quiet_s
-        self._last_event_s = 0.0
+        self._last_event_s: float | None = None
+        """Time of the last event, or of the first opening; None before it."""
         self._sleep = sleep
         self._chance = chance
 
@@ -119,7 +120,7 @@ class EventStream:
             ApiError: A replica rejects the request, or none has streamed for `give_up_s`.
         """
         back_off = BackOff(self._chance)
-        heard_s = self._last_event_s = self._clock.monotonic_s()
+        heard_s = self._clock.monotonic_s()
         tried: set[Address] = set()
         trouble = ""
         streamed = False
@@ -165,8 +166,6 @@ class EventStream:
                             yield item
                             # Exclude the time the reader spent on the event.
                             heard_s = self._last_event_s = self._clock.monotonic_s()
-                        elif self._is_quiet():
-                            return
                 trouble = f"{target} ended the stream"
             except AttemptError as failure:
                 untrusted = failure if failure.is_untrusted else untrusted
@@ -185,7 +184,9 @@ class EventStream:
 
     def _is_quiet(self) -> bool:
         """Return whether no event came for the requested time."""
-        return self._quiet_s is not None and self._clock.monotonic_s() - self._last_event_s >= self._quiet_s
+        if self._quiet_s is None or self._last_event_s is None:
+            return False
+        return self._clock.monotonic_s() - self._last_event_s >= self._quiet_s
 
     async def _follow(self, address: Address) -> AsyncGenerator[EventView | Address | None, None]:
         """Yield the new events of one connection, or a redirect target; None for each sign of life.
@@ -207,6 +208,8 @@ class EventStream:
                     raise StreamBroken(error.sentence)
                 raise error
             parser = SseParser()
+            if self._last_event_s is None:
+                self._last_event_s = self._clock.monotonic_s()
             yield None
             async for chunk in chunks:
                 yield None
@@ -214,6 +217,8 @@ class EventStream:
                     event = _decode(raw)
                     if self._position.accept(event):
                         yield event
+                if self._is_quiet():
+                    return
 
 
 def _decode(raw: ServerSentEvent) -> EventView:

@@ -224,7 +224,7 @@ class AsyncClient:
                 return found if limit is None else found[-limit:]
 
     async def wait(self, job: int | str | JobView, *, timeout_s: float | None = None, check: bool = False) -> JobView:
-        """Wait until a job has ended, after its stage-out and the removal of its buffer, and return it.
+        """Wait until a job has ended, after its stage-out, and return it.
 
         Args:
             job: Job ID, reference of one array task, or job.

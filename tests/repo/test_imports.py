@@ -34,6 +34,7 @@ REMOTE_MAY_IMPORT = {
         "forebay.cluster.security.proofs",
         "forebay.cluster.witness",
     },
+    "forebay.cluster.sdk": _CLIENT_SIDE | {"forebay.cluster.sdk", "forebay.cluster.cli"},
     "forebay.cluster.slurm": _CLIENT_SIDE | {"forebay.cluster.slurm"},
     "forebay.cluster.drills": _CLIENT_SIDE
     | {"forebay.cluster.drills", "forebay.cluster.drills.copies", "forebay.cluster.drills.helper"},

@@ -13,7 +13,7 @@ PACKAGES = ("replica", "wal", "snapshots", "cluster")
 NAME = "forebay"
 """Import name. Its directory has a link to each package, and the files of OWN_FILES."""
 
-OWN_FILES = ("__init__.py", "py.typed")
+OWN_FILES = ("__init__.py", "py.typed", "testing.py")
 """Files of the import name itself: the public Python API."""
 
 IGNORED_DIRECTORIES = {".git", ".venv", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "__pycache__"}
