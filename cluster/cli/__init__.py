@@ -22,6 +22,16 @@ def main() -> None:
     from forebay.cluster.cli.startup import defer_imports
 
     defer_imports()
-    import forebay.cluster.cli.app as app
+    try:
+        import forebay.cluster.cli.app as app
+    except ModuleNotFoundError as error:
+        import sys
 
+        from forebay.cluster.cli.extras import missing_extra
+
+        lacking = missing_extra(error)
+        if lacking is None:
+            raise
+        print(*lacking.lines(), sep="\n", file=sys.stderr)
+        sys.exit(lacking.code)
     app.main()
