@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 import msgspec
 
 from forebay.cluster.schemas import operations as ops
-from forebay.cluster.sdk.connecting import open_client
 from forebay.cluster.sdk.errors import (
     WAIT_TIMEOUT,
     InvalidRequestError,
@@ -102,6 +101,8 @@ class AsyncClient:
         Raises:
             ConfigurationError: The access is incomplete, or a file cannot be used.
         """
+        from forebay.cluster.sdk.connecting import open_client
+
         return cls(
             open_client(config, identity, urls, authority, certificate, key, deadline_s=deadline_s, blocking=False)
         )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from forebay.cluster.client import finish
 from forebay.cluster.sdk.async_client import DEADLINE_S, AsyncClient
-from forebay.cluster.sdk.connecting import open_client
 
 if TYPE_CHECKING:
     from forebay.cluster.schemas import (
@@ -71,6 +70,8 @@ class Client:
         Raises:
             ConfigurationError: The access is incomplete, or a file cannot be used.
         """
+        from forebay.cluster.sdk.connecting import open_client
+
         opened = open_client(config, identity, urls, authority, certificate, key, deadline_s=deadline_s, blocking=True)
         return cls(AsyncClient(opened))
 

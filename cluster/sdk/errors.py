@@ -7,11 +7,8 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from forebay.cluster.client import NO_ANSWER, UNTRUSTED, ApiError
-from forebay.cluster.config import ConfigError
-from forebay.cluster.security import TlsError
-
 if TYPE_CHECKING:
+    from forebay.cluster.client import ApiError
     from forebay.cluster.schemas import JobView
 
 CONFIGURATION: Final = "configuration"
@@ -110,6 +107,8 @@ def error_of_call(error: ApiError) -> ForebayError:
 
 
 def _kind_of(error: ApiError) -> type[ForebayError]:
+    from forebay.cluster.client import NO_ANSWER, UNTRUSTED
+
     if error.outcome == "unknown":
         return OutcomeUnknownError
     if error.code == UNTRUSTED:
@@ -124,10 +123,25 @@ def converted_errors() -> Iterator[None]:
     """Convert errors of the packages below into ForebayError."""
     try:
         yield
-    except ApiError as error:
-        raise error_of_call(error) from error
-    except ConfigError as error:
-        raise ConfigurationError(CONFIGURATION, error.sentence, error.remedy, place=error.place) from error
-    except TlsError as error:
+    except Exception as error:
+        found = _error_of(error)
+        if found is None:
+            raise
+        raise found from error
+
+
+def _error_of(error: Exception) -> ForebayError | None:
+    """Return the converted error; None for one that is not of the packages below."""
+    # Imported for an error only, because a program that imports this API pays for every module.
+    from forebay.cluster.client import ApiError
+    from forebay.cluster.config import ConfigError
+    from forebay.cluster.security import TlsError
+
+    if isinstance(error, ApiError):
+        return error_of_call(error)
+    if isinstance(error, ConfigError):
+        return ConfigurationError(CONFIGURATION, error.sentence, error.remedy, place=error.place)
+    if isinstance(error, TlsError):
         message, _, remedy = str(error).partition("; ")
-        raise ConfigurationError(CONFIGURATION, message, remedy) from error
+        return ConfigurationError(CONFIGURATION, message, remedy)
+    return None
