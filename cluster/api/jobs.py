@@ -14,7 +14,7 @@ from forebay.cluster.api import request_decoding
 from forebay.cluster.api.privacy import may_see, owns, redact_job, visible_reason
 from forebay.cluster.api.render import JobVerdicts, capacity_controls, holders, job_view, left_out, node_view, pool_view
 from forebay.cluster.api.service import ApiCall, ApiService, CommandBody, Reply, Route, encode_view, handles, is_long
-from forebay.cluster.api.transfer_views import with_transfers
+from forebay.cluster.api.transfers import with_transfers
 from forebay.cluster.api.web import Problem, Redirect, bad_request, no_leader, rejection_problem, unknown_job
 from forebay.cluster.providers import CALLS_MAX
 from forebay.cluster.schemas import (

@@ -27,9 +27,9 @@ def main() -> None:
     except ModuleNotFoundError as error:
         import sys
 
-        from forebay.cluster.cli.extras import missing_extra
+        import forebay.cluster.cli.extras as extras
 
-        lacking = missing_extra(error)
+        lacking = extras.missing_extra(error)
         if lacking is None:
             raise
         print(*lacking.lines(), sep="\n", file=sys.stderr)

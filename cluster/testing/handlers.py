@@ -28,7 +28,7 @@ from forebay.cluster.api.render import (
     sentence_of,
     task_words,
 )
-from forebay.cluster.api.transfer_views import is_transfer, transfer_view, transfers_of, with_transfers
+from forebay.cluster.api.transfers import is_transfer, transfer_view, transfers_of, with_transfers
 from forebay.cluster.api.web.authentication import actor_of, permit
 from forebay.cluster.api.web.problems import Problem, bad_request, rejection_problem, unknown_job
 from forebay.cluster.api.web.routing import check_query, find_operation

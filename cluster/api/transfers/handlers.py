@@ -11,7 +11,7 @@ import msgspec
 from forebay.cluster.api.history import decode_records, recorded_job, records_of
 from forebay.cluster.api.privacy import check_may_see, may_see
 from forebay.cluster.api.service import ApiCall, Reply, encode_view, handles
-from forebay.cluster.api.transfer_views import (
+from forebay.cluster.api.transfers.views import (
     is_transfer,
     receipt_view,
     reported_transfers,
