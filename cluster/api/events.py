@@ -48,18 +48,15 @@ CONTENT_TYPE = f"{ops.EVENT_STREAM}; charset=utf-8"
 @handles(ops.STREAM_EVENTS)
 async def stream_events(call: ApiCall[None]) -> Stream:
     service = call.service
+    after = _position(call)
     release = _reserve_stream(call)
     try:
-        after = _position(call)
         index = _index_after(call, after)
     except LookupError as error:
         release()
         raise Problem(
             410, "history_not_held", f"events after revision {after} cannot be sent: {error}", "ask another replica"
         ) from error
-    except Problem:
-        release()
-        raise
     return Stream(service.controller.state.revision, CONTENT_TYPE, _follow(call, index, after), release)
 
 

@@ -22,11 +22,11 @@ from forebay.cluster.api import (
     members,
     nodes,
     pools,
-    transfers,
     watch,
 )
 from forebay.cluster.api.history_service import HistoryServiceLost
 from forebay.cluster.api.service import ApiCall, ApiService, Handler, Reply, Route, is_long
+from forebay.cluster.api.transfers import handlers as transfers
 from forebay.cluster.api.web import (
     AccessRules,
     CommandClient,

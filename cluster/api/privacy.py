@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from forebay.cluster.api.service import ApiCall
 from forebay.cluster.api.web import Problem, permission_denied
 from forebay.cluster.schemas import JOB_FIELDS, JobDetailsView, JobView
 from forebay.cluster.security import Role
 from forebay.replica.model import has_private_data
 from forebay.replica.state import State
+
+if TYPE_CHECKING:
+    from forebay.cluster.api.service import ApiCall
 
 PRIVATE_WORD = "(private)"
 """Replaces a hidden text."""

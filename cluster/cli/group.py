@@ -130,6 +130,11 @@ def _failure_of(error: BaseException) -> Failure:
 
     if isinstance(error, Failure):
         return error
+    if isinstance(error, ModuleNotFoundError):
+        from forebay.cluster.cli.extras import missing_extra
+
+        if (lacking := missing_extra(error)) is not None:
+            return lacking
     if isinstance(error, ConfigError):
         return _config_failure(error)
     if isinstance(error, click.ClickException):

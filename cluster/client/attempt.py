@@ -7,6 +7,8 @@ replica, because its outcome is then unknown.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -125,6 +127,22 @@ class Sending(Protocol):
 
     async def close(self) -> None:
         """Close all connections."""
+        ...
+
+
+class Streaming(Sending, Protocol):
+    """Transport that can also read endless responses."""
+
+    def stream(
+        self, address: Address, target: str, *, connect_s: float, idle_s: float
+    ) -> AbstractAsyncContextManager[tuple[HttpResponse, AsyncIterator[bytes]]]:
+        """Open a GET with an endless response: yield (response without body, chunks).
+
+        A status other than 200 has a body and no chunks.
+
+        Raises:
+            AttemptError: The stream broke, or was silent for `idle_s`.
+        """
         ...
 
 

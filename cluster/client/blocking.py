@@ -9,6 +9,8 @@ the responses.
 import socket
 import ssl
 import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NamedTuple
 
 from forebay.cluster.client.attempt import (
@@ -23,7 +25,14 @@ from forebay.cluster.client.attempt import (
     server_refused,
     unreachable,
 )
-from forebay.cluster.client.http_responses import MalformedResponse, ResponseReader, read_response, request_of
+from forebay.cluster.client.http_responses import (
+    EVENT_STREAM,
+    MalformedResponse,
+    SocketReader,
+    begin_stream,
+    read_response,
+    request_of,
+)
 from forebay.cluster.security import TlsFiles, context_of, valid_until
 from forebay.cluster.system import Address, Clock
 
@@ -61,23 +70,43 @@ class BlockingExchange:
         connection = self._idle_connection(address)
         if connection is None:
             connection = self._connect(address, min(connect_s, CONNECT_SHARE_MAX * timeout_s))
-        reader = ResponseReader(connection, self._clock, until_s)
+        reader = SocketReader(connection, self._clock, until_s)
         try:
-            reader.send(request_of(address, method, target, body, self._more_headers(address, method, target, body)))
-            answer, _, is_open = read_response(reader, address)
+            with self._attempt(address, timeout_s):
+                more = self._more_headers(address, method, target, body)
+                reader.send(request_of(address, method, target, body, more))
+                answer, _, is_open = await read_response(reader, address)
             if is_open:
                 self._connections[address] = _Connection(connection, self._clock.monotonic_s())
                 connection = None
             return answer
+        finally:
+            if connection is not None:
+                connection.close()
+
+    @contextmanager
+    def _attempt(self, address: Address, timeout_s: float) -> Iterator[None]:
+        """Convert every kind of request failure into an AttemptError."""
+        try:
+            yield
         except TimeoutError as error:
             raise no_answer(address, timeout_s) from error
         except (OSError, MalformedResponse) as error:
             if isinstance(error, ssl.SSLError) and is_alert(error):
                 raise client_refused(address, error, self._tls) from error
             raise broken(address, error, self._tls) from error
-        finally:
-            if connection is not None:
-                connection.close()
+
+    @asynccontextmanager
+    async def stream(
+        self, address: Address, target: str, *, connect_s: float, idle_s: float
+    ) -> AsyncIterator[tuple[HttpResponse, AsyncIterator[bytes]]]:
+        """Open a GET with an endless response: yield (response without body, chunks)."""
+        with self._connect(address, connect_s) as connection, self._attempt(address, idle_s):
+            until_s = self._clock.monotonic_s() + idle_s
+            reader = SocketReader(connection, self._clock, until_s, idle_s)
+            more = self._more_headers(address, "GET", target, None)
+            reader.send(request_of(address, "GET", target, None, more, EVENT_STREAM))
+            yield await begin_stream(reader, address)
 
     def _more_headers(self, address: Address, method: str, target: str, body: bytes | None) -> tuple[str, ...]:
         """Return additional header lines."""

@@ -14,7 +14,7 @@ The client runs on an event loop or, with a `BlockingExchange` and `finish`, wit
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 
@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from forebay.cluster.client.access_methods import AccessMethod, GatewayAccess, MungeAccess, access_method_of
-from forebay.cluster.client.attempt import AttemptError, Sending
+from forebay.cluster.client.attempt import AttemptError, Streaming
 from forebay.cluster.client.calls import (
     ATTEMPT_S,
     DEADLINE_S,
@@ -45,7 +45,6 @@ from forebay.cluster.schemas import ApiOperation, Command, Parameter, new_comman
 from forebay.cluster.system import Address, Clock, SystemClock
 
 if TYPE_CHECKING:
-    from forebay.cluster.client.exchange import Exchange
     from forebay.cluster.client.page_proxy import PageProxy
     from forebay.cluster.config import AccessConfig
     from forebay.cluster.schemas import (
@@ -82,25 +81,32 @@ class Client:
     def __init__(
         self,
         endpoints: Iterable[Address] | Endpoints,
-        way: AccessMethod,
+        way: AccessMethod | None,
         *,
         clock: Clock | None = None,
         deadline_s: float = DEADLINE_S,
         unreachable_s: float | None = None,
         blocking: bool = False,
+        exchange: Streaming | None = None,
+        sleep: Callable[[float], Awaitable[None]] | None = None,
     ) -> None:
         """Prepare to use the replicas at `endpoints` (API addresses) without connecting.
 
         `deadline_s` is the default deadline; `unreachable_s` ends a call earlier if nothing listens anywhere. With
-        `blocking`, `finish` runs calls one at a time. `way` is the certificate or other access method.
+        `blocking`, `finish` runs calls one at a time. `way` is the certificate or other access method; None with an
+        `exchange`, which replaces the network, as `sleep` replaces its waits.
 
         Raises:
             TlsError: A certificate or key is malformed, expired, readable by others, or of another authority.
         """
         self._clock = clock or SystemClock()
         self._endpoints = endpoints if isinstance(endpoints, Endpoints) else Endpoints(endpoints)
-        self._exchange: Sending = _blocking(way, self._clock) if blocking else _on_a_loop(way, self._clock)
-        self._sleep = _sleep if blocking else sleep_for
+        self._way = way
+        if exchange is None:
+            assert way is not None
+            exchange = _blocking(way, self._clock) if blocking else _on_a_loop(way, self._clock)
+        self._exchange = exchange
+        self._sleep = sleep or (_sleep if blocking else sleep_for)
         self._unreachable_s = unreachable_s
         self._caller = self._caller_of(self._endpoints)
         self._deadline_s = deadline_s
@@ -294,26 +300,48 @@ class Client:
             )
         return answer
 
-    def events(self, *, from_revision: int = 0, give_up_s: float | None = None) -> AsyncGenerator[EventView, None]:
-        """Iterate forever over the events of all revisions after `from_revision`, reconnecting as needed.
+    async def sleep(self, duration_s: float) -> None:
+        """Wait as between retries, on the event loop or without one, seconds."""
+        await self._sleep(duration_s)
 
-        To stop early, close it: `async with contextlib.aclosing(client.events()) as events`.
+    def events(
+        self,
+        *,
+        from_revision: int = 0,
+        after: tuple[int, int] | None = None,
+        give_up_s: float | None = None,
+        quiet_s: float | None = None,
+    ) -> AsyncGenerator[EventView, None]:
+        """Iterate over the events of all revisions after `from_revision`, reconnecting as needed.
+
+        `after`: continue after the event with this revision and sequence instead. `quiet_s`: end after about this many
+        seconds without an event, by default never. To stop early, close it:
+        `async with contextlib.aclosing(client.events()) as events`.
         """
-        from forebay.cluster.client.events import GIVE_UP_S, EventStream
+        from forebay.cluster.client.events import GIVE_UP_S, EventStream, StreamPosition
 
-        if give_up_s is None:
-            give_up_s = GIVE_UP_S
-        # Only an event loop can wait for events.
-        exchange = cast("Exchange", self._exchange)
-        stream = EventStream(exchange, self._endpoints, self._clock, from_revision=from_revision, give_up_s=give_up_s)
+        position = StreamPosition(from_revision) if after is None else StreamPosition(after[0] - 1, after)
+        stream = EventStream(
+            self._exchange,
+            self._endpoints,
+            self._clock,
+            position,
+            give_up_s=GIVE_UP_S if give_up_s is None else give_up_s,
+            quiet_s=quiet_s,
+            sleep=self._sleep,
+        )
         return stream.read()
 
     def page_proxy(self, port: int = 0) -> PageProxy:
-        """Return a loopback proxy of the status page with this client's access; port 0: a free one."""
+        """Return a loopback proxy of the status page with this client's access; port 0: a free one.
+
+        It serves on an event loop.
+        """
+        from forebay.cluster.client.own_account_relay import relay_of
         from forebay.cluster.client.page_proxy import PageProxy
 
-        # Only an event loop can serve.
-        return PageProxy(cast("Exchange", self._exchange), self._endpoints, port)
+        assert self._way is not None
+        return PageProxy(relay_of(self._way), self._endpoints, port)
 
     # Operations of agents
 
@@ -388,7 +416,7 @@ def _command_id(request: object) -> str | None:
     return reports[0].command_id if reports else None
 
 
-def _blocking(way: AccessMethod, clock: Clock) -> Sending:
+def _blocking(way: AccessMethod, clock: Clock) -> Streaming:
     if isinstance(way, GatewayAccess):
         from forebay.cluster.client.own_account import GatewayExchange
 
@@ -402,20 +430,18 @@ def _blocking(way: AccessMethod, clock: Clock) -> Sending:
     return BlockingExchange(way, clock)
 
 
-def _on_a_loop(way: AccessMethod, clock: Clock) -> Exchange:
+def _on_a_loop(way: AccessMethod, clock: Clock) -> Streaming:
     if isinstance(way, GatewayAccess):
         from forebay.cluster.client.own_account_loop import GatewayLoopExchange
 
-        return GatewayLoopExchange(way)
+        return GatewayLoopExchange(way, clock)
     if isinstance(way, MungeAccess):
         from forebay.cluster.client.own_account_loop import MungeLoopExchange
 
-        return MungeLoopExchange(way)
+        return MungeLoopExchange(way, clock)
     from forebay.cluster.client.exchange import Exchange
-    from forebay.cluster.security import check_validity
 
-    check_validity(way.certificate, clock.now())
-    return Exchange(way)
+    return Exchange(way, clock)
 
 
 async def _sleep(duration_s: float) -> None:

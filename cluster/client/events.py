@@ -4,25 +4,24 @@ Law: it yields what one unbroken stream would have yielded. Events of one comman
 within a revision the stream requests that revision again and drops known events by their sequence number.
 """
 
-import asyncio
 import contextlib
-import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final
 
 import msgspec
 
-from forebay.cluster.client.attempt import AttemptError
+from forebay.cluster.client.attempt import AttemptError, Streaming
 from forebay.cluster.client.calls import (
     REDIRECT_STATUSES,
     REDIRECTS_MAX,
     RETRY_STATUSES,
     BackOff,
     Endpoints,
+    draw_jitter,
     redirection,
+    sleep_for,
 )
 from forebay.cluster.client.errors import BAD_ANSWER, NO_ANSWER, UNREACHABLE, ApiError, error_of
-from forebay.cluster.client.exchange import Exchange
 from forebay.cluster.client.sse import ServerSentEvent, SseParser, StreamBroken
 from forebay.cluster.schemas import EventView
 from forebay.cluster.system import Address, Clock
@@ -40,6 +39,9 @@ STEADY_S: Final = 10.0
 """Duration after which a live stream counts as a success even without events, seconds: less than the server's 15 s
 between keep-alive comments, and much longer than the longest wait between rounds, which limits reconnects.
 """
+
+LEAST_S: Final = 0.1
+"""Shortest time for a replica to begin a stream, seconds."""
 
 GONE: Final = 410
 """Status of a replica that does not hold the requested history."""
@@ -76,34 +78,43 @@ class StreamPosition(msgspec.Struct):
 
 
 class EventStream:
-    """Reads events after `from_revision` from any replica that streams them."""
+    """Reads the events after a position from any replica that streams them."""
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: Streaming,
         endpoints: Endpoints,
         clock: Clock,
+        position: StreamPosition,
         *,
-        from_revision: int,
         give_up_s: float = GIVE_UP_S,
         idle_s: float = IDLE_S,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        chance: Callable[[], float] = random.random,
+        quiet_s: float | None = None,
+        sleep: Callable[[float], Awaitable[None]] = sleep_for,
+        chance: Callable[[], float] = draw_jitter,
     ) -> None:
-        if from_revision < 0:
-            raise ValueError(f"from_revision is {from_revision}; use a revision, or 0 for all events")
+        """`quiet_s`: end after about this many seconds without an event; None: never.
+
+        Raises:
+            ValueError: The position is before the first revision.
+        """
+        if position.complete < 0:
+            raise ValueError(f"the revision {position.complete} does not exist; use a revision, or 0 for all events")
         self._exchange = exchange
         # A private copy, because the end of a stream says nothing about the leader.
         self._endpoints = Endpoints(endpoints.order)
         self._clock = clock
-        self._position = StreamPosition(from_revision)
+        self._position = position
         self._give_up_s = give_up_s
         self._idle_s = idle_s
+        self._quiet_s = quiet_s
+        self._last_event_s: float | None = None
+        """Time of the last event, or of the first opening; None before it."""
         self._sleep = sleep
         self._chance = chance
 
     async def read(self) -> AsyncGenerator[EventView, None]:
-        """Yield events forever.
+        """Yield events, forever or until there were none for `quiet_s`.
 
         Raises:
             ApiError: A replica rejects the request, or none has streamed for `give_up_s`.
@@ -117,7 +128,7 @@ class EventStream:
         not_held: ApiError | None = None
         target = self._endpoints.next_after(tried)
         redirects = 0
-        while True:
+        while not self._is_quiet():
             if target is None:
                 if untrusted is not None and not streamed:
                     # No replica of the round is trusted, and waiting does not change that.
@@ -154,7 +165,7 @@ class EventStream:
                         if item is not None:
                             yield item
                             # Exclude the time the reader spent on the event.
-                            heard_s = self._clock.monotonic_s()
+                            heard_s = self._last_event_s = self._clock.monotonic_s()
                 trouble = f"{target} ended the stream"
             except AttemptError as failure:
                 untrusted = failure if failure.is_untrusted else untrusted
@@ -171,13 +182,20 @@ class EventStream:
             redirects += following is not None
             target = following if following and redirects <= REDIRECTS_MAX else self._endpoints.next_after(tried)
 
+    def _is_quiet(self) -> bool:
+        """Return whether no event came for the requested time."""
+        if self._quiet_s is None or self._last_event_s is None:
+            return False
+        return self._clock.monotonic_s() - self._last_event_s >= self._quiet_s
+
     async def _follow(self, address: Address) -> AsyncGenerator[EventView | Address | None, None]:
         """Yield the new events of one connection, or a redirect target; None for each sign of life.
 
         A sign of life is the opening of the stream or any received data, including keep-alive comments.
         """
         path = f"/v1/events?from={self._position.complete}"
-        async with self._exchange.stream(address, path, connect_s=CONNECT_S, idle_s=self._idle_s) as (answer, chunks):
+        idle_s = self._idle_s if self._quiet_s is None else max(LEAST_S, min(self._idle_s, self._quiet_s))
+        async with self._exchange.stream(address, path, connect_s=CONNECT_S, idle_s=idle_s) as (answer, chunks):
             if answer.status in REDIRECT_STATUSES:
                 try:
                     yield redirection(address, answer.location)
@@ -190,6 +208,8 @@ class EventStream:
                     raise StreamBroken(error.sentence)
                 raise error
             parser = SseParser()
+            if self._last_event_s is None:
+                self._last_event_s = self._clock.monotonic_s()
             yield None
             async for chunk in chunks:
                 yield None
@@ -197,6 +217,8 @@ class EventStream:
                     event = _decode(raw)
                     if self._position.accept(event):
                         yield event
+                if self._is_quiet():
+                    return
 
 
 def _decode(raw: ServerSentEvent) -> EventView:

@@ -1,16 +1,16 @@
-"""Requests on an event loop over pooled connections, for agents, programs and event streams."""
+"""Requests on an event loop over asyncio's own streams, for agents, programs and event streams."""
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
-import aiohttp
-from yarl import URL
+import msgspec
 
 from forebay.cluster.client.attempt import (
-    ANSWER_BYTES_MAX,
     CHUNK_BYTES,
     CONNECT_SHARE_MAX,
     IDLE_CONNECTION_S,
@@ -21,28 +21,69 @@ from forebay.cluster.client.attempt import (
     no_answer,
     no_handshake,
     server_refused,
-    too_large,
     unreachable,
 )
-from forebay.cluster.security import Credentials, TlsFiles
-from forebay.cluster.system import Address
+from forebay.cluster.client.http_responses import (
+    EVENT_STREAM,
+    MalformedResponse,
+    ResponseReader,
+    begin_stream,
+    read_response,
+    request_of,
+)
+from forebay.cluster.security import Credentials, TlsFiles, context_of
+from forebay.cluster.system import Address, Clock
 
 CONNECTIONS_MAX: Final = 1024
 """Connections of one client, count: the benchmark's largest number of clients."""
+
+CONNECT_S: Final = 1.0
+"""Time to connect to a local socket, seconds; the kernel connects at once unless hundreds wait."""
+
+SHUTDOWN_S: Final = 1.0
+"""Time for a replica to answer the end of a TLS connection, seconds; nothing depends on its answer."""
+
+
+class Connection(NamedTuple):
+    """Open connection to a replica, or to a gateway."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether neither side has ended it."""
+        return not (self.writer.is_closing() or self.reader.at_eof())
+
+
+class _StreamInput(ResponseReader):
+    """Input of a connection; `idle_s` bounds the wait for the next bytes, seconds, None: unbounded."""
+
+    def __init__(self, reader: asyncio.StreamReader, idle_s: float | None = None) -> None:
+        super().__init__()
+        self._reader = reader
+        self._idle_s = idle_s
+
+    async def receive(self) -> bytes:
+        async with asyncio.timeout(self._idle_s):
+            return await self._reader.read(CHUNK_BYTES)
 
 
 class Exchange:
     """Connections to the replicas under one identity."""
 
-    def __init__(self, tls: TlsFiles) -> None:
+    def __init__(self, tls: TlsFiles, clock: Clock) -> None:
         """Read certificate and key without connecting.
 
         Raises:
             TlsError: The files cannot be used.
         """
         self._tls = tls
-        self._credentials = None if tls.shows_nothing else Credentials(tls)
-        self._session: aiohttp.ClientSession | None = None
+        self._credentials = (
+            None if tls.shows_nothing else Credentials(tls, load=lambda files: context_of(files, clock.now()))
+        )
+        self._idle: dict[Address, list[tuple[Connection, float]]] = {}
+        self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
 
     async def send(
         self, address: Address, method: str, target: str, body: bytes | None, *, timeout_s: float, connect_s: float
@@ -51,11 +92,17 @@ class Exchange:
 
         `connect_s` limits a new connection including the TLS handshake; `timeout_s` limits the whole request.
         """
+        until_s = asyncio.get_running_loop().time() + timeout_s
         connect_s = min(connect_s, CONNECT_SHARE_MAX * timeout_s)
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s)
-        async with self._attempt(address, timeout_s, connect_s):
-            async with self._request(address, method, target, body, timeout) as response:
-                return self._check_server(response, _answer(response, await _read_bounded(response, address)))
+        async with self._connection(address, connect_s, timeout_s) as (connection, keep):
+            request = request_of(address, method, target, body, self._more_headers(address, method, target, body))
+            async with asyncio.timeout_at(until_s):
+                connection.writer.write(request)
+                await connection.writer.drain()
+                answer, headers, is_open = await read_response(_StreamInput(connection.reader), address)
+            if is_open:
+                keep()
+            return self._check_server(answer, headers)
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -65,143 +112,105 @@ class Exchange:
 
         A status other than 200 has a body and no chunks. The stream fails if it breaks or is silent for `idle_s`.
         """
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=idle_s)
-        async with self._attempt(address, idle_s, connect_s):
-            async with self._request(address, "GET", target, None, timeout, accept="text/event-stream") as response:
-                body = b"" if response.status == 200 else await _read_bounded(response, address)
-                yield self._check_server(response, _answer(response, body)), response.content.iter_chunked(CHUNK_BYTES)
-
-    @contextlib.asynccontextmanager
-    async def relay(
-        self,
-        address: Address,
-        method: str,
-        target: str,
-        headers: Mapping[str, str],
-        body: AsyncIterator[bytes] | None,
-        *,
-        connect_s: float,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Forward a client's request and pass its response on as it arrives.
-
-        Only connecting is bounded in time; the client disconnects if it takes too long.
-        """
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
-        async with self._attempt(address, connect_s, connect_s):
-            async with self._request(address, method, target, body, timeout, headers=headers) as response:
-                yield response
+        async with self._connection(address, connect_s, idle_s) as (connection, _):
+            headers_sent = self._more_headers(address, "GET", target, None)
+            connection.writer.write(request_of(address, "GET", target, None, headers_sent, EVENT_STREAM))
+            await connection.writer.drain()
+            yield await begin_stream(_StreamInput(connection.reader, idle_s), address, self._check_server)
 
     async def close(self) -> None:
         """Close all connections; later requests open new ones."""
-        if self._session is not None:
-            session, self._session = self._session, None
-            await session.close()
+        connections = [connection for kept in self._idle.values() for connection, _ in kept]
+        self._idle.clear()
+        for connection in connections:
+            connection.writer.close()
+        for connection in connections:
+            with contextlib.suppress(OSError, TimeoutError):
+                await connection.writer.wait_closed()
 
-    def _request(
-        self,
-        address: Address,
-        method: str,
-        target: str,
-        body: bytes | AsyncIterator[bytes] | None,
-        timeout: aiohttp.ClientTimeout,
-        accept: str = "application/json",
-        headers: Mapping[str, str] | None = None,
-    ) -> "aiohttp.client._RequestContextManager":
-        if self._credentials is not None:
-            self._credentials.refresh()
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=self._connector(),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                # A compressed response could exceed the size limit after decompression.
-                auto_decompress=False,
-                skip_auto_headers=("Accept-Encoding",),
+    @contextlib.asynccontextmanager
+    async def _connection(
+        self, address: Address, connect_s: float, timeout_s: float
+    ) -> AsyncIterator[tuple[Connection, _Keep]]:
+        """Yield a connection and the function that keeps it for later; convert every failure into an AttemptError."""
+        loop = asyncio.get_running_loop()
+        kept = _Keep()
+        async with self._slots:
+            connection = self._take_idle(address) or await self._connect(address, connect_s)
+            try:
+                yield connection, kept
+            except TimeoutError as error:
+                raise no_answer(address, timeout_s) from error
+            except (OSError, MalformedResponse, msgspec.MsgspecError) as error:
+                if isinstance(error, ssl.SSLError) and is_alert(error):
+                    raise client_refused(address, error, self._tls) from error
+                raise broken(address, error, self._tls) from error
+            finally:
+                if kept.is_set and connection.is_open:
+                    self._idle.setdefault(address, []).append((connection, loop.time()))
+                else:
+                    connection.writer.transport.abort()
+
+    def _take_idle(self, address: Address) -> Connection | None:
+        """Return a connection left by an earlier request, the last used one first; close those too old."""
+        kept = self._idle.get(address, [])
+        oldest_s = asyncio.get_running_loop().time() - IDLE_CONNECTION_S
+        found = None
+        while kept and found is None:
+            connection, used_s = kept.pop()
+            if used_s >= oldest_s and connection.is_open:
+                found = connection
+            else:
+                connection.writer.transport.abort()
+        while kept and kept[0][1] < oldest_s:
+            kept.pop(0)[0].writer.transport.abort()
+        return found
+
+    async def _connect(self, address: Address, connect_s: float) -> Connection:
+        try:
+            async with asyncio.timeout(connect_s):
+                return await self._open(address)
+        except TimeoutError as error:
+            raise no_handshake(address, connect_s) from error
+        except ssl.SSLCertVerificationError as error:
+            raise server_refused(address, error, self._tls) from error
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+            raise unreachable(address, error) from error
+        except ssl.SSLError as error:
+            raise client_refused(address, error, self._tls) from error
+        except OSError as error:
+            raise unreachable(address, error) from error
+
+    async def _open(self, address: Address) -> Connection:
+        """Open a connection; the caller bounds the time."""
+        return Connection(
+            *await asyncio.open_connection(
+                address.host,
+                address.port,
+                ssl=self._context(),
+                server_hostname=address.host,
+                ssl_shutdown_timeout=SHUTDOWN_S,
             )
-        if headers is None:
-            headers = {"Accept": accept} | ({"Content-Type": "application/json"} if body is not None else {})
-        url = URL(self._base(address) + target, encoded=True)
-        headers = {**headers, **self._more_headers(address, method, target, body)}
-        return self._session.request(
-            method,
-            url,
-            data=body,
-            headers=headers,
-            timeout=timeout,
-            allow_redirects=False,
-            # The pool separates connections by context, so those of an old certificate are left to idle out.
-            ssl=self._context(),
         )
 
-    def _connector(self) -> aiohttp.BaseConnector:
-        # Names are resolved for each connection, because a replica may have moved.
-        return aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_CONNECTION_S, use_dns_cache=False)
-
-    def _base(self, address: Address) -> str:
-        return address.url
-
-    def _context(self) -> ssl.SSLContext | bool:
+    def _context(self) -> ssl.SSLContext:
         assert self._credentials is not None
+        self._credentials.refresh()
         return self._credentials.client_context()
 
-    def _more_headers(
-        self, address: Address, method: str, target: str, body: bytes | AsyncIterator[bytes] | None
-    ) -> Mapping[str, str]:
-        """Return additional headers."""
-        return {}
+    def _more_headers(self, address: Address, method: str, target: str, body: bytes | None) -> tuple[str, ...]:
+        """Return additional header lines."""
+        return ()
 
-    def _check_server(self, response: aiohttp.ClientResponse, answer: HttpResponse) -> HttpResponse:
+    def _check_server(self, answer: HttpResponse, headers: Mapping[str, str]) -> HttpResponse:
         """Return the response after checking that a replica sent it."""
         return answer
 
-    @contextlib.asynccontextmanager
-    async def _attempt(self, address: Address, timeout_s: float, connect_s: float) -> AsyncIterator[None]:
-        """Convert every kind of request failure into an AttemptError."""
-        try:
-            yield
-        except aiohttp.ClientConnectorCertificateError as error:
-            raise server_refused(address, error.certificate_error, self._tls) from error
-        except (aiohttp.ClientConnectorSSLError, aiohttp.ClientConnectorError) as error:
-            tls_error = _tls_error(error)
-            if isinstance(tls_error, ssl.SSLCertVerificationError):
-                raise server_refused(address, tls_error, self._tls) from error
-            if tls_error is not None:
-                raise client_refused(address, tls_error, self._tls) from error
-            raise unreachable(address, error.os_error) from error
-        except aiohttp.ConnectionTimeoutError as error:
-            raise no_handshake(address, connect_s) from error
-        except (aiohttp.ServerTimeoutError, TimeoutError) as error:
-            raise no_answer(address, timeout_s) from error
-        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
-            tls_error = _tls_error(error)
-            if tls_error is not None and is_alert(tls_error):
-                raise client_refused(address, tls_error, self._tls) from error
-            raise broken(address, error, self._tls) from error
 
+class _Keep:
+    """Marks a connection as reusable when called."""
 
-def _answer(response: aiohttp.ClientResponse, body: bytes) -> HttpResponse:
-    return HttpResponse(response.status, body, response.headers.get("Location"), response.headers.get("Retry-After"))
+    is_set = False
 
-
-async def _read_bounded(response: aiohttp.ClientResponse, address: Address) -> bytes:
-    parts: list[bytes] = []
-    size_bytes = 0
-    async for chunk in response.content.iter_chunked(CHUNK_BYTES):
-        size_bytes += len(chunk)
-        if size_bytes > ANSWER_BYTES_MAX:
-            response.close()
-            raise too_large(address, ANSWER_BYTES_MAX)
-        parts.append(chunk)
-    return b"".join(parts)
-
-
-def _tls_error(error: BaseException) -> ssl.SSLError | None:
-    """Return the TLS error among the causes of `error`, or None."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, ssl.SSLError):
-            return seen
-        inner = getattr(seen, "os_error", None)
-        if isinstance(inner, ssl.SSLError):
-            return inner
-        seen = seen.__cause__ or seen.__context__
-    return None
+    def __call__(self) -> None:
+        self.is_set = True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,12 +19,19 @@ from forebay.cluster.client.attempt import (
     broken,
     no_answer,
 )
-from forebay.cluster.client.http_responses import MalformedResponse, ResponseReader, read_response, request_of
+from forebay.cluster.client.http_responses import (
+    EVENT_STREAM,
+    MalformedResponse,
+    SocketReader,
+    begin_stream,
+    read_response,
+    request_of,
+)
 from forebay.cluster.system import Address, Clock
 
 if TYPE_CHECKING:
     from forebay.cluster.client.access_methods import MungeAccess
-    from forebay.cluster.client.attempt import Sending
+    from forebay.cluster.client.attempt import Streaming
 
 
 class GatewayExchange:
@@ -41,14 +50,12 @@ class GatewayExchange:
         until_s = self._clock.monotonic_s() + timeout_s
         connection, kept = self._connection(min(connect_s, timeout_s)), None
         try:
-            reader = ResponseReader(connection, self._clock, until_s)
+            reader = SocketReader(connection, self._clock, until_s)
             reader.send(request_of(address, method, target, body))
-            answer, headers, is_open = read_response(reader, address)
+            answer, headers, is_open = await read_response(reader, address)
             if is_open:
                 kept = (connection, self._clock.monotonic_s())
-            if ATTEMPT_HEADER.lower() in headers:
-                raise attempt_of(answer)
-            return answer
+            return check_gateway(answer, headers)
         except TimeoutError as error:
             raise no_answer(address, timeout_s) from error
         except (OSError, MalformedResponse, msgspec.MsgspecError) as error:
@@ -57,6 +64,21 @@ class GatewayExchange:
             if kept is None:
                 connection.close()
             self._kept = kept
+
+    @asynccontextmanager
+    async def stream(
+        self, address: Address, target: str, *, connect_s: float, idle_s: float
+    ) -> AsyncIterator[tuple[HttpResponse, AsyncIterator[bytes]]]:
+        """Open a GET with an endless response: yield (response without body, chunks)."""
+        with self._connect(connect_s) as connection:
+            try:
+                reader = SocketReader(connection, self._clock, self._clock.monotonic_s() + idle_s, idle_s)
+                reader.send(request_of(address, "GET", target, None, accept=EVENT_STREAM))
+                yield await begin_stream(reader, address, check_gateway)
+            except TimeoutError as error:
+                raise no_answer(address, idle_s) from error
+            except (OSError, MalformedResponse, msgspec.MsgspecError) as error:
+                raise broken(address, error, None) from error
 
     async def close(self) -> None:
         """Close the connection."""
@@ -70,6 +92,9 @@ class GatewayExchange:
             if self._clock.monotonic_s() - used_s < IDLE_CONNECTION_S:
                 return connection
             connection.close()
+        return self._connect(connect_s)
+
+    def _connect(self, connect_s: float) -> socket.socket:
         try:
             return connect_gateway(self._way, connect_s)
         except OSError as error:
@@ -82,13 +107,16 @@ def gateway_unreachable(way: GatewayAccess, error: OSError) -> AttemptError:
     return AttemptError(words, may_have_arrived=False)
 
 
-def attempt_of(answer: HttpResponse) -> AttemptError:
-    """Return the error in a gateway's response.
+def check_gateway(answer: HttpResponse, headers: Mapping[str, str]) -> HttpResponse:
+    """Return a replica's response.
 
     Raises:
-        msgspec.MsgspecError: The response contains none.
+        AttemptError: The gateway could not reach the replica.
+        msgspec.MsgspecError: The gateway's response is malformed.
     """
-    return msgspec.json.decode(answer.body, type=AttemptView).failure()
+    if ATTEMPT_HEADER.lower() in headers:
+        raise msgspec.json.decode(answer.body, type=AttemptView).failure()
+    return answer
 
 
 class Credential:
@@ -116,7 +144,7 @@ class Credential:
             raise AttemptError(str(error), may_have_arrived=False, remedy="start munged on this machine") from error
 
 
-def by_munge(way: MungeAccess, clock: Clock) -> Sending:
+def by_munge(way: MungeAccess, clock: Clock) -> Streaming:
     """Return an exchange that adds a MUNGE credential to each request.
 
     Raises:

@@ -3,92 +3,53 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
-
-import aiohttp
-import msgspec
-from aiohttp import client_proto
+from collections.abc import Mapping
 
 from forebay.cluster.client.access_methods import GatewayAccess, MungeAccess, connect_gateway
-from forebay.cluster.client.attempt import ATTEMPT_HEADER, IDLE_CONNECTION_S, HttpResponse, broken
-from forebay.cluster.client.exchange import CONNECTIONS_MAX, Exchange
-from forebay.cluster.client.own_account import Credential, attempt_of, gateway_unreachable
+from forebay.cluster.client.attempt import HttpResponse
+from forebay.cluster.client.exchange import CONNECT_S, Connection, Exchange
+from forebay.cluster.client.own_account import Credential, check_gateway, gateway_unreachable
 from forebay.cluster.security import NO_CERTIFICATE, TlsFiles, authority_context
-from forebay.cluster.system import Address
-
-
-class _Connector(aiohttp.BaseConnector):
-    """Connections to one gateway, each with a check of its owner."""
-
-    allowed_protocol_schema_set = frozenset({"http"})
-
-    def __init__(self, way: GatewayAccess, **options: Any) -> None:
-        super().__init__(**options)
-        self._way = way
-
-    async def _create_connection(
-        self, req: aiohttp.ClientRequest, traces: Any, timeout: aiohttp.ClientTimeout
-    ) -> client_proto.ResponseHandler:
-        loop = asyncio.get_running_loop()
-        try:
-            connection: socket.socket = connect_gateway(self._way, timeout.sock_connect or 1.0)
-            connection.setblocking(False)
-            _, protocol = await loop.create_unix_connection(
-                lambda: client_proto.ResponseHandler(loop=loop), sock=connection
-            )
-        except OSError as error:
-            raise gateway_unreachable(self._way, error) from error
-        return protocol
+from forebay.cluster.system import Address, Clock
 
 
 class GatewayLoopExchange(Exchange):
     """Requests through this machine's gateway."""
 
-    def __init__(self, way: GatewayAccess) -> None:
+    def __init__(self, way: GatewayAccess, clock: Clock) -> None:
         """Prepare without connecting."""
-        super().__init__(TlsFiles(NO_CERTIFICATE, NO_CERTIFICATE, NO_CERTIFICATE))
+        super().__init__(TlsFiles(NO_CERTIFICATE, NO_CERTIFICATE, NO_CERTIFICATE), clock)
         self._way = way
 
-    def _connector(self) -> aiohttp.BaseConnector:
-        return _Connector(self._way, limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_CONNECTION_S)
-
-    def _base(self, address: Address) -> str:
-        return f"http://{address}"
-
-    def _context(self) -> ssl.SSLContext | bool:
-        return True
-
-    def _check_server(self, response: aiohttp.ClientResponse, answer: HttpResponse) -> HttpResponse:
-        if ATTEMPT_HEADER not in response.headers:
-            return answer
+    async def _open(self, address: Address) -> Connection:
+        # The kernel connects a local socket at once, so this does not hold up the loop.
         try:
-            failure = attempt_of(answer)
-        except msgspec.MsgspecError as error:
-            raise broken(Address.parse(response.url.authority), error, None) from error
-        raise failure
+            connection = connect_gateway(self._way, CONNECT_S)
+        except OSError as error:
+            raise gateway_unreachable(self._way, error) from error
+        connection.setblocking(False)
+        return Connection(*await asyncio.open_unix_connection(sock=connection))
+
+    def _check_server(self, answer: HttpResponse, headers: Mapping[str, str]) -> HttpResponse:
+        return check_gateway(answer, headers)
 
 
 class MungeLoopExchange(Exchange):
     """Requests to the replicas, each with a MUNGE credential."""
 
-    def __init__(self, way: MungeAccess) -> None:
+    def __init__(self, way: MungeAccess, clock: Clock) -> None:
         """Read the authority and load libmunge.
 
         Raises:
             TlsError, MungeUnavailable: The authority or libmunge cannot be used.
         """
-        super().__init__(way.files)
+        super().__init__(way.files, clock)
         self._credential = Credential(way)
         self._authority = authority_context(way.files.authority)
 
-    def _context(self) -> ssl.SSLContext | bool:
+    def _context(self) -> ssl.SSLContext:
         return self._authority
 
-    def _more_headers(
-        self, address: Address, method: str, target: str, body: bytes | AsyncIterator[bytes] | None
-    ) -> Mapping[str, str]:
-        assert body is None or isinstance(body, bytes)
-        return {"Authorization": self._credential.header(address, method, target, body)}
+    def _more_headers(self, address: Address, method: str, target: str, body: bytes | None) -> tuple[str, ...]:
+        return (f"Authorization: {self._credential.header(address, method, target, body)}",)

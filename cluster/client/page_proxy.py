@@ -20,7 +20,7 @@ from aiohttp import web
 
 from forebay.cluster.client.attempt import ATTEMPT_HEADER, AttemptError
 from forebay.cluster.client.calls import REDIRECT_STATUSES, REDIRECTS_MAX, Endpoints, redirection
-from forebay.cluster.client.exchange import Exchange
+from forebay.cluster.client.relay import Relay
 from forebay.cluster.system import Address
 
 HOST: Final = "127.0.0.1"
@@ -54,9 +54,9 @@ _PASSED_BACK: Final = (
 class PageProxy:
     """Proxy of the status page; an asynchronous context manager that listens while it is open."""
 
-    def __init__(self, exchange: Exchange, endpoints: Endpoints, port: int = 0) -> None:
-        """Create it. `exchange` has the account's access to the replicas at `endpoints`; port 0: a free one."""
-        self._exchange = exchange
+    def __init__(self, relay: Relay, endpoints: Endpoints, port: int = 0) -> None:
+        """Create it. `relay` has the account's access to the replicas at `endpoints`; port 0: a free one."""
+        self._relay = relay
         self._endpoints = endpoints
         self._port = port
         self._token = secrets.token_urlsafe(TOKEN_BYTES)
@@ -155,7 +155,7 @@ class PageProxy:
         begun: web.StreamResponse | None = None
         try:
             async with asyncio.timeout(ANSWER_S) as limit:
-                async with self._exchange.relay(
+                async with self._relay.relay(
                     address, "GET", request.raw_path, headers, None, connect_s=CONNECT_S
                 ) as found:
                     limit.reschedule(None)

@@ -22,7 +22,7 @@ from aiohttp import web
 
 from forebay.cluster.client.attempt import ATTEMPT_HEADER, AttemptError, AttemptView
 from forebay.cluster.client.calls import ENDPOINTS_MAX, REDIRECT_STATUSES, redirection
-from forebay.cluster.client.exchange import Exchange
+from forebay.cluster.client.relay import Relay
 from forebay.cluster.config import AccessConfig
 from forebay.cluster.schemas import BODY_BYTES_MAX, USER_HEADER, ErrorAnswer, ErrorView
 from forebay.cluster.security import NAME_RULE, TlsFiles, is_name
@@ -155,7 +155,7 @@ class Gateway:
         """
         self._path = path
         self._replicas = list(config.endpoints)
-        self._exchange = Exchange(files)
+        self._relay = Relay(files)
         self._accounts = NameService(account_of, clock)
         self._server: _Server | None = None
         self._listening: asyncio.AbstractServer | None = None
@@ -184,7 +184,7 @@ class Gateway:
         if self._server is not None:
             self._server.pre_shutdown()
             await self._server.shutdown(SHUTDOWN_S)
-        await self._exchange.close()
+        await self._relay.close()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = cast(_Connection, request.protocol)
@@ -220,7 +220,7 @@ class Gateway:
             headers["Content-Length"] = str(request.content_length)
         begun: web.StreamResponse | None = None
         try:
-            async with self._exchange.relay(
+            async with self._relay.relay(
                 address, request.method, request.raw_path, headers, body, connect_s=CONNECT_S
             ) as found:
                 location = found.headers.get("Location")

@@ -35,11 +35,18 @@ class Credentials:
     """TLS contexts of one process for outgoing and incoming connections, from the same files."""
 
     def __init__(
-        self, files: TlsFiles, *, serves: bool = False, open_to_all: bool = False, clock: Clock | None = None
+        self,
+        files: TlsFiles,
+        *,
+        serves: bool = False,
+        open_to_all: bool = False,
+        clock: Clock | None = None,
+        load: Callable[[TlsFiles], ssl.SSLContext] = client_context,
     ) -> None:
         """Read the files.
 
-        `serves`: create contexts for listeners. `open_to_all`: the API accepts clients without a certificate.
+        `serves`: create contexts for listeners. `open_to_all`: the API accepts clients without a certificate. `load`
+        creates the context of outgoing connections.
 
         Raises:
             TlsError: The files cannot be used.
@@ -49,7 +56,8 @@ class Credentials:
         self._clock: Final = clock or SystemClock()
         self._signature = _signature(files)
         self._authorities = read_pem(files.authority, _AUTHORITIES)
-        self._client = client_context(files)
+        self._load: Final = load
+        self._client = load(files)
         self._server = server_context(files) if serves else None
         self._open_to_all: Final = open_to_all
         self._api = server_context(files, required=False) if open_to_all else self._server
@@ -87,7 +95,7 @@ class Credentials:
         self._signature = signature
         try:
             authorities = read_pem(self.files.authority, _AUTHORITIES)
-            client = client_context(self.files)
+            client = self._load(self.files)
             server = server_context(self.files) if self._serves else None
             api = server_context(self.files, required=False) if self._open_to_all else server
         except TlsError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from forebay.cluster.security.files import TlsError, TlsFiles
-from forebay.cluster.security.tls import check_validity, client_context, examine, read_pem
+from forebay.cluster.security.tls import check_key_file, check_validity, client_context, examine, read_pem
 from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant
 
 _INTEGER: Final = 0x02
@@ -80,9 +80,40 @@ def context_of(files: TlsFiles, at: Instant) -> ssl.SSLContext:
         TlsError: The files cannot be used.
     """
     if not _is_plainly_usable(files, at):
-        check_validity(files.certificate, at)
-        examine(files)
+        try:
+            check_validity(files.certificate, at)
+            examine(files)
+        except ModuleNotFoundError:
+            _check_without_library(files, at)
     return client_context(files, examined=True)
+
+
+def _check_without_library(files: TlsFiles, at: Instant) -> None:
+    """Check a certificate as far as this module can; the replica rejects what passes wrongly, only without a reason.
+
+    Raises:
+        TlsError: The certificate is not valid at `at`, or another authority issued it.
+    """
+    check_key_file(files.key)
+    try:
+        mine, authority = _read_plain(files.certificate), _read_plain(files.authority)
+    except (_UnusualCertificate, ValueError, IndexError, StopIteration):
+        return
+    now = _at_second(at)
+    if not mine.since <= now <= mine.until:
+        raise TlsError(
+            f"{files.certificate}: the certificate is valid from {mine.since} to {mine.until} (UTC), and the clock of "
+            f"this machine shows {now}; issue a new one, or set the clock"
+        )
+    if mine.issuer != authority.subject or mine.issuer_key_id != authority.key_id:
+        raise TlsError(
+            f"{files.certificate}: the certificate is not signed by the authority in {files.authority}; use a "
+            f"certificate and an authority of the same cluster"
+        )
+
+
+def _at_second(at: Instant) -> str:
+    return datetime.datetime.fromtimestamp(at / MICROSECONDS_PER_SECOND, tz=datetime.UTC).strftime("%Y%m%d%H%M%S")
 
 
 def _is_plainly_usable(files: TlsFiles, at: Instant) -> bool:
@@ -94,7 +125,7 @@ def _is_plainly_usable(files: TlsFiles, at: Instant) -> bool:
         mine, authority = _read_plain(files.certificate), _read_plain(files.authority)
     except (_UnusualCertificate, TlsError, ValueError, IndexError, StopIteration):
         return False
-    now = datetime.datetime.fromtimestamp(at / MICROSECONDS_PER_SECOND, tz=datetime.UTC).strftime("%Y%m%d%H%M%S")
+    now = _at_second(at)
     is_issuer = mine.issuer == authority.subject and mine.issuer_key_id == authority.key_id != b""
     # Exclude the first and last second, which are left to the library.
     return is_issuer and mine.since < now < mine.until

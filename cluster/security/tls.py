@@ -205,6 +205,9 @@ def describe_authority(path: Path) -> str:
     try:
         certificate = _load_certificate(path)
         return f"the authority {_common_name(certificate.subject)!r} (SHA-256 {_fingerprint(certificate)}) in {path}"
+    except ModuleNotFoundError:
+        # The client alone is installed without the library.
+        return f"the authority in {path}"
     except (TlsError, ValueError):
         # Unreadable parts of a certificate raise only on access.
         return f"the authority in {path} (unreadable)"
@@ -212,14 +215,16 @@ def describe_authority(path: Path) -> str:
 
 def describe_certificate(path: Path) -> str:
     """Describe the certificate in `path` by holder, role, issuer and file; never raises."""
-    from cryptography.x509.oid import NameOID
-
     try:
+        from cryptography.x509.oid import NameOID
+
         certificate = _load_certificate(path)
         units = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
         role = str(units[0].value) if units else "no role"
         name, issuer = _common_name(certificate.subject), _common_name(certificate.issuer)
         until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+    except ModuleNotFoundError:
+        return f"the certificate in {path}"
     except (TlsError, ValueError):
         return f"the certificate in {path} (unreadable)"
     return f"the certificate of {role} {name!r} in {path} (issued by {issuer!r}, valid until {until})"

@@ -17,8 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
-import forebay
-
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _ENVIRONMENT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -26,7 +24,7 @@ _ENVIRONMENT_BYTES_MAX: Final = 4 * 1024 * 1024
 
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
-TREE: Final = Path(forebay.__file__).resolve().parents[1]
+TREE: Final = Path(__file__).absolute().parents[3].resolve()
 """Directory that forebay is imported from, and from which its modules are started as processes."""
 
 _libc = ctypes.CDLL(None, use_errno=True)

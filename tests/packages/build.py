@@ -62,6 +62,10 @@ DEPENDS: Final = f"python3 (>= {PYTHON_VERSION}), python3 (<< 3.{sys.version_inf
 """What is installed has compiled modules, so it is for one interpreter: each suite has a build of its own."""
 
 
+ALL: Final = "all"
+"""Extra of Forebay that the packages have."""
+
+
 class BuildRefused(Exception):
     """The packages cannot be built from this; a sentence with the remedy."""
 
@@ -71,17 +75,20 @@ def is_supported() -> bool:
     return PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]
 
 
-def runtime(root: str = "forebay") -> list[Distribution]:
-    """Return what the application needs when it runs, without itself, by name: not what builds or tests it."""
-    todo, found = [root], dict[str, Distribution]()
+def runtime(root: str = "forebay", extra: str = ALL, *, itself: bool = False) -> list[Distribution]:
+    """Return what the application needs when it runs, by name: not what builds or tests it."""
+    todo, found, seen = [(root, extra)], dict[str, Distribution](), set[tuple[str, str]]()
     while todo:
-        name = canonicalize_name(todo.pop())
-        if name in found:
+        name, named = canonicalize_name(todo[-1][0]), todo.pop()[1]
+        if (name, named) in seen:
             continue
+        seen.add((name, named))
         found[name] = distribution(name)
-        wanted = (Requirement(text) for text in found[name].requires or ())
-        todo += [one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
-    del found[canonicalize_name(root)]
+        for one in (Requirement(text) for text in found[name].requires or ()):
+            if one.marker is None or one.marker.evaluate({"extra": named}):
+                todo += [(one.name, wanted) for wanted in ("", *one.extras)]
+    if not itself:
+        del found[canonicalize_name(root)]
     return [found[name] for name in sorted(found)]
 
 

@@ -34,6 +34,7 @@ REMOTE_MAY_IMPORT = {
         "forebay.cluster.security.proofs",
         "forebay.cluster.witness",
     },
+    "forebay.cluster.sdk": _CLIENT_SIDE | {"forebay.cluster.sdk", "forebay.cluster.cli"},
     "forebay.cluster.slurm": _CLIENT_SIDE | {"forebay.cluster.slurm"},
     "forebay.cluster.drills": _CLIENT_SIDE
     | {"forebay.cluster.drills", "forebay.cluster.drills.copies", "forebay.cluster.drills.helper"},
@@ -111,7 +112,10 @@ def test_what_runs_on_other_machines_imports_only_the_client_side(package: str) 
 
 def test_nothing_is_imported_that_is_not_declared() -> None:
     project = tomllib.loads(text_of(Path("pyproject.toml")))["project"]
-    names = {entry.split("==")[0].replace("-", "_") for entry in project["dependencies"]} | {NAME}
+    entries = [*project["dependencies"]]
+    for extra, brought in project["optional-dependencies"].items():
+        entries += [] if extra == "otel" else brought
+    names = {entry.split("==")[0].replace("-", "_") for entry in entries} | {NAME}
     # Modules of these names are loaded by a process of its own, where the extra is installed.
     extras = {WITH_EXTRA: {entry.split("-")[0] for entry in project["optional-dependencies"]["otel"]}}
     unknown = [

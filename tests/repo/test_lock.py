@@ -23,6 +23,8 @@ def declared() -> list[str]:
     """Return what pyproject.toml asks for: to run, to test and to build."""
     project = tomllib.loads(text_of(Path("pyproject.toml")))
     wanted: list[str] = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    for name, extra in project["project"]["optional-dependencies"].items():
+        wanted += [entry for entry in extra if name != "otel" and not entry.startswith("forebay[")]
     for group in ("dev", "build"):
         wanted += project["dependency-groups"][group]
     return wanted

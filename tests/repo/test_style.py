@@ -5,7 +5,18 @@ from pathlib import Path
 
 from tests.repo import rules
 from tests.repo.lengths import BEHAVIOUR_LINES_MAX, CROWDED, MODULES_MAX
-from tests.repo.tree import NAME, PACKAGES, ROOT, code_of, is_standard, modules, python_files, repository_files, text_of
+from tests.repo.tree import (
+    NAME,
+    OWN_FILES,
+    PACKAGES,
+    ROOT,
+    code_of,
+    is_standard,
+    modules,
+    python_files,
+    repository_files,
+    text_of,
+)
 
 
 def found_in(paths: list[Path], rule: object) -> list[str]:
@@ -44,7 +55,7 @@ def test_no_module_shadows_one_of_the_standard_library() -> None:
 def test_there_is_no_fifth_package() -> None:
     tops = {path.parts[0] for path in repository_files() if path.suffix == ".py" and len(path.parts) > 1}
     assert tops - {"tests", "docs", NAME} <= set(PACKAGES), "docs has the configuration of Sphinx"
-    assert {path.name for path in (ROOT / NAME).iterdir()} - {"__pycache__"} == {"__init__.py", *PACKAGES}
+    assert {path.name for path in (ROOT / NAME).iterdir()} - {"__pycache__"} == {*OWN_FILES, *PACKAGES}
     assert all((ROOT / NAME / package).readlink() == Path("..", package) for package in PACKAGES)
     assert [str(path) for path in repository_files() if path.suffix == ".py" and len(path.parts) == 1] == []
 

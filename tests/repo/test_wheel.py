@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repo.tree import NAME, PACKAGES, ROOT, repository_files
+from tests.repo.tree import NAME, OWN_FILES, PACKAGES, ROOT, repository_files
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_the_wheel_has_one_import_name(wheel: zipfile.ZipFile) -> None:
 def test_the_wheel_holds_every_file_of_the_packages_and_no_other(wheel: zipfile.ZipFile) -> None:
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     expected = {str(Path(NAME, path)) for path in repository_files() if path.parts[0] in PACKAGES}
-    assert packed == expected | {f"{NAME}/__init__.py"}
+    assert packed == expected | {f"{NAME}/{name}" for name in OWN_FILES}
 
 
 def test_the_wheel_has_the_command_and_the_license(wheel: zipfile.ZipFile) -> None:

@@ -11,7 +11,10 @@ from tests.repo.rules import Code, parse
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("replica", "wal", "snapshots", "cluster")
 NAME = "forebay"
-"""Import name. Its directory has a link to each package, and nothing else is imported by this name."""
+"""Import name. Its directory has a link to each package, and the files of OWN_FILES."""
+
+OWN_FILES = ("__init__.py", "py.typed", "testing.py")
+"""Files of the import name itself: the public Python API."""
 
 IGNORED_DIRECTORIES = {".git", ".venv", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "__pycache__"}
 """Left out where git cannot be asked (an unpacked archive): what .gitignore names."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import Enum, IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from forebay.cluster.schemas import EventView, Json, LedgerEntryView, made_of
-from forebay.cluster.server import AppliedEntry
 from forebay.cluster.system import format_instant
 from forebay.replica.messages import CONTROLLER, Actor, Batch, Entry
 from forebay.replica.messages import events as e
@@ -26,7 +25,10 @@ from forebay.replica.model import (
     format_tasks,
 )
 from forebay.replica.values import Instant, Revision, Verdict, format_size
-from forebay.wal import Configuration, Member
+
+if TYPE_CHECKING:
+    from forebay.cluster.server import AppliedEntry
+    from forebay.wal import Configuration, Member
 
 _HELD = {Hold.USER: "by its user", Hold.ADMIN: "by an operator", Hold.SYSTEM: "because an operation failed for good"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.cluster.api.render.events import verdict_words
 from forebay.cluster.api.render.reasons import JobVerdicts
@@ -20,7 +20,6 @@ from forebay.cluster.schemas import (
     made_of,
     shared_fields,
 )
-from forebay.cluster.server import AgentContacts
 from forebay.cluster.system import format_instant
 from forebay.replica.decide import overcommitted_bytes
 from forebay.replica.messages import SubmitJob
@@ -48,6 +47,9 @@ from forebay.replica.scheduler import dependency_jobs, is_dependency_met
 from forebay.replica.state import State
 from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant, Reason, Verdict
 from forebay.replica.views import buffer_path, buffer_word, job_tres, pool_use
+
+if TYPE_CHECKING:
+    from forebay.cluster.server import AgentContacts
 
 _HOLDS: dict[Hold, Literal["user", "admin", "system"] | None] = {
     Hold.NONE: None,

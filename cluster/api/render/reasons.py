@@ -11,10 +11,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from itertools import islice
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from forebay.cluster.server import AppliedEntry
-from forebay.cluster.system.eventloop import SlicedWork
 from forebay.replica.messages import Event
 from forebay.replica.model import Job, JobState
 from forebay.replica.scheduler import (
@@ -32,6 +30,10 @@ from forebay.replica.scheduler import (
 from forebay.replica.state import State
 from forebay.replica.values import Instant, Verdict
 from forebay.replica.views import verdict_of
+
+if TYPE_CHECKING:
+    from forebay.cluster.server import AppliedEntry
+    from forebay.cluster.system.eventloop import SlicedWork
 
 FOLLOWED_MAX = 2_000
 """Commands an index follows between queries, count; beyond that a new one is hardly slower."""

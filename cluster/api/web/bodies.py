@@ -26,9 +26,6 @@ BODY_READ_S = 5.0
 BODY_BYTES_S = 512 * 1024
 """Slowest rate of a body, bytes a second: 21 seconds for the largest."""
 
-LONG_CHARACTERS = 8 * 1024
-"""Longest request text decoded on the loop, characters: a few milliseconds of directives."""
-
 QUERY_CHARACTERS_MAX = 4096
 """Length of path and query together, characters."""
 

@@ -24,6 +24,9 @@ from forebay.replica.model import Site
 COMMIT_WAIT_S = 4.0
 """Time a response may wait for its commit, seconds: less than a client waits for one replica."""
 
+LONG_CHARACTERS = 8 * 1024
+"""Longest request text decoded on the loop, characters: a few milliseconds of directives."""
+
 
 class DecodedSubmit(msgspec.Struct, frozen=True, array_like=True):
     """A decoded submit; the result depends only on the site's grammar."""

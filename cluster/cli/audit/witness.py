@@ -25,7 +25,7 @@ _DB = click.option(
 )
 
 
-class WitnessedLog(msgspec.Struct, frozen=True, kw_only=True):
+class WitnessedLogView(msgspec.Struct, frozen=True, kw_only=True):
     """Log with its last cosigned checkpoint, as `audit witness list --json` prints it."""
 
     origin: str
@@ -48,7 +48,7 @@ class WitnessAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Output of `audit witness list --json`."""
 
     key: str
-    logs: tuple[WitnessedLog, ...]
+    logs: tuple[WitnessedLogView, ...]
     evidence: tuple[RejectedCheckpoint, ...]
 
 
@@ -157,7 +157,7 @@ def list_logs(key: Path, db: Path | None, as_json: bool) -> None:
             WitnessAnswer(
                 key=public,
                 logs=tuple(
-                    WitnessedLog(origin=o, size=size, root=root.hex(), at=_format_seconds(at_s), note=held)
+                    WitnessedLogView(origin=o, size=size, root=root.hex(), at=_format_seconds(at_s), note=held)
                     for o, size, root, at_s, held in logs
                 ),
                 evidence=tuple(

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from forebay.cluster.cli.exits import ExitCode, Failure
+from forebay.cluster.cli.extras import check_process
 from forebay.cluster.config import LOCAL_GATEWAY, Config
 from forebay.cluster.system import is_logged
 from forebay.replica.values import plain
@@ -55,7 +56,11 @@ def module_command(module: str, *arguments: str) -> tuple[str, ...]:
     """Return the command that runs a module of Forebay with this interpreter.
 
     `-P`: a file in the current directory must not shadow a module.
+
+    Raises:
+        Failure: A package that the module needs is not installed.
     """
+    check_process(module)
     return (sys.executable, "-P", "-m", module, *arguments)
 
 

@@ -44,11 +44,10 @@ def records_proven(ledger: Ledger, tree: LedgerTree, revisions: Sequence[int], s
         index = ledger.index_of_revision(revision)
         if index > size:
             break
-        if last is None or last.index != index:
-            last = _entry(ledger, index)
-            leaf, path = tree.leaf(index), tree.inclusion(index, size)
-            verify_inclusion(index - 1, size, leaf_hash(leaf.encode()), path, root)
-        found.append(_record(tree.disclosure_key, last, leaf, path, revision))
+        if last is None or last[0].index != index:
+            last = (_entry(ledger, index), tree.leaf(index), tree.inclusion(index, size))
+            verify_inclusion(index - 1, size, leaf_hash(last[1].encode()), last[2], root)
+        found.append(_record(tree.disclosure_key, *last, revision))
     return json.dumps(found).encode() if found else b""
 
 

@@ -35,9 +35,8 @@ class Arriving:
 def read(data: bytes, piece_bytes: int = 10_000) -> tuple[HttpResponse, bool]:
     pieces = (data[at : at + piece_bytes] for at in range(0, len(data), piece_bytes))
     connection: Any = Arriving(pieces)
-    answer, _, is_open = http_responses.read_response(
-        http_responses.ResponseReader(connection, ManualClock(), 10.0), WHO
-    )
+    reader = http_responses.SocketReader(connection, ManualClock(), 10.0)
+    answer, _, is_open = finish(http_responses.read_response(reader, WHO))
     return answer, is_open
 
 

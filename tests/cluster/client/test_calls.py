@@ -416,8 +416,7 @@ def test_one_untrusted_replica_does_not_hide_the_others(pki: Pki, foreign_pki: P
 
 
 def test_an_answer_that_is_too_large_is_not_read_to_its_end(pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (exchange_module, responses_module):
-        monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 1000)
+    monkeypatch.setattr(responses_module, "ANSWER_BYTES_MAX", 1000)
 
     async def scenario() -> None:
         async with (

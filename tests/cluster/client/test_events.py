@@ -238,7 +238,7 @@ class Virtual:
             cast(Exchange, self),
             Endpoints(self.conducts),
             self,
-            from_revision=6,
+            StreamPosition(6),
             sleep=self.sleep,
             chance=lambda: 1.0,
         )

@@ -3,6 +3,7 @@
 import base64
 import itertools
 import ssl
+import sys
 import warnings
 from pathlib import Path
 
@@ -15,7 +16,15 @@ from forebay.cluster.security import quick_check
 from forebay.cluster.security.certificates import certificate_of
 from forebay.cluster.security.identity import Role
 from forebay.cluster.security.pki import CERTIFICATE_LIFETIME_DAYS, PkiError, create_authority, issue, load_authority
-from forebay.cluster.security.tls import NotValidNow, TlsError, TlsFiles, check_validity, examine
+from forebay.cluster.security.tls import (
+    NotValidNow,
+    TlsError,
+    TlsFiles,
+    check_validity,
+    describe_authority,
+    describe_certificate,
+    examine,
+)
 from forebay.cluster.system.clock import SystemClock
 from forebay.replica.values.units import Instant
 
@@ -145,3 +154,20 @@ def test_a_certificate_of_a_version_that_there_is_not_is_refused_wherever_one_is
     assert "is not a PEM certificate" in certificate_of(tmp_path, "alice").problem
     with pytest.raises(PkiError, match="is not an unencrypted PEM file"):
         load_authority(tmp_path)
+
+
+def test_a_client_without_the_library_finds_the_same_faults(
+    mine: TlsFiles, twin: TlsFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    quick_check.context_of(mine, NOW)
+    for days in (-400, CERTIFICATE_LIFETIME_DAYS + 1):
+        with pytest.raises(TlsError, match="valid from"):
+            quick_check.context_of(mine, Instant(NOW + days * DAY_US))
+    mixed = TlsFiles(authority=mine.authority, certificate=twin.certificate, key=twin.key)
+    with pytest.raises(TlsError, match="is not signed by"):
+        quick_check.context_of(mixed, NOW)
+    assert str(mine.certificate) in describe_certificate(mine.certificate)
+    assert str(mine.authority) in describe_authority(mine.authority)
