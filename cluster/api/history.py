@@ -28,7 +28,6 @@ from forebay.cluster.api.render import (
     actor_words,
     as_json,
     event_name,
-    kind_name,
     sentence_of,
     task_words,
     why_view,
@@ -46,6 +45,7 @@ from forebay.cluster.schemas import (
     StoryAnswer,
     StoryRow,
     WhyView,
+    kind_name,
     made_of,
 )
 from forebay.cluster.schemas import operations as ops

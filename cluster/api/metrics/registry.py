@@ -11,6 +11,7 @@ from forebay.cluster.api.history_service import HistoryService
 from forebay.cluster.api.metrics.replica import CertificateCollector, ReplicaCollector
 from forebay.cluster.api.metrics.work import WorkCollector
 from forebay.cluster.api.render import Verdicts
+from forebay.cluster.api.sinks import EventSinks
 from forebay.cluster.api.traces import Tracer
 from forebay.cluster.server import Controller
 from forebay.cluster.server.tlog import Publisher
@@ -36,13 +37,14 @@ class MetricsRegistry:
         controller: Controller,
         past: HistoryService,
         tracer: Tracer,
+        sinks: EventSinks,
         publisher: Callable[[], Publisher],
         verdicts: Verdicts,
     ) -> None:
         self._registry = CollectorRegistry()
         self._controller = controller
         self._rendering = asyncio.Lock()
-        self._replica = ReplicaCollector(controller, past, tracer, publisher)
+        self._replica = ReplicaCollector(controller, past, tracer, sinks, publisher)
         self._work = WorkCollector(controller, verdicts)
         self._registry.register(self._replica)
         self._registry.register(self._work)

@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from forebay.cluster.api.history_service import HistoryService
+from forebay.cluster.api.sinks import EventSinks
 from forebay.cluster.api.traces import Tracer
 from forebay.cluster.consensus import Role
 from forebay.cluster.security import certificate_of
@@ -26,11 +27,17 @@ class ReplicaCollector(Collector):
     """
 
     def __init__(
-        self, controller: Controller, past: HistoryService, tracer: Tracer, publisher: Callable[[], Publisher]
+        self,
+        controller: Controller,
+        past: HistoryService,
+        tracer: Tracer,
+        sinks: EventSinks,
+        publisher: Callable[[], Publisher],
     ) -> None:
         self._controller = controller
         self._past = past
         self._tracer = tracer
+        self._sinks = sinks
         self._publisher = publisher
         self._families: list[Metric] = []
 
@@ -44,6 +51,7 @@ class ReplicaCollector(Collector):
             *self._snapshots(),
             *self._history(),
             *self._traces(),
+            *self._deliveries(),
             *self._checkpoints(),
             *self._commands(),
             *_drills(self._controller.state, self._controller.agreed.now()),
@@ -218,6 +226,37 @@ class ReplicaCollector(Collector):
             tracer.dropped_count,
         )
         yield gauge("forebay_traces_waiting", "Job traces waiting for the collector.", tracer.waiting)
+
+    def _deliveries(self) -> Iterator[Metric]:
+        revision, now = self._controller.state.revision, self._controller.agreed.now()
+        lag = GaugeMetricFamily(
+            "forebay_sink_lag_revisions",
+            "Revisions after the last one that the event sink's receiver accepted; leader only.",
+            labels=["sink"],
+        )
+        age = GaugeMetricFamily(
+            "forebay_sink_lag_seconds",
+            "Age of the oldest event that the sink's receiver has not accepted; leader only.",
+            labels=["sink"],
+        )
+        events = CounterMetricFamily(
+            "forebay_sink_events", "Events accepted by the sink's receiver since this replica leads.", labels=["sink"]
+        )
+        deliveries = CounterMetricFamily(
+            "forebay_sink_deliveries",
+            "Requests accepted by the sink's receiver since this replica leads.",
+            labels=["sink"],
+        )
+        failures = CounterMetricFamily(
+            "forebay_sink_failures", "Failed attempts to send events since this replica leads.", labels=["sink"]
+        )
+        for name, delivery in sorted(self._sinks.deliveries.items()):
+            lag.add_metric([name], revision - delivery.position.revision)
+            age.add_metric([name], delivery.lag_s(now))
+            events.add_metric([name], delivery.events)
+            deliveries.add_metric([name], delivery.deliveries)
+            failures.add_metric([name], delivery.failures)
+        yield from (lag, age, events, deliveries, failures)
 
     def _checkpoints(self) -> Iterator[Metric]:
         publisher = self._publisher()

@@ -6,7 +6,6 @@ from forebay.cluster.api.render.events import (
     entry_view,
     event_name,
     event_view,
-    kind_name,
     record_event,
     record_head,
     record_view,

@@ -1,3 +1,4 @@
-"""Cluster overview: activity, items that need attention, and pool use."""
+"""Cluster overview: activity, items that need attention, pool use, and event sinks."""
 
 from forebay.cluster.api.watch.overview import list_pool_use, show_overview
+from forebay.cluster.api.watch.sinks import list_sinks

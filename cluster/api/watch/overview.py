@@ -21,6 +21,7 @@ from forebay.cluster.api.watch.attention import (
     find_nodes,
     find_pools,
     find_replicas,
+    find_sinks,
 )
 from forebay.cluster.schemas import (
     MemberView,
@@ -55,6 +56,7 @@ async def show_overview(call: ApiCall[None]) -> Reply[OverviewAnswer]:
     needs = AttentionItems()
     find_replicas(members, needs, call.service.controller.clock.now())
     find_ledger(status, needs)
+    find_sinks(call.service.sinks, needs, call.service.controller.agreed.now())
     counts, controls = holders(state), capacity_controls(state)
     find_pools((pool_view(state, name, counts[name], controls) for name in sorted(state.pools)), needs)
     await find_nodes(state, needs, work)
