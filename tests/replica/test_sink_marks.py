@@ -81,9 +81,9 @@ def test_a_ledger_with_an_impossible_mark_stops_the_replica() -> None:
     for event in (e.SinkAdvanced("audit", state.revision + 2), e.SinkRemoved("audit")):
         with pytest.raises(LedgerViolation):
             fold(state, (event,), state.at)
-    marked = fold(state, (e.SinkAdvanced("audit", 3),), state.at)
+    marked = fold(state, (e.SinkAdvanced("audit", state.revision),), state.at)
     with pytest.raises(LedgerViolation):
-        fold(marked, (e.SinkAdvanced("audit", 3),), state.at)
+        fold(marked, (e.SinkAdvanced("audit", state.revision),), state.at)
 
 
 def test_a_mark_beyond_the_ledger_is_a_violation() -> None:

@@ -167,7 +167,7 @@ def find_sinks(sinks: EventSinks, needs: AttentionItems, now: Instant) -> None:
     for name, delivery in sorted(sinks.deliveries.items()):
         failing_s = delivery.failing_for_s(now)
         sentence, remedy = _SINK_REMEDIES.get(delivery.state, ("", "forebay sink list"))
-        if not sentence and failing_s < SINK_NOTICE_S:
+        if delivery.state is SinkState.ACTIVE or (not sentence and failing_s < SINK_NOTICE_S):
             continue
         sentence = sentence or f"no events could be delivered for {failing_s / 60:.0f} minutes"
         needs.add("sink", f"sink {name}", sentence, remedy, since=format_instant(delivery.failing_since))
