@@ -331,7 +331,7 @@ class ApiService:
             self.config.sinks,
             state=lambda: controller.state,
             leads=lambda: controller.leads,
-            submit=controller.submit,
+            submit=lambda request: controller.submit(request),
             source=self._source_of,
             post=self.sink_client.post,
             clock=controller.agreed,

@@ -22,7 +22,7 @@ BATCH_BYTES_MAX: Final = 256 * 1024
 ENTRIES_READ_MAX: Final = 1_024
 """Entries searched for one batch, count: a filter that matches little still advances."""
 
-EVENTS_PER_PART: Final = 8
+EVENTS_PER_PART: Final = 2
 """Events whose class is compared with the filter in one small step of a slice, count."""
 
 WAIT_S: Final = 15.0
@@ -115,12 +115,12 @@ class LedgerSource:
         """Add the matching events of an entry; return whether the batch is full."""
         batch = applied.batch
         if batch is not None and not applied.void:
-            await work.take(0, parts=1 + sum(len(entry.events) for entry in batch.entries) // EVENTS_PER_PART)
             for place, entry in enumerate(batch.entries):
                 revision = settled_at(applied, place)
                 done = taken.position
                 if revision <= done.revision:
                     continue
+                await work.take(0, parts=1 + len(entry.events) // EVENTS_PER_PART)
                 for sequence, event in enumerate(entry.events):
                     if sequence < done.sequence or type(event) not in kinds:
                         continue

@@ -13,20 +13,22 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from forebay.cluster.api.sinks import delivery as delivery_module
 from forebay.cluster.api.sinks.cloud_events import GAP_TYPE, incarnation_of
 from forebay.cluster.api.sinks.delivery import GONE_RETRY_S, REFUSED_RETRY_S, RETRY_S, RETRY_S_MAX, SinkState
 from forebay.cluster.api.sinks.sending import ACCEPTED, Outcome, PostResult
 from forebay.cluster.api.sinks.sinks import ADVANCE_S, ADVANCE_SKIPPED, FORMER_KEPT_S, EventSinks
-from forebay.cluster.api.sinks.source import LedgerSource
+from forebay.cluster.api.sinks.source import LedgerSource, Position
 from forebay.cluster.config.sinks import SinkConfig
 from forebay.cluster.schemas.event_kinds import EVENT_KINDS, NEVER_DELIVERED, kind_name, selected_kinds
 from forebay.cluster.server.applied_log import AppliedEntry, AppliedLog, Transition
 from forebay.cluster.server.pending import NotLeading, Settlement
 from forebay.cluster.system.eventloop.slices import Slices
+from forebay.replica.messages import Batch, Entry, is_routine
 from forebay.replica.messages import commands as c
-from forebay.replica.messages import is_routine
+from forebay.replica.messages import events as e
 from forebay.replica.model.job_states import JobState
 from forebay.replica.model.nodes import Recovery
 from forebay.replica.values.errors import Rejection
@@ -35,7 +37,11 @@ from forebay.replica.values.units import Revision
 from forebay.wal import Gap
 from tests.clocks import ManualClock
 from tests.cluster.harness import story
+from tests.cluster.loop_watch import LoopWatch
 from tests.replica.world import World
+
+LINES_MAX = 50_000
+"""Lines of Python in one callback, count: some five milliseconds."""
 
 STEPS = 400
 """Turns of the loop in which everything that can happen does."""
@@ -417,6 +423,37 @@ async def test_pruned_revisions_become_a_gap_that_names_them_and_missing_ones_ar
     assert [event["id"] for event in rest] == [one for one in cluster.expected(config) if int(one.split("/")[1]) > last]
     assert leader.sinks.deliveries["audit"].state is SinkState.ACTIVE
     leader.sinks.stop()
+
+
+@pytest.mark.parametrize("kinds", [("job_submitted",), ("mail",), ()])
+def test_reading_a_long_ledger_never_holds_the_loop(kinds: tuple[str, ...]) -> None:
+    """Every batch has the most commands, with many events each: most filters match none of them, one matches all."""
+    sent = c.kind_of(c.SettleMails(()))
+    events = tuple(e.MailSent(1, "1.begin.1") for _ in range(100))
+    command = Entry(b"x" * 16, c.CONTROLLER, sent, events, None, b"")
+    selected = frozenset({e.MailSent}) if kinds == ("mail",) else selected_kinds(kinds) - {e.MailSent}
+
+    async def read() -> int:
+        cluster = Cluster()
+        begin, revision = cluster.log.last_index, cluster.world.state.revision
+        first = Position(revision)
+        for number in range(20):
+            batch = Batch(Revision(revision), cluster.world.at, (command,) * 512)
+            revision += 512
+            index = begin + number + 1
+            applied = AppliedEntry(index, 1, b"", batch.base, Revision(revision), batch, False, 1)
+            cluster.log.applied(Transition(cluster.world.state, cluster.world.state, applied))
+        state = replace(cluster.world.state, revision=Revision(revision))
+        source = LedgerSource(lambda: state, cluster.log, cluster.ledger, lambda: cluster.slices.work("sink"))
+        found, position = 0, first
+        while found < 3_000 and (batch_read := await source.read(position, selected, 1_000)) is not None:
+            found, position = found + len(batch_read.events), batch_read.after
+        return found
+
+    with LoopWatch().watching() as watch:
+        found = asyncio.run(read())
+    assert (found >= 3_000) is (kinds == ("mail",))
+    assert watch.callback.lines < LINES_MAX
 
 
 def test_filters_select_groups_and_events_and_never_the_sinks_own() -> None:
