@@ -1,7 +1,7 @@
 """CloudEvents 1.0 of the ledger's events, in the JSON format.
 
-An event's ID consists of the cluster, its revision and its position in the command, so that it is the same whoever
-sends it, and however often. After the loss of a majority, revisions of lost entries are used again; IDs of the new
+An event's ID consists of the cluster, its revision and its position in the command, so that it is the same for each
+leader and in each repetition. After the loss of a majority, revisions of lost entries are used again; IDs of the new
 incarnation therefore name it.
 """
 
@@ -40,7 +40,7 @@ class SinkGap(msgspec.Struct, frozen=True):
 
 
 class CloudEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event."""
+    """Event in the JSON format."""
 
     specversion: str
     id: str

@@ -2,7 +2,7 @@
 
 The position is soft state of the leader. It moves only after the receiver has accepted a batch, so each leader's
 accepted batches continue without a gap from the mark at which it began, and the events before that mark were accepted
-earlier. First arrivals are therefore in order, whoever leads.
+earlier. First arrivals are therefore in order, whichever replica leads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Final
 
 from forebay.cluster.api.sinks.cloud_events import batch_of
-from forebay.cluster.api.sinks.sending import Outcome, PostResult
+from forebay.cluster.api.sinks.sending import PostOutcome, PostResult
 from forebay.cluster.api.sinks.source import EventBatch, EventSource, HistoryGap, Position
 from forebay.cluster.config import SinkConfig
 from forebay.cluster.schemas import selected_kinds
@@ -33,7 +33,7 @@ RETRY_S_MAX: Final = 60.0
 """First and longest pause before a failed request is repeated, seconds; doubled each time."""
 
 REFUSED_RETRY_S: Final = 300.0
-"""Pause after a request that the receiver rejects, seconds: a person has to change something first."""
+"""Pause after a request that the receiver rejects, seconds: an operator has to change something first."""
 
 GONE_RETRY_S: Final = 3_600.0
 """Pause after the receiver wants no more events, seconds."""
@@ -61,9 +61,9 @@ class SinkState(StrEnum):
 
 
 _STATES: Final = {
-    Outcome.FAILED: SinkState.FAILING,
-    Outcome.REFUSED: SinkState.REFUSED,
-    Outcome.GONE: SinkState.GONE,
+    PostOutcome.FAILED: SinkState.FAILING,
+    PostOutcome.REFUSED: SinkState.REFUSED,
+    PostOutcome.GONE: SinkState.GONE,
 }
 
 
@@ -172,14 +172,14 @@ class SinkDelivery:
 
     async def _unreadable(self, sentence: str) -> None:
         self._cannot_read = True
-        await self._failed(PostResult(Outcome.FAILED, sentence))
+        await self._failed(PostResult(PostOutcome.FAILED, sentence))
 
     async def _deliver(self, batch: EventBatch) -> None:
         """Send a batch until the receiver accepts it, or this replica no longer leads."""
         body, self.waiting_since = batch_of(batch.events), batch.at
         while self._leads():
             result = await self._post(self.config, body)
-            if result.outcome is Outcome.ACCEPTED:
+            if result.outcome is PostOutcome.ACCEPTED:
                 self._accepted(batch)
                 return
             await self._failed(result)
@@ -213,9 +213,9 @@ class SinkDelivery:
     def _pause_s(self, result: PostResult) -> float:
         """Return the pause before the next attempt, at least the one that the receiver requests."""
         match result.outcome:
-            case Outcome.GONE:
+            case PostOutcome.GONE:
                 pause_s = GONE_RETRY_S
-            case Outcome.REFUSED:
+            case PostOutcome.REFUSED:
                 pause_s = REFUSED_RETRY_S
             case _:
                 pause_s = min(RETRY_S_MAX, RETRY_S * 2.0 ** min(self._tries - 1, 16))

@@ -55,27 +55,27 @@ _TEMPORARY: Final = frozenset({408, 425, 429})
 """Statuses from 400 to 499 that do not reject the request itself."""
 
 
-class Outcome(StrEnum):
-    """Outcome of one request."""
+class PostOutcome(StrEnum):
+    """PostOutcome of one request."""
 
     ACCEPTED = "accepted"
     FAILED = "failed"
     """Temporary: no response, or one that announces a temporary error."""
     REFUSED = "refused"
-    """Permanent until a person changes something: the receiver rejects the request."""
+    """Permanent until the receiver or the configuration changes: the request is rejected."""
     GONE = "gone"
     """The receiver wants no more events."""
 
 
 class PostResult(NamedTuple):
-    """Outcome of one request; `retry_after_s`: the pause that the receiver requests."""
+    """PostOutcome of one request; `retry_after_s`: the pause that the receiver requests."""
 
-    outcome: Outcome
+    outcome: PostOutcome
     error: str = ""
     retry_after_s: float = 0.0
 
 
-ACCEPTED: Final = PostResult(Outcome.ACCEPTED)
+ACCEPTED: Final = PostResult(PostOutcome.ACCEPTED)
 
 
 class SinkClient:
@@ -97,11 +97,11 @@ class SinkClient:
             async with asyncio.timeout(POST_S):
                 return await self._post(sink, body)
         except TimeoutError as error:
-            return PostResult(Outcome.FAILED, _shown(str(error) or f"no response within {POST_S:.0f} s"))
+            return PostResult(PostOutcome.FAILED, _shown(str(error) or f"no response within {POST_S:.0f} s"))
         except (aiohttp.ClientError, OSError, ValueError, asyncio.IncompleteReadError) as error:
-            return PostResult(Outcome.FAILED, _shown(str(error) or type(error).__name__))
+            return PostResult(PostOutcome.FAILED, _shown(str(error) or type(error).__name__))
         except TlsError as error:
-            return PostResult(Outcome.FAILED, _shown(str(error)))
+            return PostResult(PostOutcome.FAILED, _shown(str(error)))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -165,12 +165,12 @@ def result_of(status: int, retry_after: str, now_s: int) -> PostResult:
     if 200 <= status < 300:
         return ACCEPTED
     if 300 <= status < 400:
-        return PostResult(Outcome.REFUSED, f"status {status}: redirects are not followed; correct the URL")
+        return PostResult(PostOutcome.REFUSED, f"status {status}: redirects are not followed; correct the URL")
     if status == _GONE:
-        return PostResult(Outcome.GONE, f"status {status}: the receiver wants no more events")
+        return PostResult(PostOutcome.GONE, f"status {status}: the receiver wants no more events")
     if 400 <= status < 500 and status not in _TEMPORARY:
-        return PostResult(Outcome.REFUSED, f"status {status}: the receiver rejects the request")
-    return PostResult(Outcome.FAILED, f"status {status}", retry_after_s(retry_after, now_s))
+        return PostResult(PostOutcome.REFUSED, f"status {status}: the receiver rejects the request")
+    return PostResult(PostOutcome.FAILED, f"status {status}", retry_after_s(retry_after, now_s))
 
 
 def retry_after_s(text: str, now_s: int) -> float:
@@ -202,5 +202,5 @@ async def _drain(response: aiohttp.ClientResponse) -> None:
 
 
 def _shown(text: str) -> str:
-    """Return an error for people, without control characters."""
+    """Return an error to display, without control characters."""
     return plain(text)[:ERROR_CHARACTERS_MAX]

@@ -7,6 +7,7 @@ entry of the ledger, and never for bookkeeping alone: an idle cluster writes not
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -19,6 +20,8 @@ from forebay.cluster.system import Clock
 from forebay.replica.messages import CONTROLLER, AdvanceSinks, Request
 from forebay.replica.state import State
 from forebay.replica.values import SINK_MARKS_MAX
+
+LOGGER = logging.getLogger(__name__)
 
 ADVANCE_S: Final = 5.0
 """Shortest time between two records of a mark, seconds: a new leader repeats at most as much."""
@@ -161,8 +164,14 @@ class EventSinks:
         return tuple(sorted(name for name in former if needs_space or now_s - self._former_s[name] >= FORMER_KEPT_S))
 
     def _done(self, answer: Answer) -> None:
+        failed = answer.cancelled() or answer.exception() is not None
         if answer is not self._answer:
             return
         self._answer = None
-        if not answer.cancelled() and answer.exception() is None and self._leads():
+        if failed:
+            return  # the next call retries
+        rejection = answer.result().rejection
+        if rejection is not None:
+            LOGGER.error("marks of event sinks could not be recorded: %s", rejection.sentence)
+        elif self._leads():
             self.poll()

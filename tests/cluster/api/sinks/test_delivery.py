@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from forebay.cluster.api.sinks import delivery as delivery_module
 from forebay.cluster.api.sinks.cloud_events import GAP_TYPE, incarnation_of
 from forebay.cluster.api.sinks.delivery import GONE_RETRY_S, REFUSED_RETRY_S, RETRY_S, RETRY_S_MAX, SinkState
-from forebay.cluster.api.sinks.sending import ACCEPTED, Outcome, PostResult
+from forebay.cluster.api.sinks.sending import ACCEPTED, PostOutcome, PostResult
 from forebay.cluster.api.sinks.sinks import ADVANCE_S, ADVANCE_SKIPPED, FORMER_KEPT_S, EventSinks
 from forebay.cluster.api.sinks.source import LedgerSource, Position
 from forebay.cluster.config.sinks import SinkConfig
@@ -207,11 +207,11 @@ class Life:
             await asyncio.sleep(0)
         fate = self.random.random()
         if fate < 0.2:
-            return PostResult(self.random.choice([Outcome.FAILED, Outcome.REFUSED, Outcome.GONE]), "no")
+            return PostResult(self.random.choice([PostOutcome.FAILED, PostOutcome.REFUSED, PostOutcome.GONE]), "no")
         self.cluster.take(sink, body)
         for _ in range(self.random.choice([0, 1, 5, 40])):
             await asyncio.sleep(0)
-        return PostResult(Outcome.FAILED, "the reply was lost") if fate < 0.4 else ACCEPTED
+        return PostResult(PostOutcome.FAILED, "the reply was lost") if fate < 0.4 else ACCEPTED
 
     def elect(self) -> None:
         """Change the leader: the former one dies, notices it later, or delivers on without being heard."""
@@ -340,6 +340,34 @@ async def test_former_marks_give_way_at_once_if_new_sinks_need_their_space() -> 
 
 
 @story
+async def test_a_leader_that_is_deposed_stops_and_one_that_leads_again_continues() -> None:
+    cluster, config = Cluster(), sink()
+    leader = Leader(cluster, (config,))
+    await cluster.rest(leader)
+    leader.leads = False
+    cluster.job()
+    await cluster.rest()
+    assert not cluster.posts and not leader.sinks.deliveries["audit"].is_running
+    leader.leads = True
+    await cluster.rest(leader)
+    assert cluster.first_arrivals() == cluster.expected(config) != []
+    leader.leads = False
+    leader.sinks.poll()
+    assert not leader.sinks.deliveries
+
+
+@story
+async def test_a_rejected_mark_is_not_submitted_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster()
+    monkeypatch.setattr("forebay.replica.decide.sinks.SINK_MARKS_MAX", 0)
+    leader = Leader(cluster, (sink(),))
+    before = cluster.world.state.revision
+    await cluster.rest(leader)
+    assert not cluster.world.state.sink_marks
+    assert cluster.world.state.revision <= before + 2, "one command, and a cycle at most"
+
+
+@story
 async def test_a_changed_sink_continues_from_its_position_with_its_new_filter() -> None:
     cluster, config = Cluster(), sink()
     leader = Leader(cluster, (config,))
@@ -361,9 +389,9 @@ async def test_pauses_grow_and_a_receivers_wish_is_respected(monkeypatch: pytest
     cluster, config = Cluster(), sink()
     leader = Leader(cluster, (config,))
     await cluster.rest(leader)
-    results = [PostResult(Outcome.FAILED, "status 503")] * 9
-    results += [PostResult(Outcome.FAILED, "status 503", 1234.0)]
-    results += [PostResult(Outcome.REFUSED, "status 400"), PostResult(Outcome.GONE, "status 410")]
+    results = [PostResult(PostOutcome.FAILED, "status 503")] * 9
+    results += [PostResult(PostOutcome.FAILED, "status 503", 1234.0)]
+    results += [PostResult(PostOutcome.REFUSED, "status 400"), PostResult(PostOutcome.GONE, "status 410")]
     states: list[SinkState] = []
 
     async def answer(sink: SinkConfig, body: bytes) -> PostResult:

@@ -15,7 +15,7 @@ from forebay.cluster.api.sinks import sending as sending_module
 from forebay.cluster.api.sinks.sending import (
     RESPONSE_BYTES_MAX,
     RETRY_AFTER_S_MAX,
-    Outcome,
+    PostOutcome,
     PostResult,
     SinkClient,
     result_of,
@@ -43,7 +43,7 @@ async def posted(sink: SinkConfig, body: bytes = BODY) -> PostResult:
 @story
 async def test_a_batch_arrives_signed_and_named(tmp_path: Path) -> None:
     async with Receiver(tmp_path) as receiver:
-        assert (await posted(receiver.sink())).outcome is Outcome.ACCEPTED
+        assert (await posted(receiver.sink())).outcome is PostOutcome.ACCEPTED
     (request,) = receiver.requests
     assert request["Content-Type"] == "application/cloudevents-batch+json; charset=utf-8"
     assert (request["Forebay-Sink"], request["path"]) == ("audit", "/events")
@@ -55,26 +55,26 @@ async def test_a_batch_arrives_signed_and_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "outcome"),
     [
-        *((status, Outcome.ACCEPTED) for status in (200, 201, 202, 204)),
-        *((status, Outcome.REFUSED) for status in (301, 302, 307, 308, 400, 401, 403, 404, 413, 415, 422)),
-        (410, Outcome.GONE),
-        *((status, Outcome.FAILED) for status in (408, 425, 429, 500, 502, 503, 504)),
+        *((status, PostOutcome.ACCEPTED) for status in (200, 201, 202, 204)),
+        *((status, PostOutcome.REFUSED) for status in (301, 302, 307, 308, 400, 401, 403, 404, 413, 415, 422)),
+        (410, PostOutcome.GONE),
+        *((status, PostOutcome.FAILED) for status in (408, 425, 429, 500, 502, 503, 504)),
     ],
 )
-def test_a_status_has_one_outcome(status: int, outcome: Outcome) -> None:
+def test_a_status_has_one_outcome(status: int, outcome: PostOutcome) -> None:
     result = result_of(status, "", 0)
     assert result.outcome is outcome
-    assert bool(result.error) is (outcome is not Outcome.ACCEPTED)
+    assert bool(result.error) is (outcome is not PostOutcome.ACCEPTED)
 
 
 @story
 async def test_a_redirect_is_not_followed_and_a_busy_receiver_is_given_its_time(tmp_path: Path) -> None:
     async with Receiver(tmp_path) as receiver:
         receiver.answer, receiver.headers = 307, {"Location": f"http://127.0.0.1:{receiver.port}/elsewhere"}
-        assert (await posted(receiver.sink())).outcome is Outcome.REFUSED
+        assert (await posted(receiver.sink())).outcome is PostOutcome.REFUSED
         assert [request["path"] for request in receiver.requests] == ["/events"]
         receiver.answer, receiver.headers = 503, {"Retry-After": "7"}
-        assert await posted(receiver.sink()) == PostResult(Outcome.FAILED, "status 503", 7.0)
+        assert await posted(receiver.sink()) == PostResult(PostOutcome.FAILED, "status 503", 7.0)
 
 
 @story
@@ -83,12 +83,12 @@ async def test_a_receiver_that_is_dead_hangs_hangs_up_or_talks_nonsense_has_fail
 ) -> None:
     monkeypatch.setattr(sending_module, "POST_S", 0.5)
     receiver = Receiver(tmp_path)
-    assert (await posted(receiver.sink())).outcome is Outcome.FAILED  # not started
+    assert (await posted(receiver.sink())).outcome is PostOutcome.FAILED  # not started
     async with receiver:
         for answer in (hang, hang_up, say_garbage):
             receiver.answer = answer
             result = await posted(receiver.sink())
-            assert result.outcome is Outcome.FAILED and result.error and result.error.isprintable()
+            assert result.outcome is PostOutcome.FAILED and result.error and result.error.isprintable()
 
 
 @story
@@ -115,7 +115,7 @@ async def test_an_endless_or_stuck_body_costs_nothing_once_the_status_is_known(
     async with Receiver(tmp_path) as receiver:
         for answer in (flood, stall):
             receiver.answer = answer
-            assert (await posted(receiver.sink())).outcome is Outcome.ACCEPTED
+            assert (await posted(receiver.sink())).outcome is PostOutcome.ACCEPTED
     assert written < RESPONSE_BYTES_MAX + 64 * 1024 * 1024  # the rest is in the buffers of the kernel
 
 
@@ -137,9 +137,9 @@ async def test_a_certificate_is_verified_by_the_sinks_authority(config: Config, 
     await site.start()
     try:
         sink = replace(receiver.sink(), url=f"https://127.0.0.1:{receiver.port}/events")
-        assert (await posted(replace(sink, authority=files.authority))).outcome is Outcome.ACCEPTED
-        assert (await posted(sink)).outcome is Outcome.FAILED
-        assert (await posted(replace(sink, authority=tmp_path / "missing.pem"))).outcome is Outcome.FAILED
+        assert (await posted(replace(sink, authority=files.authority))).outcome is PostOutcome.ACCEPTED
+        assert (await posted(sink)).outcome is PostOutcome.FAILED
+        assert (await posted(replace(sink, authority=tmp_path / "missing.pem"))).outcome is PostOutcome.FAILED
     finally:
         await runner.cleanup()
 
@@ -149,13 +149,13 @@ async def test_a_key_that_others_can_read_is_short_or_missing_sends_nothing(tmp_
     async with Receiver(tmp_path) as receiver:
         receiver.secret_file.chmod(0o640)
         result = await posted(receiver.sink())
-        assert result.outcome is Outcome.FAILED and "chmod 600" in result.error
+        assert result.outcome is PostOutcome.FAILED and "chmod 600" in result.error
         receiver.secret_file.chmod(0o600)
         for content in (b"short", b"x" * 5000):
             receiver.secret_file.write_bytes(content)
-            assert (await posted(receiver.sink())).outcome is Outcome.FAILED
+            assert (await posted(receiver.sink())).outcome is PostOutcome.FAILED
         receiver.secret_file.unlink()
-        assert (await posted(receiver.sink())).outcome is Outcome.FAILED
+        assert (await posted(receiver.sink())).outcome is PostOutcome.FAILED
         assert not receiver.requests
         receiver.secret_file.symlink_to("/dev/zero")
         with pytest.raises(TlsError):
