@@ -1,7 +1,5 @@
 """Names of events, and of the groups in which an event sink's filter selects them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Final
 
