@@ -119,7 +119,7 @@ OPEN_FILES = 16_384
 files. The default of a process is 1,024.
 """
 
-APPLIED = ("replicas", "mail", "drill", "limits", "witnesses", "checkpoints", "traces")
+APPLIED = ("replicas", "mail", "drill", "limits", "witnesses", "checkpoints", "traces", "sinks")
 """Fields of the configuration that a replica applies at SIGHUP."""
 
 RESTARTED = ("cluster", "replicas", "tls", "storage", "timing", "provider")
@@ -422,6 +422,7 @@ class Replica:
         )
         for duty in mail_duties(controller, lambda: self.config):
             controller.register(duty)
+        controller.register(self.service.sinks, on_change=self.service.sinks.poll)
         controller.register(
             PoolWatch(
                 calls.calls,
@@ -464,7 +465,13 @@ class Replica:
             StartRefused: An address cannot be used.
         """
         async with AsyncExitStack() as running:
-            for close in (self._calls.close, self.controller.stop, self.service.past.stop, self.service.tracer.stop):
+            for close in (
+                self._calls.close,
+                self.service.sink_client.close,
+                self.controller.stop,
+                self.service.past.stop,
+                self.service.tracer.stop,
+            ):
                 running.push_async_callback(close)
             running.push_async_callback(self.service.providing.close)
             # Collect the garbage of loading once, before this replica serves clients.

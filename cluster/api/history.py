@@ -31,7 +31,6 @@ from forebay.cluster.api.render import (
     actor_words,
     as_json,
     event_name,
-    kind_name,
     sentence_of,
     task_words,
     why_view,
@@ -49,6 +48,7 @@ from forebay.cluster.schemas import (
     StoryAnswer,
     StoryRow,
     WhyView,
+    kind_name,
     made_of,
 )
 from forebay.cluster.schemas import operations as ops

@@ -75,7 +75,7 @@ _HANDLING = (
 ROUTES = {
     route.operation.name: route
     for module in _HANDLING
-    for route in (*vars(module).values(), watch.show_overview, watch.list_pool_use)
+    for route in (*vars(module).values(), watch.show_overview, watch.list_pool_use, watch.list_sinks)
     if isinstance(route, Route)
 }  # fmt: skip
 """The route of each operation, by name."""

@@ -16,6 +16,7 @@ from forebay.cluster.api.history_service import HistoryService, LedgerRecords
 from forebay.cluster.api.metrics import MetricsRegistry
 from forebay.cluster.api.provider_validation import ProviderValidation
 from forebay.cluster.api.render import Verdicts
+from forebay.cluster.api.sinks import EventSinks, LedgerSource, SinkClient
 from forebay.cluster.api.statuses import LiveValues, Statuses
 from forebay.cluster.api.traces import Tracer
 from forebay.cluster.api.web import (
@@ -329,7 +330,18 @@ class ApiService:
         """Trace exporter, a process of its own if a collector is configured."""
         self.statuses = Statuses(controller)
         """Statuses of the other replicas."""
-        self.metrics = MetricsRegistry(controller, self.past, self.tracer, lambda: self.publisher)
+        self.sink_client = SinkClient(controller.clock)
+        self.sinks = EventSinks(
+            self.config.sinks,
+            state=lambda: controller.state,
+            leads=lambda: controller.leads,
+            submit=lambda request: controller.submit(request),
+            source=self._source_of,
+            post=self.sink_client.post,
+            clock=controller.agreed,
+        )
+        """Event sinks, active while this replica leads."""
+        self.metrics = MetricsRegistry(controller, self.past, self.tracer, self.sinks, lambda: self.publisher)
         self.event_streams_of: Counter[Identity] = Counter()
         """Open event streams by reader."""
         self.digests = asyncio.Semaphore(1)
@@ -340,9 +352,16 @@ class ApiService:
         self.document = functools.lru_cache(maxsize=1)(lambda: msgspec.json.encode(web.document(version)))
         """Returns the OpenAPI document."""
 
+    def _source_of(self, sink: str) -> LedgerSource:
+        controller = self.controller
+        work = functools.partial(self.slices.work, f"sink {sink}")
+        return LedgerSource(lambda: controller.state, controller.applied_log, controller.ledger, work)
+
     def renew(self, config: Config) -> None:
-        """Apply a new configuration: user limits, witnesses and trace collector."""
+        """Apply a new configuration: user limits, witnesses, trace collector and event sinks."""
         self.limits.renew(config.limits)
+        self.sink_client.renew()
+        self.sinks.renew(config.sinks)
         self.tracer.renew(config.traces)
         witnesses = (Witness(one.name, one.verifier) for one in config.witnesses)
         self.publisher.cosigning.renew(witnesses, config.witnesses_needed)

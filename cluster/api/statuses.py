@@ -13,7 +13,7 @@ import msgspec
 
 from forebay.cluster.api.metrics import MetricFamily
 from forebay.cluster.config import Config, ConfigError
-from forebay.cluster.schemas import MemberView, StatusView
+from forebay.cluster.schemas import MemberView, NeedView, StatusView
 from forebay.cluster.security import TlsError, TlsFiles, expiries
 from forebay.cluster.server import AgentReports, Controller
 from forebay.cluster.system import format_instant
@@ -89,6 +89,8 @@ class LiveValues(msgspec.Struct, frozen=True, array_like=True):
     metrics: tuple[MetricFamily, ...] = ()
     pid: int = 0
     """The replica's process."""
+    sinks: tuple[NeedView, ...] = ()
+    """Event sinks that need attention."""
 
 
 def machine_status(controller: Controller) -> dict[str, Any]:

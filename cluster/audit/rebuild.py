@@ -283,6 +283,11 @@ def _settle_mails(led: Led) -> Iterator[Command]:
     yield c.SettleMails(tuple(event.mail for event in led.of(e.MailSent)), dropped)
 
 
+def _advance_sinks(led: Led) -> Iterator[Command]:
+    marks = tuple((event.sink, event.revision) for event in led.of(e.SinkAdvanced))
+    yield c.AdvanceSinks(marks, tuple(event.sink for event in led.of(e.SinkRemoved)))
+
+
 # ---- reports of agents
 
 
@@ -501,6 +506,7 @@ REBUILDERS: Final[Mapping[type[Command], Rebuilder]] = {
         "counts of a post-run or teardown, text beyond its maximum length, and text about a script that never started",
     ),
     c.SettleMails: Rebuilder(_settle_mails, "mails that were no longer queued"),
+    c.AdvanceSinks: Rebuilder(_advance_sinks, "marks of event sinks that were further ahead already"),
     c.SetAccount: Rebuilder(_as_event(c.SetAccount, e.AccountSet)),
     c.DeleteAccount: Rebuilder(_as_event(c.DeleteAccount, e.AccountDeleted)),
     c.SetQos: Rebuilder(_as_event(c.SetQos, e.QosSet)),

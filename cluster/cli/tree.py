@@ -152,6 +152,7 @@ TREE: Final[Mapping[str, Mapping[str, Leaf | Branch]]] = MappingProxyType(
                     "raise-feature-level": "commands.cluster:raise_feature_level",
                 },
             ),
+            "sink": Branch("List the receivers of events.", {"list": "commands.cluster:list_sinks"}),
             "backup": Branch(
                 "Create, inspect and restore backups.",
                 {

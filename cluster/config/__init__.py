@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         replica_hosts,
     )
     from forebay.cluster.config.reloading import AGREED, Reloader
+    from forebay.cluster.config.sinks import SinkConfig
     from forebay.cluster.config.toml import ConfigError
     from forebay.cluster.config.witnesses import WitnessConfig
 else:

@@ -180,6 +180,7 @@ class _AccessFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drill: Any = None
     retention: Any = None
     traces: Any = None
+    sink: Any = None
 
 
 def absolute(table: _Table, base: Path) -> _Table:

@@ -38,6 +38,7 @@ from forebay.cluster.config.job_process import JobProcessTable
 from forebay.cluster.config.limits import DEFAULT_LIMITS, LimitsConfig
 from forebay.cluster.config.mail import NO_MAIL, MailConfig
 from forebay.cluster.config.provider import ProviderTable
+from forebay.cluster.config.sinks import SinkConfig, check_sinks
 from forebay.cluster.config.toml import (
     Bytes,
     ConfigError,
@@ -55,7 +56,7 @@ from forebay.cluster.providers import NO_LOCAL, Local
 from forebay.cluster.security import AUTHORITY_NAME, find_unsafe_keys
 from forebay.cluster.system import Address, JobProcess
 from forebay.replica.model import Pool, SharedFilesystem, Site
-from forebay.replica.values import CPUS_MAX, FILESYSTEMS_MAX, NODES_MAX, POOLS_MAX
+from forebay.replica.values import CPUS_MAX, FILESYSTEMS_MAX, NODES_MAX, POOLS_MAX, SINKS_MAX
 
 __all__ = [
     "AgentConfig",
@@ -337,6 +338,7 @@ class _ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drill: DrillConfig = NO_DRILLS
     retention: RetentionConfig | None = None
     traces: TracesConfig = NO_TRACES
+    sink: Annotated[tuple[SinkConfig, ...], Meta(max_length=SINKS_MAX)] = ()
 
 
 class Config(AccessConfig, frozen=True, kw_only=True):
@@ -365,6 +367,8 @@ class Config(AccessConfig, frozen=True, kw_only=True):
     """Retention of the ledger; None keeps everything."""
     traces: TracesConfig = NO_TRACES
     """Collector of job traces."""
+    sinks: tuple[SinkConfig, ...] = ()
+    """Receivers of events."""
 
     @property
     def witnesses_needed(self) -> int:
@@ -504,7 +508,9 @@ def _read_config(file: Path, document: Document) -> Config:
         drill=absolute(tables.drill, base),
         retention=None if tables.retention is None else absolute(tables.retention, base),
         traces=tables.traces,
+        sinks=tuple(absolute(one, base) for one in tables.sink),
     )
+    check_sinks(document, config.sinks)
     _refuse_shared(document, config)
     found = find_unsafe_keys(config.tls.certificates)
     if found is not None:

@@ -39,6 +39,7 @@ _TABLES: Final[Mapping[str, str]] = {
     "helpers": "[[helper]]",
     "drill": "[drill]",
     "traces": "[traces]",
+    "sinks": "[[sink]]",
 }
 """Tables of the file, by field of the configuration."""
 

@@ -3,27 +3,19 @@
 The tables are not replicated: every replica needs the same ones. The leader sends the requests.
 """
 
-import re
 from pathlib import Path
 from typing import Annotated, Final
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import force_setattr
 
+from forebay.cluster.config.https_urls import https_fault
 from forebay.cluster.config.toml import Document, InvalidValue, Name, Text, Written
 from forebay.cluster.security.proofs import COSIGNATURE_KEY, NoteError, VerifierKey, parse_key
-from forebay.cluster.system import Address
 
 WITNESSES_MAX: Final = 16
 """Maximum number of witnesses of a cluster: a note has space for their signatures and those of nine replicas."""
-
-URL_CHARACTERS_MAX: Final = 1024
-HTTPS_PORT: Final = 443
-
-# A user, query or fragment is not permitted: it could be secret or change the answer.
-_URL: Final = r"https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._~/-]*)?"
 
 
 class WitnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +41,7 @@ class WitnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             remedy = "write the line that `forebay audit witness key` printed"
             raise InvalidValue(f"this is not a witness key: {error}", remedy, "key") from error
         force_setattr(self, "url", self.url.rstrip("/"))
-        sentence = _fault(self.url)
+        sentence = https_fault(self.url, "whose answers could be forged without HTTPS")
         if sentence:
             remedy = "write https://HOST:PORT; http:// only for a proxy on this machine"
             raise InvalidValue(sentence, remedy, "url")
@@ -88,18 +80,3 @@ def check_witnesses(document: Document, witnesses: tuple[WitnessConfig, ...], ch
     if checkpoints.witnesses_needed > len(witnesses):
         sentence = f"found {checkpoints.witnesses_needed}, and there are {len(witnesses)} tables [[witness]]"
         raise document.refuse(("checkpoints", "witnesses_needed"), sentence, f"write at most {len(witnesses)}")
-
-
-def _fault(text: str) -> str:
-    """Return the fault of a witness's address, or ""."""
-    sentence = f"found {text!r:.60}, which is not an HTTPS prefix"
-    if len(text) > URL_CHARACTERS_MAX or re.fullmatch(_URL, text) is None:
-        return sentence
-    try:
-        url = urlsplit(text)
-        host, port = url.hostname, url.port or HTTPS_PORT
-    except ValueError:
-        return sentence
-    if not host or (url.scheme == "http" and not Address(host, port).is_loopback):
-        return f"{host!r} is another machine, whose answers could be forged without HTTPS" if host else sentence
-    return ""

@@ -61,6 +61,15 @@ if TYPE_CHECKING:
         CompareAnswer,
         UnitWord,
     )
+    from forebay.cluster.schemas.event_kinds import (
+        EVENT_GROUPS,
+        EVENT_KINDS,
+        RECORD_FIELDS,
+        is_about,
+        kind_name,
+        record_of,
+        selected_kinds,
+    )
     from forebay.cluster.schemas.job_fields import (
         IF_DEFINED,
         IGNORED_OPTIONS_MAX,
@@ -147,6 +156,8 @@ if TYPE_CHECKING:
         PoolStepView,
         PoolUseAnswer,
         PoolUseView,
+        SinksAnswer,
+        SinkView,
         TransfersSummary,
         days_left,
     )

@@ -551,6 +551,9 @@ SET_CLOCK = _write("set_clock", "POST /v1/clock", _OPERATORS, lambda: r.SetClock
 SHOW_OVERVIEW = _get("show_overview", "/v1/overview", PEOPLE, lambda: overview.OverviewAnswer,
     "Show an overview: replicas, counts of jobs, nodes and transfers, and items that need attention.",
     tag="cluster", live=("progress", "replicas"))
+LIST_SINKS = _get("list_sinks", "/v1/sinks", _OPERATORS, lambda: overview.SinksAnswer,
+    "List the event sinks: how far the leader has delivered to each, and the last error.",
+    stale=False, tag="cluster")
 SHOW_STATUS = _get("show_status", "/v1/status", _EVERYBODY, lambda: j.StatusView,
     "Show the status of this replica.",
     {"digest": "`yes`: include the digest of the state"}, tag="cluster", own=True)

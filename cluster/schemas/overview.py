@@ -9,7 +9,7 @@ from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant
 
 NeedKind = Literal[
     "not_exported", "retained", "teardown_failed", "operation_failed", "node_down", "replica", "certificate", "storage",
-    "clock", "ledger", "witness", "pool", "consensus",
+    "clock", "ledger", "witness", "pool", "consensus", "sink",
 ]  # fmt: skip
 
 
@@ -65,6 +65,43 @@ class OverviewAnswer(Answer, frozen=True, kw_only=True):
     needs: tuple[NeedView, ...]
     needs_count: int
     """Total number of items; `needs` has the first of them."""
+
+
+class SinkView(View, frozen=True, kw_only=True):
+    """Event sink. Counts begin when the responding replica began to lead."""
+
+    name: str
+    url: str
+    kinds: tuple[str, ...] = ()
+    """Its filter; empty for all events but routine ones."""
+    state: Literal["starting", "active", "failing", "refused", "gone"]
+    mark: int | None = None
+    """Agreed revision up to which the receiver has accepted all events; null before the first."""
+    delivered: int | None = None
+    """The same as known to the leader, which may be later."""
+    lag_revisions: int = 0
+    """Revisions after `delivered`."""
+    lag_s: float = 0.0
+    """Age of the oldest event that the receiver has not accepted, seconds."""
+    events: int = 0
+    """Accepted events."""
+    deliveries: int = 0
+    """Accepted requests."""
+    failures: int = 0
+    """Failed attempts."""
+    failing_since: str | None = None
+    """Time of the first failure since the last success."""
+    error: str = ""
+    """Last error, also of an earlier failure."""
+    error_at: str | None = None
+
+
+class SinksAnswer(Answer, frozen=True, kw_only=True):
+    """Response of GET /v1/sinks: the sinks in the leader's configuration."""
+
+    replica: str
+    """Responding replica, the leader."""
+    sinks: tuple[SinkView, ...]
 
 
 class PoolStepView(View, frozen=True, kw_only=True):

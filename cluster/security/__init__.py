@@ -7,7 +7,14 @@ from forebay.replica.lazy_exports import export_lazily
 if TYPE_CHECKING:
     from forebay.cluster.security.certificates import Certificate, certificate_of, certificates_in, expiries
     from forebay.cluster.security.credentials import Credentials
-    from forebay.cluster.security.files import NO_CERTIFICATE, TlsError, TlsFiles, find_unsafe_keys, is_there
+    from forebay.cluster.security.files import (
+        NO_CERTIFICATE,
+        TlsError,
+        TlsFiles,
+        find_unsafe_keys,
+        is_there,
+        unsafe_key,
+    )
     from forebay.cluster.security.identity import (
         AUTHORITY_NAME,
         HELPER_HOST,
@@ -41,6 +48,7 @@ if TYPE_CHECKING:
         describe_certificate,
         open_client_context,
         open_server_context,
+        read_secret,
         server_context,
         until_valid,
         valid_until,

@@ -64,7 +64,21 @@ def find_unsafe_keys(directory: Path) -> tuple[str, str] | None:
         return None
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"{directory} has mode {mode:04o}, so others may replace the keys in it", f"run: chmod 700 {directory}"
-    for path, key_mode in modes:
-        if key_mode & FORBIDDEN_KEY_BITS:
-            return f"the private key {path} has mode {key_mode:04o}, so others may use it", f"run: chmod 600 {path}"
+    return next((fault for path, key_mode in modes if (fault := _mode_fault(path, key_mode)) is not None), None)
+
+
+def unsafe_key(path: Path) -> tuple[str, str] | None:
+    """Return (sentence, remedy) if other accounts may use a key, else None.
+
+    A key that this account cannot see is checked where it is used.
+    """
+    try:
+        return _mode_fault(path, stat.S_IMODE(path.stat().st_mode))
+    except OSError:
+        return None
+
+
+def _mode_fault(path: Path, mode: int) -> tuple[str, str] | None:
+    if mode & FORBIDDEN_KEY_BITS:
+        return f"the private key {path} has mode {mode:04o}, so others may use it", f"run: chmod 600 {path}"
     return None

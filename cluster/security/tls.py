@@ -187,6 +187,24 @@ def open_key_file(path: Path) -> int:
     return descriptor
 
 
+def read_secret(path: Path, *, bytes_max: int) -> bytes:
+    """Return the content of a file with a secret key that only its owner can access.
+
+    Raises:
+        TlsError: The file cannot be read, is too large, or other accounts can access it.
+    """
+    try:
+        with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as descriptor:
+            _check_key(os.fstat(descriptor), path)
+            content = os.read(descriptor, bytes_max + 1)
+    except OSError as error:
+        remedy = "make one with: head -c 32 /dev/urandom | base64"
+        raise TlsError(f"{path}: the secret key cannot be read ({error.strerror}); {remedy}") from error
+    if len(content) > bytes_max:
+        raise TlsError(f"{path}: the secret key has more than {bytes_max} bytes; name another file")
+    return content
+
+
 def _check_key(status: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise TlsError(f"{path}: the private key is not a regular file")

@@ -19,6 +19,7 @@ from forebay.replica.decide.external_jobs import EXTERNAL_JOBS_BY_KEY
 from forebay.replica.decide.jobs import JOBS_BY_KEY, update_one
 from forebay.replica.decide.persistent import PERSISTENT_BY_KEY
 from forebay.replica.decide.sessions import SESSIONS_BY_KEY, SESSIONS_BY_SCAN, own_session_rejection
+from forebay.replica.decide.sinks import SINKS_BY_KEY
 from forebay.replica.decide.submit import submit_job
 from forebay.replica.messages import Acceptance as Acceptance
 from forebay.replica.messages import Decision as Decision
@@ -187,6 +188,7 @@ _ROLES_OF: dict[type, frozenset[c.ActorRole]] = {
     c.MarkNodeBack: _CONTROLLER,
     c.RunSchedulingCycle: _CONTROLLER,
     c.SettleMails: _CONTROLLER,
+    **dict.fromkeys(SINKS_BY_KEY, _CONTROLLER),
     c.RecoverCluster: _OPERATOR,
     c.SetPool: _OPERATOR,
     c.ChangePool: _OPERATOR | _CONTROLLER,
@@ -242,6 +244,7 @@ _BY_KEY = {
     **DRILLS_BY_KEY,
     **PERSISTENT_BY_KEY,
     **SESSIONS_BY_KEY,
+    **SINKS_BY_KEY,
 }
 _BY_SCAN: dict[type, Callable[[State, c.Actor, Any, Instant], Decision]] = {
     c.RunSchedulingCycle: _run_scheduling_cycle,

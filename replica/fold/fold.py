@@ -13,6 +13,7 @@ from forebay.replica.fold.external_jobs import EXTERNAL_JOB_FOLDS
 from forebay.replica.fold.jobs import CHANGE_FOLDS, JOB_FOLDS, fold_submit_steps
 from forebay.replica.fold.mail import MAIL_EVENTS, fold_dropped, fold_sent, with_mail
 from forebay.replica.fold.runs import RUN_FOLDS as FOLDS_OF_WHOLE_BUFFERS
+from forebay.replica.fold.sinks import SINK_FOLDS
 from forebay.replica.fold.transfers import TRANSFER_FOLDS
 from forebay.replica.messages import events as e
 from forebay.replica.state import State, StateBuilder
@@ -62,6 +63,7 @@ _FOLDS: dict[type, Callable[[StateBuilder, Any], None]] = {
     **EXTERNAL_JOB_FOLDS,
     **DRILL_FOLDS,
     **SESSION_FOLDS,
+    **SINK_FOLDS,
 }
 _FOLDS |= {e.MailSent: fold_sent, e.MailDropped: fold_dropped}
 _FOLDS |= {kind: with_mail(_FOLDS[kind]) for kind in MAIL_EVENTS}

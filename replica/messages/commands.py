@@ -385,6 +385,15 @@ class SettleMails(msgspec.Struct, frozen=True):
     """Keys of mails, each with the reason why it was not sent."""
 
 
+class AdvanceSinks(msgspec.Struct, frozen=True):
+    """Record how far events were delivered to event sinks (controller)."""
+
+    marks: tuple[tuple[str, int], ...]
+    """Sinks, each with the revision up to which its receiver has accepted all events."""
+    removed: tuple[str, ...] = ()
+    """Sinks that are no longer configured."""
+
+
 class SetAccount(msgspec.Struct, frozen=True):
     """Create or replace an account (operator)."""
 
@@ -745,6 +754,7 @@ Command = (
     | RemoveFilesystem
     | ConfigureSite
     | SettleMails
+    | AdvanceSinks
     | SetPartition
     | DeletePartition
     | ResetUsage

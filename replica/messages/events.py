@@ -848,6 +848,22 @@ class MailDropped(EventRecord, frozen=True, tag=111):
     reason: str
 
 
+# ---- event sinks
+
+
+class SinkAdvanced(EventRecord, frozen=True, tag=160):
+    """The receiver of an event sink has accepted all its events up to a revision, or the sink begins there."""
+
+    sink: str
+    revision: int
+
+
+class SinkRemoved(EventRecord, frozen=True, tag=161):
+    """An event sink is no longer configured, and its mark was deleted."""
+
+    sink: str
+
+
 # ---- certificates
 
 
@@ -986,9 +1002,17 @@ _ROUTINE = frozenset(
         CachedRepliesDropped,
         MailSent,
         MailDropped,
+        SinkAdvanced,
+        SinkRemoved,
     }
 )
 """Routine events, which change no setting."""
+
+
+def is_routine(kind: type[Event]) -> bool:
+    """Return whether events of this class are the ledger's own bookkeeping, which is shown only on request."""
+    return kind in _ROUTINE and "job" not in kind.__struct_fields__
+
 
 _OF_ALL = frozenset({PersistentReserved, PersistentCreated, PersistentDeletionStarted, PersistentDeleted})
 """Events of a job whose effect outlives the job."""

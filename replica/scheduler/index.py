@@ -123,6 +123,8 @@ TOUCHES: dict[type[e.Event], Touches] = {
     e.DrillsUnlocked: Touches.NOTHING,
     e.MailSent: Touches.NOTHING,
     e.MailDropped: Touches.NOTHING,
+    e.SinkAdvanced: Touches.NOTHING,
+    e.SinkRemoved: Touches.NOTHING,
     e.LicenseSet: Touches.NOTHING,
     e.LicenseDeleted: Touches.NOTHING,
     e.UsageReset: Touches.NOTHING,

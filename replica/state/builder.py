@@ -108,6 +108,7 @@ class StateBuilder:
     reservations: immutables.Map[str, Reservation]
     rates: immutables.Map[str, Rates]
     mails: immutables.Map[str, Mail]
+    sink_marks: immutables.Map[str, int]
     partitions: immutables.Map[str, Partition]
     revocations: immutables.Map[str, Revocation]
     admitted: immutables.Map[str, AdmittedNode]

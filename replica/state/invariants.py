@@ -50,6 +50,9 @@ def find_violations(state: State) -> list[str]:
     for known in state.pools.values():
         if known.filesystem and known.filesystem not in state.filesystems:
             faults.append(f"pool {known.name!r} has its buffers in unknown shared filesystem {known.filesystem!r}")
+    for sink, revision in state.sink_marks.items():
+        if not 0 <= revision <= state.revision:
+            faults.append(f"the mark of event sink {sink!r} is revision {revision}, and the last is {state.revision}")
     if sum(one.is_default for one in state.partitions.values()) > 1:
         faults.append("there are several default partitions")
     for name, buffer in state.persistent.items():

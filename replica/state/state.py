@@ -70,6 +70,7 @@ from forebay.replica.values import (
     REVOCATIONS_MAX,
     SCHEDULERS_MAX,
     SESSIONS_MAX,
+    SINK_MARKS_MAX,
     Instant,
     Revision,
 )
@@ -126,6 +127,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Pool -> statistics of its operations."""
     mails: immutables.Map[str, Mail] = immutables.Map()
     """Unsent mail by key (`replica.model.mail`)."""
+    sink_marks: immutables.Map[str, int] = immutables.Map()
+    """Event sink -> revision up to which its receiver has accepted all events."""
     partitions: immutables.Map[str, Partition] = immutables.Map()
     consumed: Consumed = immutables.Map()
     """Burst-buffer usage of accounts, their users, and QOS (`replica.model.usage`)."""
@@ -255,6 +258,7 @@ TABLES: tuple[Table, ...] = (
     Table("reservations", 66, str, Reservation, RESERVATIONS_MAX, "name"),
     Table("consumed", 68, str, int, CONSUMED_MAX),
     Table("mails", 80, str, Mail, MAILS_OWED_MAX, "key"),
+    Table("sink_marks", 82, str, int, SINK_MARKS_MAX),
     Table("receipts", 90, CommandId, CachedReply, RECEIPTS_STORED_MAX),
     Table("sessions", 94, int, Session, 16 * SESSIONS_MAX, "number"),
     Table("answers", 95, CommandId, CachedReply, RECEIPTS_STORED_MAX),

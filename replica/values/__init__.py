@@ -89,6 +89,8 @@ from forebay.replica.values.limits import (
     SESSIONS_PER_ACTOR_MAX,
     SETTING_CHARACTERS_MAX,
     SETTINGS_MAX,
+    SINK_MARKS_MAX,
+    SINKS_MAX,
     SITE_USERS_MAX,
     SKIPPED_MAX,
     SUBMITTED_SCRIPT_BYTES_MAX,

@@ -245,6 +245,12 @@ MAILBOX_CHARACTERS_MAX = 64
 MAILS_OWED_MAX = 10_000
 """Unsent mails, count: enough for a mailer outage of hours. Further mails are dropped."""
 
+SINKS_MAX = 8
+"""Event sinks, count: each is a connection of the leader, and a site has an audit store and a few monitors."""
+
+SINK_MARKS_MAX = 2 * SINKS_MAX
+"""Marks of event sinks, count: all sinks can be replaced while the marks of the former ones are still kept."""
+
 PARTITIONS_MAX = 256
 """Partitions, count: a scheduling cycle has a queue for each, and a site has a dozen."""
 

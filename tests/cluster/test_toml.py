@@ -130,6 +130,14 @@ TABLES: dict[str, dict[str, str]] = {
         "keep": '"8GiB"',
     },
     "[traces]": {"endpoint": '"http://127.0.0.1:4318"'},
+    "[[sink]]": {
+        "name": '"audit"',
+        "url": '"https://events.example.org/forebay"',
+        "secret_file": '"audit.secret"',
+        "kinds": '["job", "pool_set"]',
+        "authority": '"keys/events.pem"',
+        "batch": "50",
+    },
 }
 """A configuration with every key but mail.smtp, which excludes mail.program."""
 

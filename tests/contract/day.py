@@ -198,6 +198,10 @@ def leaders_command(line: Line, replica: InMemory) -> tuple[c.Actor, c.Command]:
             return c.CONTROLLER, c.SettleMails(
                 tuple(line["sent"]), tuple((key, "no such user") for key in line["dropped"])
             )
+        case "advance_sinks":
+            revision = replica.state.revision
+            marks = tuple((name, revision + ahead) for name, ahead in line["marks"].items())
+            return c.CONTROLLER, c.AdvanceSinks(marks, tuple(line.get("removed", ())))
         case "set_clock":
             return OPERATOR, c.SetClock(Instant(replica.at - seconds(line["back_s"])))
         case "expire_cached_replies":

@@ -289,7 +289,7 @@ class InMemory(World):
         return Controller(
             name="r1",
             config=SimpleNamespace(
-                provider_here=lambda: NO_LOCAL, cluster=SimpleNamespace(id="test"), limits=DEFAULT_LIMITS
+                provider_here=lambda: NO_LOCAL, cluster=SimpleNamespace(id="test"), limits=DEFAULT_LIMITS, sinks=()
             ),
             clock=self,
             agreed=self,

@@ -343,6 +343,10 @@ async def whole_lives(m: Maker) -> None:
     await m.ask("user ben", f"GET /v1/transfers/{whole}/receipts")
     await m.inside("settle_mails", 1, sent=sorted(m.state.mails)[:2], dropped=sorted(m.state.mails)[2:])
     await m.inside("settle_mails", sent=["nothing"], dropped=[])
+    await m.inside("advance_sinks", marks={"audit": 0, "monitor": -5})
+    await m.inside("advance_sinks", 1, marks={"audit": 0}, removed=["monitor", "nothing"])
+    await m.inside("advance_sinks", marks={"audit": 9})
+    await m.inside("advance_sinks", marks={"audit": -1})
     lost = await m.submit("ben", script=STAGED, mail_types=["begin", "stage_out"], account="biology")
     await m.until(lost, "stage_out")
     for _ in range(3):

@@ -20,7 +20,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from forebay.cluster.api.render.events import kind_name
 from forebay.cluster.api.web.openapi import document
 from forebay.cluster.api.web.problems import STATUS_OF
 from forebay.cluster.cli.app import cli
@@ -35,6 +34,7 @@ from forebay.cluster.cli.exits import (
 from forebay.cluster.cli.submission.sbatch_options import OPTIONS
 from forebay.cluster.config.config import Config
 from forebay.cluster.config.toml import NOBODYS, ConfigError
+from forebay.cluster.schemas.event_kinds import kind_name
 from forebay.cluster.schemas.operations import OPERATIONS, ApiOperation
 from forebay.cluster.schemas.requests import BulkCommand
 from forebay.replica.decide.configuration import file_value

@@ -34,7 +34,7 @@ OTHER_ROUTES = frozenset(
         ("GET", "/v1/ledger"), ("GET", "/v1/ledger/history"), ("GET", "/v1/digests"), ("GET", "/v1/history"),
         ("GET", "/v1/state-digest"),
         ("GET", "/v1/history/leaders"), ("GET", "/v1/diff"), ("GET", "/v1/feature-level"),
-        ("GET", "/v1/history/pools"), ("GET", "/v1/overview"),
+        ("GET", "/v1/history/pools"), ("GET", "/v1/overview"), ("GET", "/v1/sinks"),
         ("POST", "/v1/feature-level"), ("POST", "/v1/snapshots"), ("GET", "/v1/snapshots"),
         ("GET", "/v1/snapshots/{name}"), ("GET", "/v1/events"), ("GET", "/v1/openapi.json"),
         ("GET", "/v1/tlog/checkpoint"), ("GET", "/v1/tlog/tile/{tile}"), ("GET", "/v1/tlog/keys"),

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from forebay.cluster.api.history_service.follower import STEP_BYTES, STEP_ENTRIES, Follower
 from forebay.cluster.api.history_service.frames import REJECTED, CommandEvents, EventFilter
-from forebay.cluster.api.render import actor_words, kind_name
+from forebay.cluster.api.render import actor_words
+from forebay.cluster.schemas import RECORD_FIELDS, is_about, kind_name
 from forebay.replica.messages import (
     EVENTS,
     Batch,
@@ -45,9 +46,6 @@ STRETCH_S: Final = 0.2
 OWNERS_MAX: Final = 65_536
 """Jobs whose owner is cached, count."""
 
-_FIELDS: Final = {"buffer": "name"}
-"""Field of an event that names the record, if not named after its kind."""
-
 _OF_CLUSTER: Final = frozenset(kind_name(kind) for kind in EVENTS if concerns_cluster(kind)) | {REJECTED}
 
 
@@ -71,11 +69,9 @@ def thing_in(event: Event, of: str) -> str | None:
 
     An event is about its first field; other fields, such as a persistent buffer's pool, do not count.
     """
-    kind = type(event)
-    field = _FIELDS.get(of, of)
-    if not concerns_cluster(kind) or kind.__struct_fields__[0] != field:
+    if not is_about(type(event), of):
         return None
-    found = getattr(event, field)
+    found = getattr(event, RECORD_FIELDS.get(of, of))
     return found if isinstance(found, str) else str(found.name)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from forebay.cluster.api.history_service import HistoryService
 from forebay.cluster.api.metrics.families import MetricFamily, counter, counters, gauge, histogram
 from forebay.cluster.api.metrics.replica import ReplicaMetrics
+from forebay.cluster.api.sinks import EventSinks
 from forebay.cluster.api.traces import Tracer
 from forebay.cluster.server import Controller, Durations
 from forebay.cluster.server.tlog import Publisher
@@ -27,11 +28,16 @@ class MetricsRegistry:
     """The registry of one replica."""
 
     def __init__(
-        self, controller: Controller, past: HistoryService, tracer: Tracer, publisher: Callable[[], Publisher]
+        self,
+        controller: Controller,
+        past: HistoryService,
+        tracer: Tracer,
+        sinks: EventSinks,
+        publisher: Callable[[], Publisher],
     ) -> None:
         self.pid = os.getpid()
         """Process whose memory and processor time are reported."""
-        self._replica = ReplicaMetrics(controller, past, tracer, publisher)
+        self._replica = ReplicaMetrics(controller, past, tracer, sinks, publisher)
         self._sync_times_s: list[float] = []
         """Durations not yet in `_syncs`: updating a histogram is too slow between a sync and its response."""
         self._syncs = Durations(SYNC_BUCKETS_S)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from forebay.cluster.api.history_service import HistoryService
 from forebay.cluster.api.metrics.families import MetricFamily, counter, counters, gauge, gauges, histogram, histograms
+from forebay.cluster.api.sinks import EventSinks
 from forebay.cluster.api.traces import Tracer
 from forebay.cluster.consensus import Role
 from forebay.cluster.security import Certificate, certificate_of
@@ -24,11 +25,17 @@ class ReplicaMetrics:
     """Reads consensus, ledger and command metrics at the scrape, so that nothing is updated in between."""
 
     def __init__(
-        self, controller: Controller, past: HistoryService, tracer: Tracer, publisher: Callable[[], Publisher]
+        self,
+        controller: Controller,
+        past: HistoryService,
+        tracer: Tracer,
+        sinks: EventSinks,
+        publisher: Callable[[], Publisher],
     ) -> None:
         self._controller = controller
         self._past = past
         self._tracer = tracer
+        self._sinks = sinks
         self._publisher = publisher
 
     def families(self) -> Iterator[MetricFamily]:
@@ -40,6 +47,7 @@ class ReplicaMetrics:
         yield from self._snapshots()
         yield from self._history()
         yield from self._traces()
+        yield from self._deliveries()
         yield from self._checkpoints()
         yield from self._commands()
         yield from self._jobs()
@@ -208,6 +216,43 @@ class ReplicaMetrics:
             tracer.dropped_count,
         )
         yield gauge("forebay_traces_waiting", "Job traces waiting for the collector.", tracer.waiting)
+
+    def _deliveries(self) -> Iterator[MetricFamily]:
+        revision, now, deliveries = (
+            self._controller.state.revision,
+            self._controller.agreed.now(),
+            self._sinks.deliveries,
+        )
+        yield gauges(
+            "forebay_sink_lag_revisions",
+            "Revisions after the last one that the event sink's receiver accepted; leader only.",
+            "sink",
+            {name: revision - one.position.revision for name, one in deliveries.items()},
+        )
+        yield gauges(
+            "forebay_sink_lag_seconds",
+            "Age of the oldest event that the sink's receiver has not accepted; leader only.",
+            "sink",
+            {name: one.lag_s(now) for name, one in deliveries.items()},
+        )
+        yield counters(
+            "forebay_sink_events",
+            "Events accepted by the sink's receiver since this replica leads.",
+            "sink",
+            {name: one.events for name, one in deliveries.items()},
+        )
+        yield counters(
+            "forebay_sink_deliveries",
+            "Requests accepted by the sink's receiver since this replica leads.",
+            "sink",
+            {name: one.deliveries for name, one in deliveries.items()},
+        )
+        yield counters(
+            "forebay_sink_failures",
+            "Failed attempts to send events since this replica leads.",
+            "sink",
+            {name: one.failures for name, one in deliveries.items()},
+        )
 
     def _checkpoints(self) -> Iterator[MetricFamily]:
         publisher = self._publisher()

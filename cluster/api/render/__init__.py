@@ -11,7 +11,6 @@ if TYPE_CHECKING:
         entry_view,
         event_name,
         event_view,
-        kind_name,
         record_event,
         record_head,
         record_view,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from forebay.cluster.schemas import EventView, Json, LedgerEntryView, made_of
+from forebay.cluster.schemas import EventView, Json, LedgerEntryView, kind_name, made_of
 from forebay.cluster.system import format_instant
 from forebay.replica.messages import CONTROLLER, Actor, Batch, Entry
 from forebay.replica.messages import events as e
@@ -59,12 +59,6 @@ _INSTANTS = frozenset({"retry_at", "begin_at", "deadline", "promised_at", "start
 def event_name(event: e.Event) -> str:
     """Return the event's name, for example `job_submitted`."""
     return kind_name(type(event))
-
-
-def kind_name(kind: type[e.Event]) -> str:
-    """Return the name of a kind of event."""
-    name = kind.__name__
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
 
 
 def actor_words(actor: Actor, command: str) -> str:
@@ -409,6 +403,8 @@ _SENTENCES: dict[type[Any], Callable[[Any], str]] = {
     e.JobBecameEligible: lambda event: "its begin time has come",
     e.MailSent: lambda event: f"mail was sent: {_mail(event.mail)}",
     e.MailDropped: lambda event: f"mail was not sent: {_mail(event.mail)}; {event.reason}",
+    e.SinkAdvanced: lambda event: f"event sink {event.sink} has all events up to revision {event.revision}",
+    e.SinkRemoved: lambda event: f"the mark of event sink {event.sink} was removed",
     e.PersistentReserved: lambda event: (
         f"{format_size(event.granted_bytes)} of pool {event.pool} are reserved for persistent buffer {event.name}"
     ),

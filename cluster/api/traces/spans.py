@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Final, NamedTuple
 
-from forebay.cluster.api.render import kind_name
+from forebay.cluster.schemas import kind_name
 from forebay.replica.messages import Event, events
 from forebay.replica.model import ENDED, BufferState, JobState, Stage
 from forebay.replica.values import Instant

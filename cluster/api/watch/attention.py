@@ -12,6 +12,7 @@ from typing import Any
 from forebay.cluster.api.privacy import may_see
 from forebay.cluster.api.render import job_words
 from forebay.cluster.api.service import ApiCall
+from forebay.cluster.api.sinks import EventSinks, SinkState
 from forebay.cluster.schemas import EXPIRY_NOTICE_DAYS, MemberView, NeedKind, NeedView, PoolView, StatusView, days_left
 from forebay.cluster.system import SLOW_SYNC_S, format_instant, start_command
 from forebay.cluster.system.eventloop import SlicedWork, iterate_paced
@@ -32,6 +33,16 @@ ROOM_NOTICE_BYTES = 2 * 1024**3
 UNWITNESSED_NOTICE_S = 60.0
 """Time without cosignatures that needs attention, seconds: longer than a witness's restart."""
 
+SINK_NOTICE_S = 180.0
+"""Time without an accepted request after which a failing event sink needs attention, seconds: longer than a receiver's
+restart.
+"""
+
+_SINK_REMEDIES = {
+    SinkState.REFUSED: ("its receiver rejects the events", "forebay sink list, then correct the receiver or [[sink]]"),
+    SinkState.GONE: ("its receiver wants no more events", "remove its [[sink]], or correct the URL"),
+}
+
 _OF_A_RUN = (BufferState.PRE_RUN, BufferState.RUNNING, BufferState.SUSPENDED)
 
 
@@ -44,9 +55,13 @@ class AttentionItems:
 
     def add(self, kind: NeedKind, subject: str, sentence: str, remedy: str = "", **more: Any) -> None:
         """Add an item."""
+        self.append(NeedView(kind=kind, subject=subject, sentence=sentence, remedy=remedy, **more))
+
+    def append(self, need: NeedView) -> None:
+        """Append an item."""
         self.count += 1
         if len(self.rows) < NEEDS_SHOWN_MAX:
-            self.rows.append(NeedView(kind=kind, subject=subject, sentence=sentence, remedy=remedy, **more))
+            self.rows.append(need)
 
 
 async def find_jobs(call: ApiCall[Any], state: State, needs: AttentionItems, work: SlicedWork) -> None:
@@ -149,6 +164,18 @@ def find_ledger(status: StatusView, needs: AttentionItems) -> None:
     if status.unwitnessed_s is not None and status.unwitnessed_s > UNWITNESSED_NOTICE_S:
         sentence = f"checkpoints have lacked the required cosignatures for {status.unwitnessed_s:.0f} s"
         needs.add("witness", "checkpoints", sentence, "forebay cluster probe")
+
+
+def find_sinks(sinks: EventSinks, now: Instant) -> Iterator[NeedView]:
+    """Yield event sinks that have accepted nothing for a while, or reject events. Only the leader knows of any."""
+    for name, delivery in sorted(sinks.deliveries.items()):
+        failing_s = delivery.failing_for_s(now)
+        sentence, remedy = _SINK_REMEDIES.get(delivery.state, ("", "forebay sink list"))
+        if delivery.state is SinkState.ACTIVE or (not sentence and failing_s < SINK_NOTICE_S):
+            continue
+        sentence = sentence or f"no events could be delivered for {failing_s / 60:.0f} minutes"
+        since = format_instant(delivery.failing_since)
+        yield NeedView(kind="sink", subject=f"sink {name}", sentence=sentence, remedy=remedy, since=since)
 
 
 def find_pools(pools: Iterator[PoolView], needs: AttentionItems) -> None:

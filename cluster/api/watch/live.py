@@ -11,7 +11,8 @@ from forebay.cluster.api.members import members_of
 from forebay.cluster.api.metrics import MetricFamily
 from forebay.cluster.api.service import ApiCall
 from forebay.cluster.api.statuses import LiveValues
-from forebay.cluster.schemas import MemberView, StatusView
+from forebay.cluster.api.watch.attention import find_sinks
+from forebay.cluster.schemas import MemberView, NeedView, StatusView
 from forebay.replica.state import State
 
 _OF_STATUS = ("room_bytes", "journal_fill", "sync_s", "certificate_until", "authority_until")
@@ -24,14 +25,25 @@ async def live_values(call: ApiCall[Any]) -> bytes:
     agents = status = None
     members: tuple[MemberView, ...] = ()
     metrics: tuple[MetricFamily, ...] = ()
+    sinks: tuple[NeedView, ...] = ()
     if controller.leads:
         await call.work.take(parts=len(controller.state.nodes) if "contacts" in wanted else 0)
         agents = controller.liveness.reports(contacts="contacts" in wanted, progress="progress" in wanted)
     if "replicas" in wanted:
         status, members = await replicas_of(call, controller.state)
+        sinks = sink_needs(call)
     if "metrics" in wanted:
         metrics = tuple(service.metrics.families())
-    return msgspec.msgpack.encode(LiveValues(controller.name, agents, status, members, metrics, service.metrics.pid))
+    values = LiveValues(controller.name, agents, status, members, metrics, service.metrics.pid, sinks)
+    return msgspec.msgpack.encode(values)
+
+
+def sink_needs(call: ApiCall[Any]) -> tuple[NeedView, ...]:
+    """Return the event sinks that need attention."""
+    service = call.service
+    if service.live is not None:
+        return service.live.sinks
+    return tuple(find_sinks(service.sinks, service.controller.agreed.now()))
 
 
 async def replicas_of(call: ApiCall[Any], state: State) -> tuple[StatusView, tuple[MemberView, ...]]:

@@ -18,7 +18,7 @@ from forebay.cluster.api.watch.attention import (
     find_pools,
     find_replicas,
 )
-from forebay.cluster.api.watch.live import replicas_of
+from forebay.cluster.api.watch.live import replicas_of, sink_needs
 from forebay.cluster.schemas import (
     OverviewAnswer,
     PoolStepView,
@@ -47,6 +47,8 @@ async def show_overview(call: ApiCall[None]) -> Reply[OverviewAnswer]:
     needs = AttentionItems()
     find_replicas(members, needs, call.service.clock.now())
     find_ledger(status, needs)
+    for need in sink_needs(call):
+        needs.append(need)
     counts, controls = holders(state), capacity_controls(state)
     find_pools((pool_view(state, name, counts[name], controls) for name in sorted(state.pools)), needs)
     await find_nodes(state, needs, work)

@@ -507,6 +507,8 @@ class Replaying:
         match command:
             case c.SettleMails():
                 return c.SettleMails(tuple(sorted(growing.facts.mails))[:MAILS_SETTLED_MAX])
+            case c.AdvanceSinks():
+                return None  # receivers were sent the recorded events
             case c.RestartOperations():
                 if self._restarts[0] != moment.term:
                     self._restarts = moment.term, jobs_under_way(growing.state())

@@ -1,4 +1,4 @@
-"""Commands for the cluster's status, feature level and time, and for sessions of client programs."""
+"""Commands for the cluster's status, feature level and time, for sessions of client programs, and for event sinks."""
 
 from collections.abc import Awaitable, Callable
 
@@ -11,6 +11,7 @@ from forebay.cluster.cli.group import exit_with
 from forebay.cluster.cli.session import UNKNOWN_ROUTE, Session, session
 from forebay.cluster.cli.text import (
     fields_table,
+    format_age,
     format_time,
     note,
     present,
@@ -203,3 +204,23 @@ def close_session(number: int, as_json: bool) -> None:
     """
     answer = session().write(ops.CLOSE_SESSION, session=number)
     present(answer, as_json, lambda: f"Closed session {number}.")
+
+
+@click.command("list")
+@JSON_OPTION
+def list_sinks(as_json: bool) -> None:
+    """List the event sinks (operators).
+
+    MARK is the revision up to which the receiver has accepted all events. The lag is shown in revisions and as the age
+    of the oldest event that it has not accepted.
+    """
+    answer = session().read(ops.LIST_SINKS)
+    if as_json:
+        show_json(answer)
+        return
+    rows = [
+        (row.name, row.state, row.mark, row.lag_revisions, format_age(row.lag_s), row.url, row.error or None)
+        for row in answer.sinks
+    ]
+    heads = ("SINK", "STATE", "MARK", "LAG", "LAG-TIME", "URL", "LAST-ERROR")
+    show(table(heads, rows, right=frozenset({"MARK", "LAG", "LAG-TIME"})))

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         buffers_table,
         external_jobs_table,
         failures_first,
+        format_age,
         format_time,
         job_label,
         jobs_table,

@@ -1,8 +1,8 @@
 """Copy of a cluster: real replicas on loopback, with their own certificates, addresses and incarnation.
 
 The copy and the cluster cannot communicate: the copy has its own certificate authority, whose key is deleted
-afterwards, and its configuration names no agent, mail, provider program, witness or helper. The copy's processes die
-with this one.
+afterwards, and its configuration names no agent, mail, provider program, witness, helper or event sink. The copy's
+processes die with this one.
 """
 
 from __future__ import annotations

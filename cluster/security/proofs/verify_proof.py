@@ -59,7 +59,8 @@ EVENTS = """
     123:SchedulerReleased:0 124:ExternalJobRunBegan:1 125:ExternalJobRunEnded:1 126:ExternalJobMissing:0
     130:SessionOpened:0 131:SessionsEnded:0 132:CachedRepliesDropped:0 140:DrillStarted:0 141:DrillAbortRequested:0
     142:DrillEnded:0 143:DrillsLocked:0 144:DrillsUnlocked:0 145:DrillConfirmed:0 146:DrillRenewed:0
-    170:ClockSet:0 180:StateDigested:0 181:DisclosureKeyDrawn:0 182:HistoriesCounted:0
+    160:SinkAdvanced:0 161:SinkRemoved:0 170:ClockSet:0 180:StateDigested:0 181:DisclosureKeyDrawn:0
+    182:HistoriesCounted:0
 """
 KINDS = {int(tag): (name, int(field)) for tag, name, field in (row.split(":") for row in EVENTS.split())}
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from forebay.cluster.api.render.events import kind_name
 from forebay.cluster.config.config import Config
+from forebay.cluster.schemas.event_kinds import kind_name
 from forebay.replica.messages import EVENTS
 from tests.cluster.api.test_agents import register
 from tests.cluster.api.test_history_service_process import configure, jobs_over, purge

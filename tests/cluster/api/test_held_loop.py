@@ -184,6 +184,7 @@ def cases(harness: Harness) -> dict[str, list[Case]]:
         "show_feature_level": [Case("operator", "/v1/feature-level")],
         "raise_feature_level": [Case("operator", "/v1/feature-level", command(level=2), 409)],
         "list_sessions": [Case("operator", "/v1/sessions")],
+        "list_sinks": [Case("operator", "/v1/sinks")],
         "open_session": [Case("alice", "/v1/sessions", command())],
         "close_session": [Case("alice", "/v1/sessions/1/close", command(), 404)],
         "show_clock": [Case("alice", "/v1/clock")],

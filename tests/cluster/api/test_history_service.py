@@ -33,9 +33,9 @@ from forebay.cluster.api.history_service.frames import (
     WhyReply,
 )
 from forebay.cluster.api.history_service.queries import HistoryQueries
-from forebay.cluster.api.render.events import kind_name
 from forebay.cluster.api.render.jobs import why_view
 from forebay.cluster.api.render.reasons import JobVerdicts
+from forebay.cluster.schemas.event_kinds import kind_name
 from forebay.cluster.schemas.ledger import DiffAnswer
 from forebay.replica.fold.apply import apply_entry
 from forebay.replica.messages.entries import Batch

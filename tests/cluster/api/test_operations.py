@@ -31,8 +31,8 @@ NAMES = """
     list_drills show_drill start_drill confirm_drill abort_drill end_drill probe_drill lock_drills unlock_drills
     show_feature_level raise_feature_level
     list_sessions open_session close_session show_clock set_clock
-    show_overview show_status list_digests show_state_digest show_history list_leaders list_pool_use show_diff
-    read_ledger
+    show_overview list_sinks show_status list_digests show_state_digest show_history list_leaders list_pool_use
+    show_diff read_ledger
     read_stored_entries
     read_checkpoint read_tile list_log_keys sign_checkpoint take_checkpoint prove_job save_snapshot
     list_snapshots fetch_snapshot stream_events

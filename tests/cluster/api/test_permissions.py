@@ -92,6 +92,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("GET", "/v1/history/leaders"): "operator user drill",
     ("GET", "/v1/history/pools"): "operator user",
     ("GET", "/v1/overview"): "operator user",
+    ("GET", "/v1/sinks"): "operator",
     ("GET", "/v1/diff"): "operator user",
     ("GET", "/v1/tlog/checkpoint"): "operator replica auditor",
     ("GET", "/v1/tlog/tile/{tile}"): "operator replica auditor",

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from forebay.cluster.api import request_decoding
-from forebay.cluster.api.render.events import _SENTENCES, as_json, event_name, kind_name, sentence_of
+from forebay.cluster.api.render.events import _SENTENCES, as_json, event_name, sentence_of
 from forebay.cluster.api.web.bodies import decode
 from forebay.cluster.api.web.problems import Problem
 from forebay.cluster.schemas import agents as agent_schemas
 from forebay.cluster.schemas import requests as r
+from forebay.cluster.schemas.event_kinds import kind_name
 from forebay.cluster.schemas.external_jobs import SetUpExternalJobRequest
 from forebay.cluster.schemas.job_fields import SubmitRequest, UpdateRequest
 from forebay.cluster.security.identity import Identity, Role
