@@ -416,7 +416,7 @@ async def test_an_idle_replica_stops_when_its_files_are_replaced(
         copy.write_bytes(file.read_bytes())
         copy.replace(file)
         await until(lambda: bool(harness.failures))
-        assert f"{file} is not the one that this replica has open" in str(harness.failures[0])
+        assert f"{file} is not the file that this replica has open" in str(harness.failures[0])
         monkeypatch.setattr("forebay.cluster.server.duties.POLL_PERIOD_S", 60.0)
         # The next look is scheduled already, and comes before this has slept.
         await asyncio.sleep(0.2)
