@@ -207,7 +207,7 @@ def encode_configuration(configuration: Configuration) -> bytes:
     """
     wrong = check(configuration)
     if wrong is not None or configuration.version == 0:
-        raise CodecError(f"the configuration cannot be encoded: {wrong or 'version 0'}")
+        raise CodecError(f"the configuration cannot be encoded: {wrong or 'it has version 0'}")
     try:
         data = _HEAD + _encoder.encode(configuration)
         _decoder.decode(memoryview(data)[len(_HEAD) :])
@@ -235,7 +235,7 @@ def decode_configuration(data: bytes) -> Configuration:
         raise CodecError(f"the configuration cannot be decoded: {error}") from error
     wrong = check(configuration)
     if wrong is not None or configuration.version == 0:
-        raise CodecError(f"the configuration is not valid: {wrong or 'version 0'}")
+        raise CodecError(f"the configuration is not valid: {wrong or 'it has version 0'}")
     if _encoder.encode(configuration) != body:
         raise CodecError("the configuration is not canonical: encoding it again gives different bytes")
     return configuration

@@ -140,7 +140,7 @@ class Condition(Enum):
     )
     FORMAT_OF_A_CONSTRUCTION_STEP = Row(
         Reaction.REFUSE,
-        "the format is of one of the construction steps 0.1 to 0.3",
+        "the format is that of a preliminary version, 0.1 to 0.3",
         "the formats of 0.1 to 0.3 were temporary: release 1.0 defines new formats, and no release reads the old ones",
         "Make a new cluster with this release in another directory. To read the old history, use the source tree that "
         "wrote the history: `forebay audit dump --data DIRECTORY`",

@@ -582,7 +582,7 @@ class Ledger:
                         entry.index, f"its data gives revision {found}, but {entry.revision} is recorded"
                     )
             if entry.index == marks.base_index and entry.term != marks.base_term:
-                raise LedgerBroken(entry.index, f"it has term {entry.term}, but the marks name term {marks.base_term}")
+                raise LedgerBroken(entry.index, f"it has term {entry.term}, but {marks.base_term} is recorded")
             if entry.base < entry.revision <= scan.view.stored_revision:
                 expected.append((entry.revision, entry.index))
         # Entries of a step need not be contiguous: another process may be filling a gap between them.

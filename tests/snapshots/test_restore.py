@@ -112,9 +112,9 @@ def test_a_file_under_another_snapshots_name_is_refused(tmp_path: Path, sealed: 
 def test_what_is_not_a_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path, tmp_path / "fifo"):
-        with pytest.raises(SnapshotRefused, match="it is not a regular file"):
+        with pytest.raises(SnapshotRefused, match="the snapshot is not a regular file"):
             load_snapshot(path)
-    with pytest.raises(SnapshotRefused, match="it cannot be opened: No such file"):
+    with pytest.raises(SnapshotRefused, match="the file cannot be opened: No such file"):
         load_snapshot(tmp_path / "missing")
 
 

@@ -94,7 +94,7 @@ def test_released_configuration_bytes_stay_the_same() -> None:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (initial(FOUNDERS), "no version"),
+        (initial(FOUNDERS), "version 0"),
         (msgspec.structs.replace(CHANGED, version=6), "later version"),
         (msgspec.structs.replace(CHANGED, voters=()), "the configuration has no voters"),
         (msgspec.structs.replace(CHANGED, voters=CHANGED.voters[::-1]), "not sorted"),
