@@ -58,8 +58,8 @@ class LostDurableState(Exception):
     def __init__(self, me: str, acknowledged_index: int, last_index: int) -> None:
         super().__init__(
             f"{me} acknowledged the entries up to {acknowledged_index} to its leader, but its journal now ends at "
-            f"{last_index}: its data and votes were lost or replaced by older data. It must not take part under its old "
-            f"identity: run `forebay cluster replace {me}` on another replica, move its directory "
+            f"{last_index}: its data and votes were lost or replaced by older data. It must not take part under its "
+            f"old identity: run `forebay cluster replace {me}` on another replica, move its directory "
             "away, and start it"
         )
         self.acknowledged_index = acknowledged_index
