@@ -75,7 +75,7 @@ class Membership:
         return known or (member.peer if member is not None else None)
 
     def addresses_differ(self, name: str) -> str:
-        """Return a message with the remedy if file and cluster disagree about the addresses of `name`; otherwise empty."""
+        """Return a message with the remedy if file and cluster have different addresses of `name`; else empty."""
         member = self._engine.configuration.member(name)
         row = next((replica for replica in self._config.replicas if replica.name == name), None)
         if member is None or row is None or not member.peer:
