@@ -49,7 +49,7 @@ def test_unreachable_term_is_ignored_from_any_sender(sender: str, caplog: pytest
             sim.tick(victim)
             assert engine.term == term
         sim.commit(b"\x01b")
-        lines = [record for record in caplog.records if "elections cannot lead so far" in record.message]
+        lines = [record for record in caplog.records if "elections cannot advance so far" in record.message]
         assert len(lines) == {"r9": 0, "r2": 2, HOSTILE: 3}[sender], "once per peer, replica and minute"
 
 
