@@ -111,7 +111,7 @@ class TermRuns:
         self._terms = [term]
 
     def append(self, index: int, term: int) -> None:
-        """Record the term of the index after the last one."""
+        """Append the term of the next index."""
         if term != self._terms[-1]:
             self._starts.append(index)
             self._terms.append(term)

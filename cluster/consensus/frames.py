@@ -219,7 +219,7 @@ AnyMessage = (
 )
 
 PROMISES: Final = (AppendReply, VoteRequest, VoteReply, SnapshotReply)
-"""Messages that other replicas rely on. None is sent before the sync that makes it true (H2)."""
+"""Messages that other replicas rely on. Each is sent only after the sync that it confirms (H2)."""
 
 
 class _Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -100,7 +100,7 @@ class SnapshotReceiver:
         self.verified: tuple[int, int] | None = None
         """Index and term of a verified snapshot that `install` will install, or None."""
         self.on_verified: Callable[[], None] = lambda: None
-        """Called when `verified` is set, possibly without any other event."""
+        """Called when `verified` is set; no other event may follow."""
         self.configuration: ConfigurationAt | None = None
         """Configuration in the snapshot installed last."""
 

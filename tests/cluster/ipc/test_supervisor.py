@@ -137,7 +137,7 @@ async def test_child_with_invalid_output_is_disconnected_and_restarted() -> None
 
 
 @story
-async def test_judge_of_an_ending_decides_about_the_restart() -> None:
+async def test_callback_decides_whether_an_ended_child_restarts() -> None:
     endings: list[tuple[int | str, float]] = []
 
     def judge(ending: int | str, delay_s: float) -> float | None:

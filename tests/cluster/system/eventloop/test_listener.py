@@ -196,7 +196,7 @@ async def test_silent_connections_give_way_to_later_ones(config: Config, monkeyp
 
 
 @story
-async def test_open_handshake_yields_at_once_to_other_addresses_and_later_to_its_own(
+async def test_open_handshake_gives_its_place_to_other_addresses_first(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "HANDSHAKES_MAX", 3)
