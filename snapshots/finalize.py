@@ -1,8 +1,8 @@
 """Atomic writing of a snapshot: the file is complete or absent.
 
-The file: eight bytes (magic, format version), then MessagePack frames `[section, sequence, payload, crc32]`, then the
-SHA-256 of everything before. It is written under a temporary name, synced, renamed, and the directory synced: a crash
-at any moment leaves the older snapshots unchanged.
+A file consists of eight bytes (magic, format version), MessagePack frames `[section, sequence, payload, crc32]`, and
+the SHA-256 of everything before. The file is written under a temporary name, synced and renamed; then the directory is
+synced. A crash at any moment leaves older snapshots unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from forebay.snapshots.image import Image, ImageRejected, Slice, nothing, to_sec
 
 MAGIC = b"FBIMAG"
 MAGIC_OF_A_STEP = b"FBSNAP"
-"""Magic of snapshots from the construction steps 0.1 to 0.3, which no release reads."""
+"""Magic of snapshots from the preliminary versions 0.1 to 0.3, which no release reads."""
 
 FORMAT_VERSION = 1
 """Format version after the magic, two bytes big-endian. Raised when an older release could misread the file."""
@@ -36,22 +36,22 @@ TRAILER_BYTES = 32
 """Size of the SHA-256 at the end."""
 
 SNAPSHOT_BYTES_MAX = 4 * 1024**3
-"""Maximum size of a snapshot: 100,000 jobs of 40 KiB. A larger one would not fit beside a second State in memory."""
+"""Maximum size of a snapshot: 100,000 jobs of 40 KiB. A larger one exceeds a replica's memory."""
 
 TEMPORARY_SUFFIX = ".saving"
 
 RESERVE_BYTES = 64 * 1024**2
 RESERVE_SHARE = 16
-"""Space that a snapshot leaves free on its disk: this many bytes or one part in RESERVE_SHARE, whichever is less.
+"""Space that a snapshot leaves free on its disk: the smaller of this size and the disk's size / RESERVE_SHARE.
 
-The journal is on the same disk: a failed journal write stops the replica, while a failed snapshot is retried.
+The journal is on the same disk. A failed journal write stops the replica; a failed snapshot is only retried.
 """
 
 _NAME = re.compile(r"snapshot-([0-9]{20})-([0-9]{1,19})\.fbs")
 
 
 class SnapshotFailed(Exception):
-    """Snapshot that could not be written; older ones are unchanged. The message names the file and a remedy."""
+    """Snapshot that could not be written. Older snapshots are unchanged. The message names the file and a remedy."""
 
 
 class SnapshotAbandoned(SnapshotFailed):
@@ -69,7 +69,7 @@ class SnapshotName(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, name: str) -> SnapshotName | None:
-        """Parse a file name; None if it is not a snapshot's."""
+        """Parse the file name of a snapshot; return None for other names."""
         found = _NAME.fullmatch(name)
         if found is None:
             return None
@@ -78,7 +78,7 @@ class SnapshotName(msgspec.Struct, frozen=True, order=True):
 
 
 class SnapshotDisk:
-    """System calls that change a disk, collected so that tests can fail each of them. Raises OSError."""
+    """System calls that change a disk, in a class so that tests can make each fail. Methods raise OSError."""
 
     def create(self, directory: int, name: str) -> int:
         """Create a new file that only its owner can read."""
@@ -94,7 +94,7 @@ class SnapshotDisk:
         os.lseek(file, size_bytes, os.SEEK_SET)
 
     def write(self, file: int, data: bytes) -> None:
-        """Write all of `data`. Fails with ENOSPC also if too little space would be left for the journal."""
+        """Write all of `data`. Fails with ENOSPC if too little space would remain for the journal."""
         room = os.fstatvfs(file)
         reserve_bytes = min(RESERVE_BYTES, room.f_blocks * room.f_frsize // RESERVE_SHARE)
         if room.f_bavail * room.f_frsize < len(data) + reserve_bytes:
@@ -112,7 +112,7 @@ class SnapshotDisk:
         os.rename(old, new, src_dir_fd=directory, dst_dir_fd=directory)
 
     def sync_directory(self, directory: int) -> None:
-        """Make names durable."""
+        """Make the names in a directory durable."""
         os.fsync(directory)
 
     def remove(self, directory: int, name: str) -> None:
@@ -140,19 +140,19 @@ def open_directory(directory: Path) -> int:
     """Return a descriptor of the directory.
 
     Raises:
-        SnapshotFailed: It cannot be opened.
+        SnapshotFailed: The directory cannot be opened.
     """
     with failing(directory):
         return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def create_temporary(disk: SnapshotDisk, directory: int, name: str) -> int:
-    """Return a new file, locked while it is open; replace one left behind by a dead process.
+    """Return a new file, locked while open; replace a file left by a dead process.
 
-    The lock tells a live writer from a dead one.
+    The lock distinguishes a live writer from a dead one.
 
     Raises:
-        BlockingIOError: The writer is alive.
+        BlockingIOError: A live process is writing the file.
         OSError: The file cannot be created.
     """
     for last in (False, True):
@@ -172,10 +172,10 @@ def create_temporary(disk: SnapshotDisk, directory: int, name: str) -> int:
 
 
 def reopen_temporary(disk: SnapshotDisk, directory: int, name: str) -> int:
-    """Return a temporary file left by an earlier process, locked as by `create_temporary`.
+    """Open and lock a temporary file left by an earlier process, as `create_temporary` does.
 
     Raises:
-        BlockingIOError: Another process writes the file.
+        BlockingIOError: Another process is writing the file.
         OSError: The file cannot be opened.
     """
     file = disk.reopen(directory, name)
@@ -190,7 +190,7 @@ def reopen_temporary(disk: SnapshotDisk, directory: int, name: str) -> int:
 
 
 def remove_if_abandoned(disk: SnapshotDisk, directory: int, name: str) -> bool:
-    """Remove a temporary file unless a live process holds it; return whether it is absent now.
+    """Remove a temporary file unless a live process holds it; return whether the file is gone.
 
     Raises:
         OSError: The file cannot be removed.
@@ -217,14 +217,15 @@ def write_snapshot(
     breathe: Callable[[], None] = nothing,
     disk: SnapshotDisk = DISK,
 ) -> Path:
-    """Write the image into the directory; return its path once it would survive a power cut.
+    """Write the image into the directory; return the path once the file would survive a power cut.
 
-    `progress` receives records written and total records. `breathe` is called between two slices; it may block to let
-    other threads run, and may raise SnapshotAbandoned.
+    `progress` receives the numbers of written and total records. `breathe` is called between two slices; it may block
+    to let other threads run, and may raise SnapshotAbandoned.
 
     Raises:
-        SnapshotFailed: The disk fails. Nothing is left behind, unless the sync of the directory failed: the new file is
-            then complete but not yet durable.
+        SnapshotFailed: The disk fails. No file remains, except if the sync of the directory failed: then the new file
+        is
+            complete, but not yet durable.
     """
     name = str(SnapshotName(image.index, image.term))
     temporary = f".{name}{TEMPORARY_SUFFIX}"

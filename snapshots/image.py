@@ -43,12 +43,12 @@ SLICE_RECORDS = 256
 """Number of records at which a slice ends, so that many small ones do not take longer than SLICE_BYTES allows."""
 
 SLICE_BYTES_MAX = 4 * BATCH_BYTES_MAX
-"""Maximum size of a slice. A record comes from the events of one entry, which fits a batch; four times that leaves room
-for later additions to it, and bounds a reader's memory.
+"""Maximum size of a slice, which bounds a reader's memory. A record comes from the events of one entry, so it fits a
+batch; four times a batch leaves space for fields that later releases add.
 """
 
 RUN_KEYS = 2048
-"""Keys sorted in one uninterruptible call: about 0.3 ms. The sorted runs are then merged lazily."""
+"""Number of keys sorted in one call, which blocks other threads for about 0.3 ms. Sorted runs are merged lazily."""
 
 DIGEST_BYTES = 32
 """Size of a digest of the ledger's chain (SHA-256)."""
@@ -63,7 +63,7 @@ _Place = Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
 
 
 class ImageRejected(Exception):
-    """Unsound image; `sentence` names the problem and the section or record."""
+    """Invalid image; `sentence` names the problem and the section or record."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
@@ -73,7 +73,7 @@ class ImageRejected(Exception):
 class Image(msgspec.Struct, frozen=True):
     """State after the ledger's entry `index` of `term`, whose chain digest is `chain_digest`.
 
-    `configuration` is the membership as of that entry with the entry that set it; None if none did.
+    `configuration` is the membership at that entry, with the index of the entry that set it; None if no entry did.
     """
 
     state: State
@@ -84,7 +84,7 @@ class Image(msgspec.Struct, frozen=True):
 
 
 HEADER, CAPACITY, END = 1, 100, 101
-"""Sections that are not tables of the state; the others are in `replica.state.TABLES`."""
+"""Sections that are not tables of the state. Table sections are in `replica.state.TABLES`."""
 
 TABLE_OF: Mapping[int, Table] = {table.section: table for table in TABLES}
 
@@ -120,7 +120,7 @@ class SnapshotHeader(msgspec.Struct, frozen=True, array_like=True):
     name: str
     feature_level: _Number
     release: str
-    """First release that knows the feature level: the one an older replica needs (law 12)."""
+    """First release that supports the feature level: an older replica must be upgraded to it (law 12)."""
     revision: _Number
     at: _Number
     next_job: _Place
@@ -140,7 +140,7 @@ class SnapshotHeader(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PoolCapacity(msgspec.Struct, frozen=True, array_like=True):
-    """Capacity the writer derived for one pool, bytes: compared when reading, never trusted (law 8)."""
+    """Capacity that the writer derived for one pool, bytes. Readers compare it with their own derivation (law 8)."""
 
     name: str
     held_bytes: int
@@ -166,11 +166,11 @@ def nothing(*_: object) -> None:
 
 
 def to_sections(image: Image, *, breathe: Callable[[], None] = nothing) -> Iterator[Slice]:
-    """Yield the image slice by slice, the same bytes for equal images; call `breathe` after each piece of work.
+    """Yield the image in slices; equal images give equal bytes. Call `breathe` after each piece of work.
 
     Raises:
-        ImageRejected: The image could not be read back: a record is under a wrong key or larger than SLICE_BYTES_MAX,
-            or free capacity contradicts the buffers (a broken invariant of this replica).
+        ImageRejected: The image could not be read back: a record has a wrong key or exceeds SLICE_BYTES_MAX, or free
+            capacity contradicts the buffers (a broken invariant of this replica).
     """
     state = image.state
     counts = tuple((section, len(getattr(state, table.field))) for section, table in TABLE_OF.items())
@@ -304,7 +304,7 @@ def compare_capacity(said: list[PoolCapacity], derived: list[PoolCapacity], held
 
 
 MAP_STEP_RECORDS = 4096
-"""Records inserted into a map at once, count: a millisecond or two in which no other Python thread runs."""
+"""Number of records inserted into a map at once, which blocks other Python threads for one or two milliseconds."""
 
 
 JOBS, BUFFERS, POOLS, RECEIPTS, ANSWERS = (
@@ -333,7 +333,7 @@ class Assembly:
         """Header of the image.
 
         Raises:
-            ImageRejected: It has not been read yet.
+            ImageRejected: The header has not been read yet.
         """
         if self._header is None:
             raise ImageRejected("the snapshot has no header")
@@ -341,7 +341,7 @@ class Assembly:
 
     @property
     def capacity(self) -> list[PoolCapacity]:
-        """Capacity of each pool, once `finish` has compared it."""
+        """Capacity of each pool; verified after `finish`."""
         return list(self._records[CAPACITY].values())
 
     @property
@@ -389,7 +389,7 @@ class Assembly:
         placed = header.configuration
         wrong = None if placed is None else check_members(placed.configuration)
         if placed is not None and (wrong is not None or not 0 < placed.index <= header.index):
-            raise ImageRejected(f"its members are not valid: {wrong or f'entry {placed.index} cannot define them'}")
+            raise ImageRejected(f"its members are not valid: {wrong or f'entry {placed.index} cannot set them'}")
         sections = [section for section, _ in header.counts]
         if sections != [section for section in TABLE_OF if section in sections] or not all(n for _, n in header.counts):
             raise ImageRejected(f"its header lists the sections {sections}, which is not possible")
@@ -424,7 +424,7 @@ class Assembly:
             raise ImageRejected(f"section {WORDS[section]} has more than the {limit} records that the header announces")
 
     def _shared(self, section: int, key: Any, record: Any) -> tuple[Any, Any]:
-        """Return the record with its common parts shared between records, as in a folded State."""
+        """Return the record with equal parts replaced by shared objects, as in a folded State."""
         if section == JOBS:
             return key, intern_job(record)
         if section in (RECEIPTS, ANSWERS):
@@ -449,7 +449,7 @@ class Assembly:
             raise ImageRejected(f"the end announces {total} records; the header {said}")
 
     def finish(self) -> None:
-        """Compare the derived capacity once all slices have been added.
+        """Check that the image is complete, and compare the stated capacity with the derived capacity.
 
         Raises:
             ImageRejected: The capacity of a pool differs; the message names the pool.

@@ -1,7 +1,7 @@
-"""Snapshot received from a peer in chunks: untrusted and unnamed until all of it was verified.
+"""Reception of a snapshot from a peer, in chunks. The file has no final name until all of it was verified.
 
-Lifecycle: `write` until complete; `verify`, the slow part, which may run in another thread; `finalize`, which gives the
-file its name. `abort` discards it at any time, `suspend` leaves it for the next process to continue.
+Lifecycle: `write` until complete; then `verify`, which is slow and may run in another thread; then `finalize`, which
+renames the file. `abort` discards the received data at any time; `suspend` keeps it for the next process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def receiving_name(name: SnapshotName) -> str:
 
 
 class Receiver:
-    """Receiver of one snapshot file. It holds a temporary file, so it must end in `finalize`, `abort` or `suspend`."""
+    """Receiver of one snapshot into a temporary file. Always end with `finalize`, `abort` or `suspend`."""
 
     def __init__(
         self,
@@ -53,8 +53,9 @@ class Receiver:
     ) -> None:
         """Open the temporary file.
 
-        `accept` may reject a verified image by returning a sentence. `breathe` is called between two steps of
-        verification and may raise SnapshotAbandoned. `resume_bytes`: size of the sound part left by an earlier process.
+        `accept` may reject a verified image by returning the reason. `breathe` is called between steps of the
+        verification, and may raise SnapshotAbandoned. `resume_bytes`: size of the valid part that an earlier process
+        received.
 
         Raises:
             SnapshotFailed: The file cannot be opened.
@@ -82,7 +83,7 @@ class Receiver:
 
     @property
     def next_offset(self) -> int:
-        """Required offset of the next chunk, bytes; everything before it was received."""
+        """Offset of the next chunk, bytes: the size received so far."""
         return self._received_bytes
 
     @property
@@ -92,9 +93,9 @@ class Receiver:
 
     @property
     def image(self) -> Image:
-        """Verified image, which saves reading the file again; only after `verify`."""
+        """Verified image; available after `verify`."""
         if self._image is None:
-            raise SnapshotRefused(self._path, "it has not been received completely")
+            raise SnapshotRefused(self._path, "the snapshot has not been received completely")
         return self._image
 
     def write(self, offset: int, data: bytes) -> int:
@@ -103,13 +104,14 @@ class Receiver:
         A chunk may be resent if it is identical.
 
         Raises:
-            SnapshotRefused: The chunk leaves a gap, contradicts an earlier one, or exceeds the size. The receiver is
-                unchanged and still accepts the right chunk.
+            SnapshotRefused: The chunk leaves a gap, contradicts an earlier chunk, or exceeds the maximum size. The
+            receiver is
+                unchanged and accepts a correct chunk later.
             SnapshotFailed: The disk fails. The receiver has ended.
         """
         self._must_be_open()
         if self._verifying or self._image is not None:
-            raise SnapshotRefused(self._path, "it is already complete")
+            raise SnapshotRefused(self._path, "the snapshot is already complete")
         if len(data) > CHUNK_BYTES_MAX:
             raise SnapshotRefused(self._path, f"a chunk has {len(data)} bytes; at most {CHUNK_BYTES_MAX} are accepted")
         if offset < 0 or offset > self._received_bytes:
@@ -117,7 +119,7 @@ class Receiver:
                 self._path, f"a chunk starts at byte {offset}, but byte {self._received_bytes} was expected next"
             )
         if offset + len(data) > SNAPSHOT_BYTES_MAX:
-            raise SnapshotRefused(self._path, f"it has more than the {SNAPSHOT_BYTES_MAX} bytes that are read")
+            raise SnapshotRefused(self._path, f"the snapshot exceeds the maximum of {SNAPSHOT_BYTES_MAX} bytes")
         known = min(self._received_bytes - offset, len(data))
         try:
             if known and os.pread(self._file, known, offset) != data[:known]:
@@ -134,14 +136,14 @@ class Receiver:
         return self._received_bytes
 
     def verify(self) -> None:
-        """Read and check the whole file and make its content durable: seconds for a large one. It still has no name.
+        """Check the whole file and make its content durable, without renaming it. A large file takes seconds.
 
-        The file is removed on failure; other snapshots are unchanged.
+        On failure the file is removed. Other snapshots never change.
 
         Raises:
-            SnapshotRefused: The file is not a sound snapshot of the announced index and term.
+            SnapshotRefused: The file is not a valid snapshot of the announced index and term.
             SnapshotFailed: The disk fails.
-            SnapshotAbandoned: Another thread ended the receiver, or `breathe` raised it; then the file stays, to be
+            SnapshotAbandoned: Another thread ended the receiver, or `breathe` raised it. The file stays, to be
                 continued.
         """
         with self._lock:
@@ -164,7 +166,7 @@ class Receiver:
                     self._close()
 
     def finalize(self) -> Path:
-        """Give the verified file its name, durably, and return its path.
+        """Rename the verified file to its final name, durable on return; return its path.
 
         Raises:
             SnapshotRefused: The file was not verified.
@@ -222,7 +224,7 @@ class Receiver:
 
     def _breathe_unless_over(self) -> None:
         if self._over:
-            raise SnapshotAbandoned(f"{self._path}: it is no longer needed")
+            raise SnapshotAbandoned(f"{self._path}: the snapshot is no longer needed")
         self._breathe()
 
     def _end(self, *, remove: bool) -> None:
@@ -243,4 +245,4 @@ class Receiver:
 
     def _must_be_open(self) -> None:
         if self._over:
-            raise SnapshotFailed(f"{self._path}: its reception has ended; start again")
+            raise SnapshotFailed(f"{self._path}: reception has ended; start again")

@@ -1,8 +1,8 @@
-"""Reading of snapshots with every byte checked.
+"""Reading of snapshots, with every byte checked.
 
-The file is read in one pass, in bounded memory. A frame's checksum is compared before its records are decoded, and
-order and number of records as they arrive. At the end the file's SHA-256, the derived free capacity (law 8) and the
-invariants of the state are checked.
+The file is read in one pass, in bounded memory. Each frame's checksum is compared before its records are decoded. The
+order and the number of records are checked while reading. At the end, the file's SHA-256, the derived free capacity
+(law 8) and the invariants of the state are checked.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from forebay.snapshots.finalize import (
 from forebay.snapshots.image import SLICE_BYTES_MAX, Assembly, Image, ImageRejected, nothing
 
 READ_BYTES = 256 * 1024
-"""Size of one read: large enough that system calls do not matter, small enough for memory."""
+"""Size of one read: large enough to make system calls cheap, and small in memory."""
 
 FRAME_FIELDS = 4
 """Section, sequence, payload, checksum."""
 
 _BUFFER_BYTES_MAX = SLICE_BYTES_MAX + READ_BYTES + 64
-"""Limit of the frame reader's buffer: the largest frame with its numbers, and one read that reaches into the next."""
+"""Limit of the frame reader's buffer: the largest frame with its header, and one read beyond it."""
 
 
 class SnapshotRefused(Exception):
-    """File that is not a sound snapshot; `sentence` names the problem and its position."""
+    """File that is not a valid snapshot; `sentence` names the problem and its position."""
 
     def __init__(self, path: Path, sentence: str) -> None:
         super().__init__(f"{path}: {sentence}")
@@ -85,7 +85,7 @@ def load_snapshot(path: Path) -> Image:
 
 
 def inspect(path: Path) -> Summary:
-    """Return a summary of the file, checked except for the invariants across records, without keeping its jobs.
+    """Return a summary of the file. Checks everything except invariants between records; jobs are not kept in memory.
 
     Raises:
         SnapshotRefused: The file is not a sound snapshot.
@@ -139,9 +139,9 @@ def load_open(file: int, path: Path, *, breathe: Callable[[], None] = nothing) -
 
 
 def sound_prefix_bytes(file: int) -> int:
-    """Return the size of an unfinished snapshot's sound part: complete frames, in order, with right checksums; bytes.
+    """Return the size of an unfinished snapshot's valid part, bytes: complete frames, in order, with correct checksums.
 
-    Data that a power cut may have left after them is ignored. Reads the file from its start.
+    Ignores data that a power cut left after this part. Reads the file from its start.
 
     Raises:
         OSError: The file cannot be read.
@@ -159,9 +159,7 @@ def sound_prefix_bytes(file: int) -> int:
 
 
 def open_snapshot(path: Path, directory: int | None = None) -> int:
-    """Return a descriptor of the file, looked up in the open `directory` if one is given.
-
-    Never follows a link.
+    """Return a descriptor of the file, looked up in the open `directory` if given. Never follows a link.
 
     Raises:
         SnapshotRefused: The file cannot be opened.
@@ -170,14 +168,14 @@ def open_snapshot(path: Path, directory: int | None = None) -> int:
     try:
         return os.open(name, flags, dir_fd=directory)
     except OSError as why:
-        raise SnapshotRefused(path, f"it cannot be opened: {why.strerror}") from why
+        raise SnapshotRefused(path, f"the file cannot be opened: {why.strerror}") from why
 
 
 def _read(file: int, path: Path, *, keep: bool, breathe: Callable[[], None] = nothing) -> tuple[Assembly, bytes, int]:
     """Return the file's content, its digest, and its size, bytes."""
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode):
-        raise SnapshotRefused(path, "it is not a regular file")
+        raise SnapshotRefused(path, "the snapshot is not a regular file")
     size_bytes = found.st_size
     if size_bytes > SNAPSHOT_BYTES_MAX:
         raise SnapshotRefused(path, f"it has {size_bytes} bytes; at most {SNAPSHOT_BYTES_MAX} are read")
@@ -213,11 +211,11 @@ def _read(file: int, path: Path, *, keep: bool, breathe: Callable[[], None] = no
 def _check_preamble(preamble: bytes) -> None:
     if preamble[: len(MAGIC)] == MAGIC_OF_A_STEP:
         raise ImageRejected(
-            "it has the format of a construction step (0.1 to 0.3), which no release reads; use the source tree that "
-            "wrote it"
+            "the file has a preliminary format (0.1 to 0.3), which no release reads; use the source tree that "
+            "wrote the file"
         )
     if preamble[: len(MAGIC)] != MAGIC:
-        raise ImageRejected("it does not start like a Forebay snapshot")
+        raise ImageRejected("the file is not a Forebay snapshot")
     version = int.from_bytes(preamble[len(MAGIC) :], "big")
     if version != FORMAT_VERSION:
         raise ImageRejected(f"it has format version {version}; this release reads version {FORMAT_VERSION}")

@@ -1,4 +1,4 @@
-"""Snapshot directory of one replica: newest valid snapshot, saving in the background, receiving, and pruning."""
+"""Snapshot directory of one replica: finds the newest valid snapshot, saves in the background, receives and prunes."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ from forebay.snapshots.restore import SnapshotRefused, load_open, open_snapshot,
 LOGGER = logging.getLogger(__name__)
 
 KEPT_DEFAULT = 2
-"""Snapshots kept: the newest, and one as a fallback if disk blocks of the newest go bad."""
+"""Number of snapshots kept by default: the newest, and one in case the newest is damaged."""
 
 KEPT_MAX = 100
 """Maximum number of snapshots an operator may keep: each may take gigabytes."""
 
 BREATH_S = 0.000_2
-"""Pause of the background writer after each slice, seconds. It gives the interpreter to the event loop at once, which
-would otherwise wait for the 5 ms of Python's thread switching. Costs about 0.1 s for 100,000 jobs.
+"""Pause of the background writer after each slice, seconds. The pause lets the event loop run at once, instead of after
+the 5 ms of Python's thread switching. For 100,000 jobs the pauses add about 0.1 s.
 """
 
 
 class SkippedSnapshot(NamedTuple):
-    """Skipped snapshot with the reason."""
+    """Rejected snapshot with the reason."""
 
     path: Path
     sentence: str
 
 
 class StoredSnapshot(msgspec.Struct, frozen=True):
-    """Finalized snapshot that this process has verified or written, and may send to a peer."""
+    """Snapshot that this process has verified or written, and may therefore send to a peer."""
 
     path: Path
     index: int
@@ -62,21 +62,21 @@ class StoredSnapshot(msgspec.Struct, frozen=True):
 
 
 class BackgroundRunner(Protocol):
-    """Runs slow work outside the loop, one piece after the other: a thread, or a simulated one."""
+    """Executor that runs slow calls outside the event loop, one at a time: a thread, or a simulated thread."""
 
     def submit(self, call: Callable[..., Any], /, *arguments: Any) -> Future[Any]: ...
     def shutdown(self, wait: bool = True) -> None: ...
 
 
 class Partial(NamedTuple):
-    """Snapshot received in part by an earlier process, and the size of its sound part."""
+    """Snapshot that an earlier process received in part, and the size of its valid part."""
 
     name: SnapshotName
     sound_bytes: int
 
 
 class SnapshotStore:
-    """Snapshot directory of one replica. Used from one thread, except for its own background thread."""
+    """Snapshot directory of one replica, used by one thread and the store's own background thread."""
 
     def __init__(
         self,
@@ -87,10 +87,10 @@ class SnapshotStore:
         disk: SnapshotDisk = DISK,
         background: BackgroundRunner | None = None,
     ) -> None:
-        """Open the directory, creating it if missing, and remove the remains of dead writers.
+        """Open or create the directory, and remove the leftovers of dead writers.
 
-        The newest partly received snapshot is kept as far as it is sound, for `receive` to continue; reading it is the
-        slow part of opening. `cluster_id`: reject snapshots of other clusters; None accepts any. `background`: runs
+        The valid part of the newest partly received snapshot is kept, for `receive` to continue. Finding the valid part
+        is slow for large files. `cluster_id`: reject snapshots of other clusters; None accepts any. `background` runs
         saving and verification; None for a thread.
 
         Raises:
@@ -106,12 +106,12 @@ class SnapshotStore:
         self._sound: set[SnapshotName] = set()
         self._skipped: dict[SnapshotName, str] = {}
         self._doubted: set[SnapshotName] = set()
-        """Sound snapshots that were read again because a peer rejected them."""
+        """Snapshots read again because a peer rejected them, and found valid."""
         self._stop = threading.Event()
         self._saving: Future[Path] | None = None
         self._receiver: Receiver | None = None
         self.partial: Partial | None = None
-        """Snapshot received in part by an earlier process; there is at most one."""
+        """Snapshot that an earlier process received in part, or None."""
         self._executor: BackgroundRunner = background or ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="snapshot"
         )
@@ -147,9 +147,10 @@ class SnapshotStore:
         return sorted((name for name in found if name is not None), reverse=True)
 
     def newest_usable(self, why_not: Callable[[Image], str | None] = lambda image: None) -> tuple[Path, Image] | None:
-        """Return the newest snapshot that is sound and for which `why_not` returns None, or None.
+        """Return the newest valid snapshot for which `why_not` returns None; None if there is none.
 
-        `skipped` lists the others with the reason; they are not sent to peers, and pruning does not keep them.
+        `skipped_snapshots` lists the others with the reason. They are not sent to peers, and pruning does not keep
+        them.
         """
         for name in self.names():
             try:
@@ -166,7 +167,7 @@ class SnapshotStore:
         return None
 
     def load(self, name: SnapshotName) -> Image:
-        """Return the image of one snapshot, and record whether it is sound.
+        """Return the image of one snapshot, and record whether the snapshot is valid.
 
         Raises:
             SnapshotRefused: The file is not a sound snapshot.
@@ -187,13 +188,13 @@ class SnapshotStore:
         return image
 
     def pass_over(self, name: SnapshotName, sentence: str) -> None:
-        """Record that a snapshot is unusable here, sound or not: it is not sent, and pruning does not keep it."""
+        """Record that a snapshot is unusable here: it is not sent to peers, and pruning does not keep it."""
         with self._lock:
             self._skipped[name] = sentence
             self._sound.discard(name)
 
     def newest(self) -> StoredSnapshot | None:
-        """Return the newest snapshot that this process wrote, received or loaded; reads no content."""
+        """Return the newest snapshot that this process wrote, received or loaded, without reading the file."""
         with self._lock:
             sound = sorted(self._sound, reverse=True)
         for name in sound:
@@ -207,7 +208,7 @@ class SnapshotStore:
         return None
 
     def doubt(self, index: int) -> None:
-        """Read the snapshots of `index` again in the background, each once, to find damage."""
+        """Read the snapshots of `index` again in the background to find damage, each only once."""
         with self._lock:
             doubted = [name for name in self._sound if name.index == index and name not in self._doubted]
             self._doubted.update(doubted)
@@ -225,9 +226,10 @@ class SnapshotStore:
                     self._doubted.add(name)
 
     def save_in_background(self, image: Image) -> Future[Path]:
-        """Write the image in a thread, then prune. The future returns its path or raises SnapshotFailed.
+        """Write the image in a thread, then prune. The future returns the path or raises SnapshotFailed.
 
-        While another save runs, return that save's future and do not write `image`: the next snapshot covers it.
+        While another save runs, `image` is not written, because the next snapshot covers it: returns the running save's
+        future.
         """
         if self._stop.is_set():
             raise SnapshotFailed(f"{self._directory}: the store is closed")
@@ -236,7 +238,7 @@ class SnapshotStore:
         return self._saving
 
     def prune(self) -> list[Path]:
-        """Remove snapshots older than the newest `keep` that were not rejected; return the removed paths.
+        """Remove snapshots older than the newest `keep` usable ones; return the removed paths.
 
         Raises:
             SnapshotFailed: A file cannot be removed.
@@ -264,7 +266,7 @@ class SnapshotStore:
         return removed
 
     def prune_in_background(self) -> None:
-        """Prune in the background: removing a large file takes long. Failures are logged and retried later."""
+        """Prune in the background, because removing a large file is slow. Failures are logged and retried later."""
 
         def prune() -> None:
             try:
@@ -276,12 +278,12 @@ class SnapshotStore:
             self._executor.submit(prune)
 
     def receive(self, index: int, term: int) -> Receiver:
-        """Return a receiver for a peer's snapshot; abandon one that was still being received.
+        """Return a receiver for a peer's snapshot; abandon a previous unfinished one.
 
-        Continues if an earlier process received a part of this snapshot; a part of another one is removed.
+        Continues a part of the same snapshot that an earlier process received. A part of another snapshot is removed.
 
         Raises:
-            SnapshotFailed: The disk fails, or the abandoned snapshot is still being verified: memory holds only one.
+            SnapshotFailed: The disk fails, or the abandoned snapshot is still being verified (memory holds only one).
         """
         if self._receiver is not None:
             self._receiver.abort()
@@ -296,10 +298,10 @@ class SnapshotStore:
 
         def accept(image: Image) -> str | None:
             if (image.index, image.term) != (index, term):
-                return f"it was announced as {index} of term {term}; it contains {image.index} of {image.term}"
+                return f"announced as entry {index} of term {term}, but contains entry {image.index} of {image.term}"
             return self._foreign(image)
 
-        # Do not prune yet: until the caller has adopted the snapshot durably, a restart may need an older one.
+        # Do not prune yet: a restart may need an older snapshot until the caller has durably adopted this one.
         with self._lock:
             partial, self.partial = self.partial, None
         resumes = partial is not None and partial.name == name
@@ -356,7 +358,7 @@ class SnapshotStore:
         return f"it belongs to cluster {theirs!r}; this replica belongs to {self._cluster_id!r}"
 
     def _clean(self) -> None:
-        """Remove the remains of dead writers, except the newest part of a snapshot newer than the existing ones."""
+        """Remove leftovers of dead writers, except the newest part if it is newer than every snapshot."""
         folder = open_directory(self._directory)
         try:
             left = os.listdir(folder)
@@ -376,7 +378,7 @@ class SnapshotStore:
             os.close(folder)
 
     def _sound_bytes(self, folder: int, name: SnapshotName) -> int:
-        """Return the size of a part's sound prefix, bytes; 0 if a live process writes it."""
+        """Return the size of a part's valid prefix, bytes; 0 if a live process is writing the part."""
         try:
             file = reopen_temporary(self._disk, folder, receiving_name(name))
         except (FileNotFoundError, BlockingIOError):
@@ -399,7 +401,7 @@ class SnapshotStore:
     def _remove_part(self, name: SnapshotName) -> None:
         folder = open_directory(self._directory)
         try:
-            with suppress(OSError):  # it blocks nothing, and the next start tries again
+            with suppress(OSError):  # the leftover does no harm, and the next start tries again
                 remove_if_abandoned(self._disk, folder, receiving_name(name))
         finally:
             os.close(folder)

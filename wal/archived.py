@@ -1,7 +1,8 @@
-"""Ledger backed by an archive: entries the replica no longer holds are read from archive segments.
+"""Ledger backed by an archive: reads from archive segments the entries that the replica no longer holds.
 
-An archive is accepted only if it has the ledger's cluster ID, and the ledger's digest and revision at the edges of each
-gap and at its own end. `segments.archive_from` and `cluster.audit.archive` check it again to write and to prune.
+An archive is accepted only if it has the ledger's cluster ID, and if digest and revision equal the ledger's at the
+edges of each gap and at the end of the archive. `segments.archive_from` and `cluster.audit.archive` repeat these checks
+before they write or prune.
 """
 
 from forebay.wal.environment import Environment
@@ -11,20 +12,20 @@ from forebay.wal.segments import Archive, SegmentBroken
 
 
 class ArchivedLedger(Ledger):
-    """Ledger of an Environment combined with an archive. Raises the errors of `Ledger`, and SegmentBroken."""
+    """Ledger of an Environment combined with an archive. Methods raise the errors of `Ledger` and SegmentBroken."""
 
     def __init__(self, env: Environment, archive: Archive) -> None:
-        """Combine them.
+        """Combine the ledger and the archive.
 
         Raises:
-            SegmentBroken: The archive belongs to another history than the ledger.
+            SegmentBroken: The archive and the ledger have different histories.
         """
         super().__init__(env)
         self.archive = archive
         if archive.segments and archive.cluster_id != env.identity.cluster_id:
             raise SegmentBroken(
                 archive.directory,
-                f"it belongs to cluster {archive.cluster_id}, but the ledger to {env.identity.cluster_id}",
+                f"the archive belongs to cluster {archive.cluster_id}, but the ledger to {env.identity.cluster_id}",
             )
         self._check_links()
 
@@ -40,7 +41,7 @@ class ArchivedLedger(Ledger):
 
     @property
     def first_index(self) -> int:
-        """Index of the first entry held by the replica or the archive."""
+        """Index of the first entry in the replica or the archive."""
         return 1 if self.archive.last_index else super().first_index
 
     def gaps(self) -> tuple[Gap, ...]:

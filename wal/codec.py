@@ -1,7 +1,7 @@
-"""Encoding of an entry: one byte for its kind, one for the format, then a batch as canonical MessagePack.
+"""Encoding of an entry: one byte for the kind, one byte for the format, then a batch as canonical MessagePack.
 
 A batch has exactly one encoding, because the ledger's digest covers bytes. Records are arrays with integer tags (law
-12). A later release may append a field with a default: entries written without it stay valid.
+12). A later release may append a field that has a default; entries without the field stay valid.
 """
 
 from collections.abc import Iterable
@@ -58,11 +58,11 @@ _shape_decoder: Final = msgspec.msgpack.Decoder(_BatchShape)
 
 
 class CodecError(ValueError):
-    """Bytes that are not the canonical encoding of anything this release knows. Such an entry stops the replica."""
+    """Entry data that this release cannot decode, or that is not canonical. Such an entry stops the replica."""
 
 
 class WrittenLater(ReleaseNeeded, CodecError):
-    """Entry with an event that this release does not know: a later release wrote it."""
+    """Entry with an event that this release does not know, because a later release wrote the entry."""
 
 
 _TAGS: Final = frozenset(kind.__struct_config__.tag for kind in EVENTS)
@@ -104,7 +104,7 @@ def batch_of_encoded(base: Revision, at: Instant, entries: Iterable[bytes]) -> b
 
 
 class SettledCommands(NamedTuple):
-    """Partly decoded batch: its base revision, its time, and its commands still encoded."""
+    """Partly decoded batch: base revision, time, and the commands, which are still encoded."""
 
     base: Revision
     at: Instant
@@ -112,7 +112,7 @@ class SettledCommands(NamedTuple):
 
 
 def commands_of(data: bytes) -> SettledCommands | None:
-    """Return the commands in an entry's data, each as `encode_entry` encodes it; None for another kind.
+    """Return the encoded commands of a batch; None if the entry is of another kind.
 
     Raises:
         CodecError: The entry cannot be decoded.
@@ -127,7 +127,7 @@ def commands_of(data: bytes) -> SettledCommands | None:
 
 
 def one_of_batch(data: bytes, position: int) -> bytes:
-    """Return a batch of only the entry at `position` of a batch's data, as if it had been settled by itself.
+    """Extract the entry at `position` from a batch, and return it as a batch with one entry.
 
     The rest of the batch is not decoded.
 
@@ -153,9 +153,9 @@ def decode_batch(data: bytes) -> Batch:
     """Decode a batch encoded by `encode_batch` in this release or an earlier one.
 
     Raises:
-        WrittenLater: The batch has an event of a later release; the message names that release if the batch does.
-        CodecError: Another kind or format, an unknown tag, a wrong type, trailing bytes or fields, or an encoding that
-            is not canonical.
+        WrittenLater: The batch has an event of a later release. The message names the release if the batch names it.
+        CodecError: The entry has another kind or format, an unknown tag, a wrong type, or trailing bytes or fields, or
+            the encoding is not canonical.
     """
     if len(data) > ENTRY_MAX_BYTES:
         raise CodecError(f"the entry has {len(data)} bytes; the maximum is {ENTRY_MAX_BYTES}")
@@ -176,7 +176,7 @@ def decode_batch(data: bytes) -> Batch:
 
 
 def instant_of(data: bytes) -> Instant | None:
-    """Return the time of the batch in an entry without decoding its content; None for another kind.
+    """Return the time of a batch without decoding its commands; None if the entry is of another kind.
 
     Raises:
         CodecError: The entry cannot be decoded.
@@ -206,13 +206,13 @@ def kind_of(data: bytes) -> EntryKind:
 def no_op_of(leader: str) -> bytes:
     """Return the entry that begins a leader's term.
 
-    It holds only the leader's ID, so the ledger records each leader.
+    The entry contains the leader's ID, so the ledger records every leader.
     """
     return NO_OP + leader.encode()[:LEADER_MAX_BYTES]
 
 
 def leader_of(data: bytes) -> str:
-    """Return the leader's ID in a no-op; empty if it has none, and for entries of another kind.
+    """Return the leader's ID in a no-op; empty for a no-op without ID and for other entries.
 
     Raises:
         CodecError: The entry cannot be decoded.
@@ -221,7 +221,7 @@ def leader_of(data: bytes) -> str:
 
 
 def revision_after(data: bytes, before: int) -> int:
-    """Return the revision after this entry, given the one before. A batch with another base changes nothing."""
+    """Return the revision after an entry, given the revision before it. A batch with another base changes nothing."""
     if kind_of(data) is not EntryKind.BATCH:
         return before
     batch = decode_batch(data)
@@ -229,13 +229,13 @@ def revision_after(data: bytes, before: int) -> int:
 
 
 def _raise_if_written_later(body: bytes) -> None:
-    """Check that an undecodable body does not have the shape of a batch with an unknown event.
+    """Raise WrittenLater if an undecodable body has the shape of a batch with an unknown event.
 
-    The event that raised the feature level names the release needed, if it is in the same batch. If it is in an earlier
-    batch, the replica stopped there.
+    The exception names the required release if the same batch raised the feature level. If an earlier batch raised the
+    level, the replica stopped at that batch.
 
     Raises:
-        WrittenLater: The body has that shape: a later release wrote it.
+        WrittenLater: The body is a batch of a later release.
     """
     try:
         plain: object = _plain_decoder.decode(body)
@@ -263,9 +263,9 @@ def _raise_if_written_later(body: bytes) -> None:
 
 
 def is_earlier_form(body: bytes, again: bytes) -> bool:
-    """Return whether `body` is canonical and differs from `again` only by fields that earlier records lacked.
+    """Return whether `body` is canonical, and equals `again` except for fields that earlier records lacked.
 
-    Both must be sound MessagePack.
+    Both arguments must be valid MessagePack.
     """
     plain: object = _plain_decoder.decode(body)
     return _encoder.encode(plain) == body and _begins(plain, _plain_decoder.decode(again))
@@ -280,7 +280,7 @@ def _begins(earlier: object, later: object) -> bool:
 
 
 def counted_revision_after(data: bytes, before: int) -> int:
-    """Return `revision_after` for an entry known to be sound, at an eighth of the cost.
+    """Return `revision_after` for an entry known to be valid, at an eighth of the cost.
 
     Raises:
         CodecError: The entry cannot be decoded.

@@ -1,9 +1,10 @@
-"""Cluster membership, and the encoding of the entry that puts a configuration into force.
+"""Cluster membership, and the encoding of configuration entries.
 
-The entry is its kind (0x02), one byte for the format, then canonical MessagePack; it is chained like any other entry.
-A member is known by its ID, which is never used again: founders have their bare name, and a member added by version 6
-of the configuration has `name#6`. A replica that lost its disk and was added again is therefore a different member,
-also to replicas that still count votes by an older configuration. Promises of its earlier incarnation do not bind it.
+A configuration entry is the kind (0x02), one byte for the format, then canonical MessagePack. It is chained like any
+other entry. A member is identified by its ID, which is never reused. The ID of a founder is its bare name; a member
+added by version 6 of the configuration has the ID `name#6`. A replica that lost its disk and was added again is
+therefore a different member, even for replicas that still use an older configuration. Promises of its earlier
+incarnation do not bind the new member.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from msgspec import Meta
 from forebay.wal.codec import CodecError, EntryKind, kind_of
 
 VOTERS_MAX: Final = 9
-"""Maximum number of voters: more than seven cost more per commit than they add in safety; two more during a change."""
+"""Maximum number of voters: seven, because more voters slow commits and add little safety; two more during a change."""
 
 LEARNERS_MAX: Final = 4
-"""Maximum number of learners: each costs the leader a copy of everything it sends."""
+"""Maximum number of learners: the leader sends a copy of every entry to each."""
 
 ADDRESS_CHARACTERS_MAX: Final = 300
 """`host:port`: a host name has at most 253 characters."""
@@ -53,7 +54,7 @@ class ChangeKind(IntEnum):
     REPLACE = 4
     """A member that lost its disk leaves and returns under a new ID as a learner."""
     RECOVER = 5
-    """After the loss of a majority, one member remains and forms a majority by itself, in a new incarnation."""
+    """After the loss of a majority, one member continues alone, in a new incarnation of the cluster."""
     UPDATE = 6
     """A member's address changes; voters stay the same."""
 
@@ -70,7 +71,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     peer: _Address = ""
     api: _Address = ""
     key: Annotated[bytes, Meta(max_length=KEY_BYTES)] = b""
-    """Public key of its signatures; empty until the cluster has learned it."""
+    """Public key that verifies the member's signatures; empty until the cluster knows it."""
 
     @property
     def name(self) -> str:
@@ -79,7 +80,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     @property
     def incarnation(self) -> int:
-        """Version of the configuration that added it; 0 for a founder."""
+        """Version of the configuration that added the member; 0 for a founder."""
         return incarnation_of(self.id)
 
 
@@ -93,11 +94,11 @@ class Change(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     at: _Number
     """Time by the leader's clock, microseconds since the epoch."""
     id: Annotated[bytes, Meta(max_length=64)] = b""
-    """ID of the operator's command, or of the last command before a change the leader made itself; empty if none."""
+    """ID of the operator's command. For a change by the leader: ID of the last command before the change, or empty."""
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Members, voters and learners each sorted by ID. Version 1 is the founding one; 0 means none was agreed on."""
+    """Members, voters and learners each sorted by ID. Version 1 is the first one agreed on."""
 
     version: _Number
     voters: Annotated[tuple[Member, ...], Meta(max_length=VOTERS_MAX)]
@@ -137,7 +138,7 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 
 class ConfigurationAt(msgspec.Struct, frozen=True, array_like=True):
-    """Configuration with the index of the entry that put it into force; index 0 if no entry did."""
+    """Configuration with the index of its entry; index 0 for the initial configuration, which has no entry."""
 
     index: _Number
     configuration: Configuration
@@ -160,16 +161,16 @@ def identity_of(name: str, version: int) -> str:
 
 
 def initial(members: tuple[Member, ...], *, version: int = 0) -> Configuration:
-    """Return the membership of a configuration file, in which all members vote.
+    """Return the initial membership from a configuration file. All members vote.
 
-    Use `version` 1 to propose it, 0 to start from it.
+    Use `version` 0 for the configuration at start, and 1 for the configuration to propose.
     """
     voters = tuple(sorted(members, key=lambda member: member.id))
     return Configuration(version, voters, (), Change(ChangeKind.FOUND, None, "", 0))
 
 
 def unknown() -> Configuration:
-    """Return the initial configuration of a joining replica: it has no members until the leader sends them."""
+    """Return the initial configuration of a joining replica: no members, until the leader sends them."""
     return initial(())
 
 
@@ -190,7 +191,7 @@ def check(configuration: Configuration) -> str | None:
         if member.incarnation > configuration.version:
             return f"{member.id!r} was added by a later version than {configuration.version}"
     if not configuration.voters:
-        return "it has no voters"
+        return "the configuration has no voters"
     return None
 
 
@@ -206,7 +207,7 @@ def encode_configuration(configuration: Configuration) -> bytes:
     """
     wrong = check(configuration)
     if wrong is not None or configuration.version == 0:
-        raise CodecError(f"the configuration cannot be encoded: {wrong or 'it has no version'}")
+        raise CodecError(f"the configuration cannot be encoded: {wrong or 'it has version 0'}")
     try:
         data = _HEAD + _encoder.encode(configuration)
         _decoder.decode(memoryview(data)[len(_HEAD) :])
@@ -234,7 +235,7 @@ def decode_configuration(data: bytes) -> Configuration:
         raise CodecError(f"the configuration cannot be decoded: {error}") from error
     wrong = check(configuration)
     if wrong is not None or configuration.version == 0:
-        raise CodecError(f"the configuration is not valid: {wrong or 'it has no version'}")
+        raise CodecError(f"the configuration is not valid: {wrong or 'it has version 0'}")
     if _encoder.encode(configuration) != body:
         raise CodecError("the configuration is not canonical: encoding it again gives different bytes")
     return configuration

@@ -1,11 +1,11 @@
 """Directory of a replica's journal: locked by one process, and guarded against replaced files.
 
-A file that is removed or replaced while it is open keeps taking writes that no process finds after a restart. The
-opened files are therefore recorded, and each checkpoint verifies that the names still lead to them.
+If an open file is removed or replaced, writes to it succeed but are lost at the next restart. The identity of each
+opened file is therefore recorded, and each checkpoint checks that the file names still lead to these files.
 
-The two meta pages are compared before LMDB opens its file. LMDB writes them alternately and uses the one with the
-larger transaction number, without further protection: one flipped bit there makes it silently return to an older
-state. A flip that lowers the newer number by exactly two, on a file that did not grow, still passes: a limit of LMDB.
+The two meta pages are compared before LMDB opens its file. LMDB writes the pages alternately and uses the page with the
+larger transaction number, without any checksum. One flipped bit can make LMDB silently return to an older state. One
+case is not detected: a flip that lowers the newer number by exactly two, on a file that did not grow.
 """
 
 import errno
@@ -36,11 +36,11 @@ class _Meta(NamedTuple):
 
 
 def check_meta_pages(directory: int, path: Path, *, readonly: bool = False) -> None:
-    """Check the meta pages of the data file in the directory with this descriptor; `path` serves the message only.
+    """Check the meta pages of the data file in the directory with this descriptor; `path` is used in messages only.
 
-    A file that ends before its last page is extended with zeros, which LMDB reports as a broken page; without them this
-    process would be killed by SIGBUS. The early end alone is no damage: a page that a transaction allocated and freed
-    is counted and never written (53 of 300 random histories of puts and deletes end so).
+    A file that ends before its last page is extended with zeros, because reading past its end would kill this process
+    by SIGBUS. LMDB reports a page of zeros as broken. An early end alone is no damage: LMDB counts a page that a
+    transaction allocated and freed, but never writes it (53 of 300 random histories of puts and deletes end so).
 
     Raises:
         RecoveryRefused: The meta pages are damaged or do not belong together.
@@ -71,7 +71,7 @@ def check_meta_pages(directory: int, path: Path, *, readonly: bool = False) -> N
             )
         size_bytes = (newest.last_page + 1) * newest.page_size_bytes
         if newest.last_page >= 1 << 48:
-            raise RecoveryRefused(Condition.DATA_FILE_UNREADABLE, f"{path} (its last page would be {newest.last_page})")
+            raise RecoveryRefused(Condition.DATA_FILE_UNREADABLE, f"{path} (last page {newest.last_page})")
         if not readonly and os.fstat(file).st_size < size_bytes:
             os.ftruncate(file, size_bytes)
     finally:
@@ -79,19 +79,16 @@ def check_meta_pages(directory: int, path: Path, *, readonly: bool = False) -> N
 
 
 def ends_early(environment: lmdb.Environment, path: Path) -> int:
-    """Return the expected size of an open data file, bytes, if it ends before the last page LMDB counts.
-
-    Otherwise 0.
-    """
+    """Return the size that an open data file should have, bytes; 0 if it does not end before LMDB's last page."""
     size_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     return size_bytes if path.stat().st_size < size_bytes else 0
 
 
 def lengthen(environment: lmdb.Environment, path: Path) -> None:
-    """Extend a data file to the length LMDB counts, after a transaction.
+    """Extend a data file to the length that LMDB expects. Call it after a transaction, in the writing process only.
 
-    A reader in another process cannot tell a file that lawfully ends early from one that was cut, which would kill it
-    by SIGBUS. Only for the process that writes.
+    A reader in another process cannot distinguish a file that legitimately ends early from a truncated file, which
+    would kill the reader by SIGBUS.
 
     Raises:
         OSError: The file cannot be extended.
@@ -101,7 +98,7 @@ def lengthen(environment: lmdb.Environment, path: Path) -> None:
 
 
 def may_hold_a_transaction(path: Path) -> bool:
-    """Return whether a data file may hold a transaction; also true for a file that cannot be read."""
+    """Return whether a data file may hold a transaction; True if the file cannot be read."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -154,14 +151,15 @@ _NO_DAMAGE: Final = frozenset(
         errno.EOPNOTSUPP,
     }
 )
-"""Errors from opening a file that have causes outside the file."""
+"""Errors from opening a file whose causes lie outside the file."""
 
 
 class Lock:
-    """Lock on the directory and on the file that names its holder, both open.
+    """Lock on the directory and on the file that names the lock holder. Both are kept open.
 
-    The directory's lock is the decisive one: a file can be removed while it is locked, and the next process would lock
-    another file of the same name. The file's lock serves processes of an earlier release, which use no other.
+    Only the directory's lock excludes other processes reliably: a locked file can be removed, and the next process
+    would lock a new file of the same name. The file's lock excludes processes of an earlier release, which lock only
+    the file.
     """
 
     def __init__(self, directory: int, file: int) -> None:
@@ -209,7 +207,7 @@ def lock(directory: Path, replica: str, *, create: bool) -> Lock:
 
 
 def make(directory: Path) -> None:
-    """Create the directory and its parents, each name durable before the next is created.
+    """Create the directory and its parents. Each name is durable before its child is created.
 
     Raises:
         OSError: A directory cannot be created.
@@ -255,7 +253,7 @@ class OpenedFiles:
         self._opened: Final = {self._directory: _identity(os.fstat(descriptor))}
 
     def note(self, *names: str) -> None:
-        """Record the files of these names that exist and were not recorded before.
+        """Record the existing files of these names, unless already recorded.
 
         Raises:
             OSError: A file cannot be examined.
@@ -266,9 +264,9 @@ class OpenedFiles:
                 self._opened.setdefault(self._directory / name, _identity(found))
 
     def find_altered(self) -> str | None:
-        """Return a message if one of the files is no longer found under its name.
+        """Return a message if a recorded file is no longer found under its name.
 
-        Takes a few system calls, no disk access.
+        The check takes a few system calls and does not access the disk.
         """
         for path, opened in self._opened.items():
             try:
@@ -276,27 +274,27 @@ class OpenedFiles:
             except OSError as error:
                 return _gone(path, f"no longer exists ({error.strerror})")
             if found != opened:
-                return _gone(path, "is not the one that this replica has open")
+                return _gone(path, "is not the file that this replica has open")
         return None
 
 
 def rejection(directory: Path, error: Exception) -> RecoveryRefused:
-    """Return the rejection for an error of LMDB or the system on opening. Only some errors count as damage."""
+    """Return the rejection for an error that LMDB or the system raised on opening. Only some errors mean damage."""
     code = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
     if isinstance(error, lmdb.InvalidError | lmdb.VersionMismatchError) or code in (errno.EISDIR, errno.EINVAL):
         wrong = _wrong_with_readers(directory / READERS_FILE, error)
         if wrong is not None:
             return RecoveryRefused(Condition.TABLE_OF_READERS_UNUSABLE, f"{directory / READERS_FILE} ({wrong})")
-    # lmdb has classes for some system errors, and names the error in the message.
+    # lmdb raises its own classes for some system errors; the message names the error.
     if code in _NO_DAMAGE or isinstance(error, lmdb.ReadersFullError):
         return RecoveryRefused(Condition.CANNOT_BE_OPENED, f"{directory / DATA_FILE} ({error})")
     return RecoveryRefused(Condition.DATA_FILE_UNREADABLE, f"{directory / DATA_FILE} ({error})")
 
 
 def _wrong_with_readers(path: Path, error: Exception) -> str | None:
-    """Return the problem with LMDB's reader table if that prevents opening. LMDB does not report it itself.
+    """Return the problem with LMDB's reader table if the table prevents opening. LMDB does not report such a problem.
 
-    LMDB reads the table only while another process has it open, and otherwise recreates it.
+    LMDB reads the table only while another process has it open, and otherwise creates it again.
     """
     try:
         with path.open("rb") as file:
@@ -305,9 +303,9 @@ def _wrong_with_readers(path: Path, error: Exception) -> str | None:
         return None
     except OSError as unreadable:
         return str(unreadable.strerror)
-    # The data file's version was checked before, so a version mismatch concerns the table.
+    # The version of the data file was already checked, so a version mismatch concerns the reader table.
     if head != _READERS_MAGIC or isinstance(error, lmdb.VersionMismatchError):
-        return "it is not a reader table"
+        return "the file is not a reader table"
     return None
 
 

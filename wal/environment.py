@@ -1,6 +1,6 @@
-"""Storage of a replica: LMDB and the sync log in front of it, with an identity, for one process.
+"""Storage of a replica: LMDB and the sync log, with an identity, for one process.
 
-The first failure stops it permanently.
+The first failure stops the storage permanently.
 """
 
 import os
@@ -94,7 +94,7 @@ def read_identity(directory: Path, environment: lmdb.Environment, tables: "dict[
     """Return the stored identity.
 
     Raises:
-        RecoveryRefused: It is missing or damaged, or this release does not read the format.
+        RecoveryRefused: The identity is missing or damaged, or this release does not read the format.
     """
     place = f"{directory / DATA_FILE}, table state, key "
     with environment.begin(tables[records.STATE]) as transaction:
@@ -108,7 +108,7 @@ def read_identity(directory: Path, environment: lmdb.Environment, tables: "dict[
         raise RecoveryRefused(Condition.FORMAT_OF_A_CONSTRUCTION_STEP, f"{place}format")
     if version != records.FORMAT_VERSION:
         raise RecoveryRefused(
-            Condition.FORMAT_UNKNOWN, f"{place}format (it is {version}; this release reads {records.FORMAT_VERSION})"
+            Condition.FORMAT_UNKNOWN, f"{place}format (version {version}; this release reads {records.FORMAT_VERSION})"
         )
     try:
         return records.unpack_identity(stored_identity)
@@ -117,10 +117,10 @@ def read_identity(directory: Path, environment: lmdb.Environment, tables: "dict[
 
 
 def read_incarnation(directory: Path, environment: lmdb.Environment, tables: "dict[bytes, _Database]") -> Incarnation:
-    """Return the incarnation of the cluster the storage belongs to.
+    """Return the cluster's incarnation, as stored.
 
     Raises:
-        RecoveryRefused: It is damaged.
+        RecoveryRefused: The stored incarnation is damaged.
     """
     with environment.begin(tables[records.STATE]) as transaction:
         stored = transaction.get(records.INCARNATION_KEY)
@@ -137,26 +137,26 @@ def check_identity(
     """Check that the storage belongs to `wanted`.
 
     Raises:
-        RecoveryRefused: It belongs to another cluster or replica.
+        RecoveryRefused: The storage belongs to another cluster or replica.
     """
     stored = read_identity(directory, environment, tables)
     if stored.cluster_id != wanted.cluster_id:
-        place = f"{directory} (it belongs to cluster {stored.cluster_id}, not {wanted.cluster_id})"
+        place = f"{directory} (the storage belongs to cluster {stored.cluster_id}, not {wanted.cluster_id})"
         raise RecoveryRefused(Condition.CLUSTER_FOREIGN, place)
     if stored.replica != wanted.replica:
-        place = f"{directory} (it belongs to replica {stored.replica}, not {wanted.replica})"
+        place = f"{directory} (the storage belongs to replica {stored.replica}, not {wanted.replica})"
         raise RecoveryRefused(Condition.REPLICA_FOREIGN, place)
 
 
 MAP_SIZE_BYTES: Final = 16 << 30
-"""Default maximum size of the data file: years of history for most sites. Unused, it takes address space, no disk."""
+"""Default maximum size of the data file: years of history for most sites. Unused space takes no disk."""
 
 LMDB_ENGINE: Final = 0
-"""LMDB's major version, pinned: the durability and damage figures in HAZARDS.md were measured on 0.9."""
+"""LMDB's major version: 0.9, because durability and damage were measured on it (HAZARDS.md)."""
 
 META_SCANS_MAX: Final = 20
-"""Scans of the meta pages after which a reader treats a disagreement as damage, count. A scan takes microseconds, and
-checkpoints of a replica are milliseconds apart.
+"""Number of scans of the meta pages before a reader treats a disagreement as damage. A scan takes microseconds; a
+replica's checkpoints are milliseconds apart.
 """
 
 READERS_MAX: Final = 64
@@ -164,23 +164,24 @@ READERS_MAX: Final = 64
 
 
 META_PAGES: Final = 2
-"""Pages that belong to no table, count."""
+"""Number of pages that belong to no table."""
 
 FREE_PAGES_SHARE: Final = 0.9
-"""Share of the free pages that counts as available. LMDB needs as many consecutive pages as an entry takes, and extends
-the file if it finds none. Removed entries leave runs of pages as long as themselves, so most are found.
+"""Share of the free pages that counts as available. LMDB stores an entry in consecutive pages, and extends the file if
+it finds no free run that is long enough. Removed entries leave runs of their own length, so most searches succeed.
 """
 
 FREE_BYTES_KEPT: Final = 16 << 20
-"""Free bytes, or a sixteenth of a small map, never counted as available: each transaction leaves some to the next."""
+"""Reserve that never counts as available (less on a small map): a transaction cannot reuse the pages that it frees."""
 
 
 class Environment:
-    """Storage of one replica: five tables in one LMDB file, and the sync log with the changes of the next transaction.
+    """Storage of one replica: five tables in one LMDB file, and the sync log with the changes that LMDB lacks.
 
-    Transactions are durable and run one at a time. Create it by `open` or `open_readonly`; while one is open, a second
-    process is rejected with the name of the holder. After the first failed write, every later call raises the same
-    StorageFailed: LMDB itself would let the next transaction succeed after losing what was promised before it.
+    Transactions are durable and run one at a time. Create an instance with `open` or `open_readonly`. While one process
+    has the storage open for writing, a second writer is rejected with the name of the first. After the first failed
+    write, every later call raises the same StorageFailed. (LMDB itself would let the next transaction succeed after
+    losing earlier promises.)
     """
 
     def __init__(
@@ -194,19 +195,19 @@ class Environment:
         self.directory: Final = directory
         self.identity: Final = identity
         self.incarnation = read_incarnation(directory, environment, tables)
-        """Incarnation of the cluster the storage belongs to."""
+        """Incarnation of the cluster."""
         self.failure: StorageFailed | None = None
         self.readonly = False
         self.log: Final = log
         self.commit: Callable[[lmdb.Transaction[bytes] | SyncRecord], None] = _commit
-        """Called with each transaction and record. A hook for measuring syncs, and for tests in which one fails."""
+        """Called with each transaction and record; a hook to measure syncs, and to make one fail in tests."""
         self._environment: lmdb.Environment | None = environment
         self._tables: Final = tables
         self._counted: tuple[int, int] | None = None
-        """Pages in use after a transaction, and the number of that transaction."""
+        """Number of a transaction, and the pages in use after it."""
         self._lock: Lock | None = None
         self._files: OpenedFiles | None = None
-        """The opened files, if the storage is the replica's own and on a real disk."""
+        """The opened files; None if read-only or on a simulated disk."""
 
     @classmethod
     def open(
@@ -221,8 +222,8 @@ class Environment:
     ) -> Self:
         """Open the storage of `replica` exclusively.
 
-        With `create`, an empty directory becomes a new storage of this incarnation of the cluster. Without it, an empty
-        directory is rejected: a replica that starts empty under its old name has forgotten its promises.
+        With `create`, an empty directory becomes a new storage of this incarnation of the cluster. Otherwise an empty
+        directory is rejected, because a replica that starts empty under its old name has forgotten its promises.
 
         Raises:
             RecoveryRefused: The storage cannot be used; `condition` is the row of the recovery table.
@@ -243,7 +244,8 @@ class Environment:
             files.note(DATA_FILE)
             environment = _open_lmdb(directory, map_size_bytes, readonly=False)
             files.note(DATA_FILE, READERS_FILE)
-            # LMDB opened by path the file that was locked and checked by descriptor.
+            # The lock and the checks used descriptors, but LMDB opened the file by path: check that both are the same
+            # file.
             if (altered := files.find_altered()) is not None:
                 raise StorageFailed(altered)
             environment.reader_check()
@@ -279,7 +281,7 @@ class Environment:
         The log is durable before LMDB records that it exists.
 
         Raises:
-            RecoveryRefused: The content or the sync log is damaged, missing or another replica's.
+            RecoveryRefused: The content or the sync log is damaged, missing, or belongs to another replica.
             lmdb.Error: LMDB rejects an operation.
             OSError: The disk fails.
         """
@@ -301,7 +303,7 @@ class Environment:
 
     @classmethod
     def open_readonly(cls, directory: Path) -> Self:
-        """Open the storage for reading from another process, whether the replica is running or not.
+        """Open the storage for reading, from another process than the replica's. The replica may be running.
 
         Raises:
             RecoveryRefused: The storage is missing or unreadable.
@@ -313,7 +315,7 @@ class Environment:
             environment = _open_lmdb(directory, 0, readonly=True)
             if directories.ends_early(environment, directory / DATA_FILE):
                 raise RecoveryRefused(
-                    Condition.DATA_FILE_UNREADABLE, f"{directory / DATA_FILE} (it ends before its last page)"
+                    Condition.DATA_FILE_UNREADABLE, f"{directory / DATA_FILE} (the file ends before its last page)"
                 )
             if environment.info()["last_txnid"] == 0:
                 raise RecoveryRefused(Condition.DIRECTORY_EMPTY, str(directory))
@@ -340,7 +342,7 @@ class Environment:
         return opened
 
     def close(self) -> None:
-        """Close the files and release the lock; unsynced changes are dropped. May be called again."""
+        """Close the files and release the lock. Unsynced changes are dropped. Further calls do nothing."""
         environment, self._environment = self._environment, None
         lock, self._lock = self._lock, None
         if environment is not None:
@@ -358,11 +360,11 @@ class Environment:
         return self._tables[name]
 
     def check(self) -> None:
-        """Check that this environment is usable.
+        """Raise an exception if this environment is not usable.
 
         Raises:
-            StorageFailed: A failure has stopped it.
-            BrokenInvariant: It is closed.
+            StorageFailed: An earlier failure has stopped the environment.
+            BrokenInvariant: The environment is closed.
         """
         if self.failure is not None:
             raise self.failure
@@ -371,7 +373,7 @@ class Environment:
 
     @contextmanager
     def read(self) -> "Iterator[lmdb.Transaction[bytes]]":
-        """Provide a consistent read view. Keep it short: the file cannot reuse pages that a view needs.
+        """Provide a consistent read view. Keep views short: LMDB cannot reuse the pages of an open view.
 
         Raises:
             StorageFailed: LMDB finds a broken page.
@@ -386,7 +388,7 @@ class Environment:
                 self._environment.set_mapsize(0)
                 transaction = self._environment.begin()
             except lmdb.ReadersFullError:
-                # Readers that were killed keep their slots until a live process checks them.
+                # Slots of killed readers stay occupied until a live process checks the table.
                 self._environment.reader_check()
                 transaction = self._environment.begin()
             with transaction:
@@ -423,7 +425,7 @@ class Environment:
             raise
 
     def log_mark(self) -> LogMark:
-        """Return LMDB's mark of the sync log.
+        """Return the mark of the sync log, as stored in LMDB.
 
         Raises:
             RecoveryRefused: The mark is missing or damaged.
@@ -432,14 +434,14 @@ class Environment:
             return log_mark(self.directory, transaction.get(records.LOG_KEY, db=self.table(records.STATE)))
 
     def next_log_mark(self) -> LogMark:
-        """Return the mark of the sync log that the next checkpoint writes."""
+        """Return the mark of the sync log for the next checkpoint."""
         before = self.log_mark()
         return before._replace(generation=before.generation + 1)
 
     def append(self, body: bytes) -> None:
         """Append a record to the sync log, durable on return. An exception stops the environment permanently.
 
-        The record must fit (`log.fits`).
+        The caller must have checked the size with `log.fits`.
 
         Raises:
             StorageFailed: This write or an earlier one failed.
@@ -474,7 +476,7 @@ class Environment:
         assert self._environment is not None
         info, page_bytes = self._environment.info(), self._environment.stat()["psize"]
         pages = info["last_pgno"] + 1
-        # Pages freed by pruning are used again, but not every page by every entry: an entry needs consecutive pages.
+        # Pages freed by pruning are reused, but not all of them, because an entry needs consecutive pages.
         free_bytes = (pages - self._used_pages()) * page_bytes
         kept_bytes = min(FREE_BYTES_KEPT, info["map_size"] // 16)
         room_bytes = FREE_PAGES_SHARE * max(0, free_bytes - kept_bytes)
@@ -492,9 +494,12 @@ class Environment:
         return self._counted[1]
 
     def check_files(self) -> None:
-        """Stop if the opened files were replaced or removed; release pages of readers that were killed.
+        """Stop if an opened file was replaced or removed, and release the pages of killed readers.
 
-        Takes a few microseconds, outside transactions.
+        The check takes a few microseconds. Call it outside transactions.
+        @524-525 ~Free space or replace the disk, then start the replica again: "
+                "it must not continue, because the content of the disk is unknown"~The content of the disk is unknown,
+                so the replica stops. " "Free space or replace the disk, then start the replica again"~
 
         Raises:
             StorageFailed: A file was replaced or removed.
@@ -551,7 +556,7 @@ def _open_lmdb(directory: Path, map_size_bytes: int, *, readonly: bool) -> lmdb.
 
 
 def _check_meta_pages_beside(directory: Path) -> None:
-    """Check the meta pages while a replica may write them: only a problem found in every scan is real."""
+    """Check the meta pages while a replica may write them. Only a problem found in every scan is an error."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for left in reversed(range(META_SCANS_MAX)):

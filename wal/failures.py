@@ -1,6 +1,6 @@
-"""Recovery table: every storage condition of a replica with its treatment, and the exceptions.
+"""Recovery table: every storage condition of a replica with the reaction to it, and the storage exceptions.
 
-The table includes the files of higher layers, snapshots and notes beside the journal, so that operators find every
+The table also covers files of higher layers (snapshots, and notes beside the journal), so that operators find every
 condition in one place.
 """
 
@@ -13,11 +13,11 @@ READERS_FILE: Final = "lock.mdb"
 
 
 class StorageFailed(Exception):
-    """Failure of the storage. The replica must stop and write nothing more. The message names the remedy."""
+    """Failed storage. The replica must stop writing and exit. The message names the remedy."""
 
 
 class BrokenInvariant(Exception):
-    """Request that no correct program makes, such as truncating committed entries. The replica must stop."""
+    """Violated invariant, for example a truncation of committed entries. The replica must stop."""
 
 
 REPLACE = (
@@ -39,7 +39,7 @@ class Reaction(StrEnum):
 
 
 class Row(NamedTuple):
-    """Row of the recovery table: the reaction to a condition, why it is safe, and the operator's remedy."""
+    """Row of the recovery table: the reaction, the condition's sign, why the reaction is safe, and the remedy."""
 
     action: Reaction
     sign: str
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 @unique
 class Condition(Enum):
-    """Recovery table: every condition that a start distinguishes, with its row."""
+    """Recovery table: the conditions that a replica distinguishes when it starts, each with its row."""
 
     FIRST_START = Row(
         Reaction.CREATE,
@@ -80,7 +80,7 @@ class Condition(Enum):
     )
     HINT_BEHIND = Row(
         Reaction.CONTINUE,
-        "commit or applied mark too low",
+        "the commit mark or the applied mark is too low",
         "both are written lazily; consensus determines the commit index again, and reapplied entries are compared",
         "none needed",
     )
@@ -125,8 +125,8 @@ class Condition(Enum):
     )
     META_PAGES_DISAGREE = Row(
         Reaction.REFUSE,
-        "the two meta pages are not of two successive transactions",
-        "LMDB would silently go back to an older state, and forget what was acknowledged since",
+        "the two meta pages do not belong to two successive transactions",
+        "LMDB would silently return to an older state and forget later acknowledged entries",
         REPLACE,
     )
     TABLE_MISSING = Row(
@@ -135,20 +135,20 @@ class Condition(Enum):
     FORMAT_UNKNOWN = Row(
         Reaction.REFUSE,
         "this release does not read the format version",
-        "another release wrote it, and guessing would corrupt it",
-        "Start the release that wrote it, or one that documents that it reads this format",
+        "another release wrote the data, and guessing would corrupt it",
+        "Start the release that wrote the data, or a release that documents support for this format",
     )
     FORMAT_OF_A_CONSTRUCTION_STEP = Row(
         Reaction.REFUSE,
-        "the format is that of one of the construction steps 0.1 to 0.3",
-        "0.1 to 0.3 were construction steps: release 1.0 begins the formats anew, and no release reads theirs",
+        "the format is that of a preliminary version, 0.1 to 0.3",
+        "the formats of 0.1 to 0.3 were temporary: release 1.0 defines new formats, and no release reads the old ones",
         "Make a new cluster with this release in another directory. To read the old history, use the source tree that "
-        "wrote it: `forebay audit dump --data DIRECTORY`",
+        "wrote the history: `forebay audit dump --data DIRECTORY`",
     )
     IDENTITY_DAMAGED = Row(
         Reaction.REFUSE,
         "identity or format fails its checksum",
-        "it is not known which replica made these promises",
+        "the replica that made these promises is unknown",
         REPLACE,
     )
     CLUSTER_FOREIGN = Row(
@@ -158,7 +158,7 @@ class Condition(Enum):
         Reaction.REFUSE, "the identity names another replica", "its votes belong to that replica", OTHER_DIRECTORY
     )
     HARD_STATE_MISSING = Row(
-        Reaction.REFUSE, "no term and vote", "without them a second vote in a term is possible", REPLACE
+        Reaction.REFUSE, "term and vote are missing", "without them a second vote in a term is possible", REPLACE
     )
     HARD_STATE_DAMAGED = Row(
         Reaction.REFUSE,
@@ -166,15 +166,20 @@ class Condition(Enum):
         "without them a second vote in a term is possible",
         REPLACE,
     )
-    MARKS_MISSING = Row(Reaction.REFUSE, "no marks", "without them it is not known how far the promises go", REPLACE)
+    MARKS_MISSING = Row(
+        Reaction.REFUSE, "the marks are missing", "without them the extent of the promises is unknown", REPLACE
+    )
     MARKS_DAMAGED = Row(
         Reaction.REFUSE,
         "the marks fail their checksum",
-        "without them it is not known how far the promises go",
+        "without them the extent of the promises is unknown",
         REPLACE,
     )
     MARKS_OUT_OF_ORDER = Row(
-        Reaction.REFUSE, "not base <= applied <= commit", "every transaction writes them in order", REPLACE
+        Reaction.REFUSE,
+        "the marks violate base <= applied <= commit",
+        "every transaction writes them in order",
+        REPLACE,
     )
     COMMIT_BEYOND_LAST = Row(
         Reaction.REFUSE,
@@ -192,25 +197,30 @@ class Condition(Enum):
         Reaction.REFUSE,
         "an entry above the applied mark fails its checksum",
         "transactions are atomic, so this damage happened after the sync. The entry may be acknowledged although the "
-        "lazily written commit mark is lower; truncation could remove it from the majority",
+        "lazily written commit mark is lower; truncation could remove its copy from the majority",
         REPLACE,
     )
     ENTRY_MISSING = Row(
-        Reaction.REFUSE, "a gap in the indexes", "a synced entry is missing, and it may be acknowledged", REPLACE
+        Reaction.REFUSE,
+        "an index is missing between stored entries",
+        "the missing entry was synced, and may have been acknowledged",
+        REPLACE,
     )
     ENTRY_BEYOND_LAST = Row(
         Reaction.REFUSE,
         "an entry beyond the last index of the marks",
-        "entry and marks are written in one transaction: one of them is older or newer",
+        "entries and marks are written in one transaction, so these come from different states",
         REPLACE,
     )
     TERM_OUT_OF_ORDER = Row(
         Reaction.REFUSE,
-        "a term below that of the entry before, or above the term of the hard state",
-        "terms only grow, and the hard state is written with or before the entries",
+        "an entry's term is below the previous entry's term, or above the hard state's term",
+        "terms only grow, and the hard state is written before the entries or together with them",
         REPLACE,
     )
-    CHAIN_ROW_MISSING = Row(Reaction.REFUSE, "no digest for an applied entry", "each applied entry has one", REPLACE)
+    CHAIN_ROW_MISSING = Row(
+        Reaction.REFUSE, "an applied entry has no digest", "each applied entry has a digest", REPLACE
+    )
     CHAIN_ROW_DAMAGED = Row(Reaction.REFUSE, "a digest fails its checksum", "the history cannot be proven", REPLACE)
     CHAIN_MISMATCH = Row(
         Reaction.REFUSE,
@@ -227,19 +237,19 @@ class Condition(Enum):
     GENERATION_OVER = Row(
         Reaction.CONTINUE,
         "the sync log holds records of an older generation than LMDB names",
-        "LMDB began the next generation in the transaction that copied them: LMDB contains them",
+        "LMDB began the next generation in the transaction that copied these records, so LMDB contains them",
         "none needed",
     )
     LOG_MARK_MISSING = Row(
         Reaction.REFUSE,
         "LMDB does not name the generation of the sync log",
-        "every transaction since the creation of the sync log writes it, and without it the log cannot be read",
+        "every transaction writes the generation, and the log cannot be read without it",
         REPLACE,
     )
     LOG_MARK_DAMAGED = Row(
         Reaction.REFUSE,
         "the generation of the sync log fails its checksum",
-        "without it the log cannot be read",
+        "the log cannot be read without the generation",
         REPLACE,
     )
     SYNC_LOG_NOT_MADE = Row(
@@ -251,13 +261,13 @@ class Condition(Enum):
     SYNC_LOG_MISSING = Row(
         Reaction.REFUSE,
         "LMDB refers to a sync log that does not exist",
-        "it contained the entries acknowledged since the last checkpoint",
+        "the log contained the entries acknowledged since the last checkpoint",
         f"Restore {LOG_FILE} if it was moved. If it is lost: {OTHERWISE_REPLACE}",
     )
     SYNC_LOG_UNREADABLE = Row(
         Reaction.REFUSE,
         "the sync log is not a regular file, may not be opened, or cannot be read",
-        "it may contain entries acknowledged since the last checkpoint",
+        "the log may contain entries acknowledged since the last checkpoint",
         f"Check that {LOG_FILE} is a file that this account owns. If its disk fails: {OTHERWISE_REPLACE}",
     )
     SYNC_LOG_OF_ANOTHER_SIZE = Row(
@@ -268,20 +278,20 @@ class Condition(Enum):
     )
     SYNC_LOG_FOREIGN = Row(
         Reaction.REFUSE,
-        "the sync log is another replica's",
-        "its promises belong to that replica, and this replica's are missing",
+        "the sync log belongs to another replica",
+        "the log contains that replica's promises, and this replica's promises are missing",
         REPLACE,
     )
     SYNC_LOG_DAMAGED = Row(
         Reaction.REFUSE,
         "a complete record of the sync log fails its checksum, or is missing although a later one exists",
-        "it was damaged after its sync and may have been acknowledged; truncation could remove it from the majority",
+        "the damage happened after the sync, so the record may be acknowledged, and truncation could lose it",
         REPLACE,
     )
     SYNC_LOG_AHEAD = Row(
         Reaction.REFUSE,
-        "the sync log is of a later generation than LMDB",
-        "a generation begins in LMDB first: the data file is an older copy, and lacks acknowledged entries",
+        "the sync log has a later generation than LMDB",
+        "LMDB begins each generation first, so the data file is an older copy that lacks acknowledged entries",
         REPLACE,
     )
     SYNC_LOG_CONTRADICTS = Row(
@@ -292,7 +302,7 @@ class Condition(Enum):
     )
     SYNC_LOG_RESTLESS = Row(
         Reaction.REFUSE,
-        "a reader beside the running replica finds the sync log changed each time that it reads it",
+        "a reader in another process finds the sync log changed on every attempt",
         "the two files were read at different times; the replica itself is sound",
         "Read again when the replica is less busy, or read another replica's ledger",
     )
@@ -306,20 +316,20 @@ class Condition(Enum):
     TABLE_OF_READERS_ALTERED = Row(
         Reaction.CONTINUE,
         f"{READERS_FILE} is lost, or altered while no process has it open",
-        "it only lists which process reads which pages, and a start creates it again. Its removal while the replica "
+        "the file only lists which process reads which pages, and a start creates it again. Removal while the replica "
         "runs stops the replica within a second, because pages would be overwritten while later readers use them",
         "restart readers that had it open",
     )
     DISK_FULL = Row(
         Reaction.REFUSE,
         "the disk is full, or fails, when the checkpoint that ends a start is written",
-        "a replica that cannot write can promise nothing; earlier promises are kept, and the next start finds them",
+        "the replica can make no promises without writing; earlier promises are kept, and the next start finds them",
         "Free space or replace the disk, then start the replica again",
     )
     FIRST_START_KEPT = Row(
         Reaction.REFUSE,
         "the mark that allows a first start cannot be removed",
-        "it would allow another start without data after the data was lost",
+        "the mark would allow a start without data after the data was lost",
         "Check that this account may write in that directory, or remove the mark by hand, and start the replica again",
     )
     HAS_RUN = Row(
@@ -331,26 +341,26 @@ class Condition(Enum):
     MEMBER_NOTE_DAMAGED = Row(
         Reaction.REFUSE,
         "the file `member` cannot be read, or does not contain an ID of this replica",
-        "it contains the ID under which the replica joined, and another ID has other promises",
+        "the file contains the ID under which the replica joined; promises are bound to that ID",
         "Write the ID that `forebay cluster members --json` shows for this replica into it, or, if it cannot be "
         "written: " + OTHERWISE_REPLACE,
     )
     MEMBER_NOTE_CONTRADICTS = Row(
         Reaction.REFUSE,
         "the file `member` is lost, or contains another ID than the storage",
-        "the promises in the storage were made under its own ID, and must not be continued under another ID",
+        "the storage's promises belong to the storage's ID, and must not be continued under another ID",
         "If `forebay cluster members --json` shows the storage's ID for this replica, write it into the file "
         "`member`. If it shows another ID, this directory belongs to an earlier member: " + OTHERWISE_REPLACE,
     )
     PROMISES_FORGOTTEN = Row(
         Reaction.REFUSE,
-        "the file `forgotten` exists, whatever its content",
-        "the leader found that this replica lacks what it had acknowledged, and a restart does not bring it back",
+        "the file `forgotten` exists, with any content",
+        "the leader found that this replica lost entries that it had acknowledged; a restart does not restore them",
         REPLACE,
     )
     INCARNATION_OVER = Row(
         Reaction.REFUSE,
-        "the file `superseded` exists, whatever its content",
+        "the file `superseded` exists, with any content",
         "the cluster was recovered after a majority was lost, and continues as a later incarnation without this "
         "replica",
         "Keep the directory for an examination: it may contain entries that the recovery lost (`forebay audit dump "
@@ -360,7 +370,7 @@ class Condition(Enum):
     SNAPSHOT_UNFINISHED = Row(
         Reaction.CUT,
         "a snapshot that was being written or received when the process died",
-        "it never had its final name, so nothing relies on it; valid received frames are kept",
+        "the snapshot never had its final name, so nothing relies on it; valid received frames are kept",
         "none needed",
     )
     SNAPSHOT_LOST = Row(
@@ -373,13 +383,13 @@ class Condition(Enum):
         Reaction.CONTINUE,
         "a snapshot is truncated, fails a checksum, or belongs to another cluster, and an older one or the ledger "
         "suffices",
-        "every byte is verified before use; the snapshot is ignored, not sent to peers, and the log gives the reason",
+        "every byte is verified before use; the snapshot is ignored and not sent to peers; the log gives the reason",
         "none needed; if it recurs, check the disk",
     )
     SNAPSHOT_NOT_OF_THIS_LEDGER = Row(
         Reaction.CONTINUE,
         "a sound snapshot is ahead of the applied mark, or its digest contradicts the ledger, and another one suffices",
-        "the process died before its installation, or its history differs: it is ignored like a damaged one",
+        "the process died before it installed the snapshot, or the histories differ; the snapshot is ignored",
         "none needed",
     )
     SNAPSHOT_NEEDED = Row(
@@ -391,7 +401,7 @@ class Condition(Enum):
     SNAPSHOTS_UNUSABLE = Row(
         Reaction.REFUSE,
         "the directory of the snapshots cannot be created, read or cleaned",
-        "without snapshots the journal only grows, and it is not known which of them can be trusted",
+        "without snapshots the journal only grows, and no snapshot in the directory can be trusted",
         "Follow the message: free space, or make it a directory that this account owns",
     )
     LEDGER_DAMAGED = Row(
@@ -403,7 +413,7 @@ class Condition(Enum):
     STATE_CONTRADICTS = Row(
         Reaction.REFUSE,
         "the state rebuilt from snapshot and entries contradicts the revision in the applied mark",
-        "one of them was altered, although each checksum is correct, or this release applies entries differently",
+        "one of these was altered, although each checksum is correct, or this release applies entries differently",
         REPLACE,
     )
     STATE_NOT_THE_RECORDED = Row(
@@ -421,9 +431,9 @@ class Condition(Enum):
 
 
 class RecoveryRefused(StorageFailed):
-    """Storage rejected at opening. `condition` is the row of the table; the message names place and remedy.
+    """Storage rejected at opening. `condition` is the row of the recovery table; the message names location and remedy.
 
-    `name`: the replica's configured name, for the remedy's commands; empty if only its files are known.
+    `name` is the replica's configured name, for the commands in the remedy; None if the caller does not know the name.
     """
 
     def __init__(self, condition: Condition, place: str, name: str | None = None) -> None:

@@ -1,11 +1,11 @@
-"""Job index: the revisions of the ledger that concern each job, each with a note, in LMDB files of its own.
+"""Job index: for each job, the ledger's revisions that concern the job, each with a note, in separate LMDB files.
 
-The index is derived from the ledger and promises nothing: one process beside the replica writes it, slightly behind the
-applied state, and any damage is repaired by rebuilding it. Its position is written in the same transaction as the rows,
-with the ledger's digest at that position, so an index of another history is detected.
+The index is derived from the ledger and promises nothing. One process beside the replica writes the index, slightly
+behind the applied state. Damage is repaired by rebuilding the index. Each transaction also stores the index's position
+and the ledger's digest there, so that an index of another history is detected.
 
-The rows of a job are packed into a few values, of which the last one grows: a row takes about ten bytes beside its
-note, and no key of its own.
+The rows of a job are packed into a few values, and only the last value grows: a row takes about ten bytes beside its
+note, and has no key of its own.
 """
 
 import errno
@@ -24,13 +24,13 @@ from forebay.wal.failures import DATA_FILE, READERS_FILE
 from forebay.wal.records import DIGEST_BYTES, GENESIS, DamagedValue, pack_checked, unpack_checked
 
 CLUSTER: Final = 0
-"""Key in place of a job ID for events that concern no job, such as those of pools and nodes, and for rejections."""
+"""Key for rejections and for events that concern no job, such as events of pools and nodes."""
 
 JOB_INDEX_VERSION: Final = 2
 """Version of this layout and of the notes. An index of another version is rebuilt."""
 
 VALUE_MAX_BYTES: Final = 1024
-"""Maximum size of a value of rows: a quarter of a page, so that no value needs overflow pages."""
+"""Maximum size of a value of rows: a quarter of a page, to avoid overflow pages."""
 
 _ROWS: Final = b"rows"
 _MARK: Final = b"mark"
@@ -50,7 +50,7 @@ class JobIndexRow(NamedTuple):
 
 
 class Hole(NamedTuple):
-    """Range of entries missing from the index, both ends included: a snapshot replaced them."""
+    """Range of entries that the index lacks because a snapshot replaced them, both ends included."""
 
     first_index: int
     last_index: int
@@ -70,7 +70,7 @@ NOTHING: Final = IndexPosition(0, 0, GENESIS)
 
 
 class JobIndexBroken(Exception):
-    """Index files that cannot be read or written; the message gives the reason."""
+    """Unreadable or unwritable index; the message gives the reason."""
 
 
 class JobIndex:
@@ -79,7 +79,7 @@ class JobIndex:
     def __init__(self, directory: Path, *, map_size_bytes: int = MAP_SIZE_BYTES, readonly: bool = False) -> None:
         """Open the index. A missing, outdated or damaged index is replaced by an empty one.
 
-        With `readonly`, open it beside its owning process without changes.
+        With `readonly`, open the index without changes while another process owns it.
 
         Raises:
             OSError: The disk fails or is full.
@@ -108,7 +108,7 @@ class JobIndex:
         return (self._directory / DATA_FILE).stat().st_blocks * 512
 
     def begin_anew(self) -> None:
-        """Remove all content and files, and start empty.
+        """Remove the files and start with an empty index.
 
         Raises:
             OSError: The disk fails.
@@ -167,7 +167,7 @@ class JobIndex:
         return found if not after else [row for row in found if row.revision > after]
 
     def add(self, rows: Mapping[int, Sequence[JobIndexRow]], position: IndexPosition) -> None:
-        """Append rows to their jobs, none older than those present; durable on return.
+        """Append rows to the jobs' rows, durable on return. No new row may be older than a present one.
 
         Raises:
             OSError: The disk is full; nothing was added.
@@ -216,7 +216,7 @@ class JobIndex:
             raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> JobIndexBroken | OSError:
-        """Return the exception for an error: a full disk damages nothing, and the content stays."""
+        """Return the exception for an error. A full disk is an OSError, because the index stays intact."""
         path, code = self._directory / DATA_FILE, getattr(error, "code", 0)
         if isinstance(error, lmdb.Error) and code in _NO_ROOM:
             return OSError(code, os.strerror(code), os.fspath(path))
@@ -235,7 +235,7 @@ def _last_value(cursor: "lmdb.Cursor[bytes]", job: int) -> tuple[bytes, bytearra
 
 
 def _seek_value(cursor: "lmdb.Cursor[bytes]", job: int, after: int) -> bool:
-    """Move to the first value of a job that may hold rows after a revision; return whether there is one."""
+    """Move to the first value of a job that may hold rows after `after`; return False if there is none."""
     key = _KEY.pack(job, after)
     if cursor.set_range(key) and cursor.key() == key:
         return True
@@ -266,5 +266,5 @@ def _pack(position: IndexPosition) -> bytes:
 def _position(body: bytes) -> IndexPosition:
     version, index, revision, digest = _POSITION.unpack_from(body)
     if version != JOB_INDEX_VERSION:
-        raise DamagedValue(f"it has version {version}")
+        raise DamagedValue(f"the index has version {version}")
     return IndexPosition(index, revision, digest, tuple(map(Hole._make, _HOLE.iter_unpack(body[_POSITION.size :]))))

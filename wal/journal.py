@@ -1,10 +1,10 @@
-"""Raft log for consensus, with commit and applied marks: buffered in memory, made durable by one write.
+"""Raft log for consensus, with commit and applied marks. Changes are buffered in memory and made durable by one write.
 
-A sync goes to the sync log. LMDB receives many syncs in one later transaction, the checkpoint. Its table of entries is
-the ledger: a commit moves a mark, applying adds a digest, compaction moves the first index visible to consensus.
-Applied entries are never deleted here.
+A sync writes to the sync log. A later transaction, the checkpoint, copies many syncs to LMDB. LMDB's table of entries
+is the ledger: a commit moves a mark, applying adds a digest, and compaction moves the first index visible to consensus.
+The journal never deletes applied entries.
 
-The newest entries are kept in memory completely, and the terms of all entries.
+The newest entries and the terms of all entries are kept in memory.
 """
 
 from bisect import bisect_right
@@ -20,16 +20,16 @@ from forebay.wal.rows import AppliedRow, CheckpointChanges
 from forebay.wal.sync_log import RECORD_MAX_BYTES
 
 RECENT_MAX_BYTES: Final = 32 << 20
-"""Data kept in memory for followers that lag slightly: about 30 full entries, or seconds of a busy cluster."""
+"""Maximum size of the entries in memory, for followers that lag slightly: about 30 full entries."""
 
 RECENT_MAX_ENTRIES: Final = 16_384
-"""Maximum number of entries in memory, for entries so small that their objects take more memory than their data."""
+"""Maximum number of entries in memory: the objects of small entries take more memory than the data."""
 
 
 class Suffix:
     """Newest entries, contiguous up to the end of the journal; empty when `first == next`.
 
-    Bounded by bytes and count whenever `evict` is called.
+    `evict` restores the bounds on bytes and count.
     """
 
     def __init__(self, next_index: int, *, max_bytes: int = RECENT_MAX_BYTES, max_entries: int = RECENT_MAX_ENTRIES):
@@ -41,7 +41,7 @@ class Suffix:
 
     @property
     def first(self) -> int:
-        """Index of the oldest entry held; `next` if there is none."""
+        """Index of the oldest entry; `next` if the suffix is empty."""
         return self._next - len(self._entries)
 
     @property
@@ -57,7 +57,7 @@ class Suffix:
         self._next += 1
 
     def cut(self, index: int) -> None:
-        """Drop the entries from `index` on; `index` becomes the next one."""
+        """Drop the entries from `index` on, so that `index` is appended next."""
         keep = max(0, index - self.first)
         self._bytes -= sum(len(entry.data) for entry in self._entries[keep:])
         del self._entries[keep:]
@@ -72,7 +72,7 @@ class Suffix:
     def evict(self) -> None:
         """Drop the oldest entries if a bound is exceeded, a quarter at a time to keep the cost per entry low.
 
-        Call it only when LMDB has every entry: entries LMDB lacks exist nowhere else.
+        Call it only when LMDB has every entry, because entries that LMDB lacks exist nowhere else.
         """
         if self._bytes <= self._max_bytes and len(self._entries) <= self._max_entries:
             return
@@ -85,11 +85,11 @@ class Suffix:
         del self._entries[:dropped]
 
     def get(self, index: int) -> Entry:
-        """Return the entry at `index`, which must be held."""
+        """Return the entry at `index`, which must be in the suffix."""
         return self._entries[index - self.first]
 
     def extend(self, out: list[Entry], first: int, *, max_bytes: int, max_entries: int) -> None:
-        """Append the entries from `first` on to `out` while it stays within both bounds or holds only one entry."""
+        """Append entries from `first` on to `out`, within both bounds; an empty `out` receives at least one."""
         size_bytes = sum(len(entry.data) for entry in out)
         for position in range(first - self.first, len(self._entries)):
             entry = self._entries[position]
@@ -99,19 +99,19 @@ class Suffix:
             out.append(entry)
 
     def since(self, first: int) -> list[Entry]:
-        """Return the entries from `first` on, all of which must be held."""
+        """Return the entries from `first` on, all of which must be in the suffix."""
         return self._entries[first - self.first :]
 
 
 class TermRuns:
-    """Terms of all indices from a start on, stored as runs of equal terms: a few numbers for any length of journal."""
+    """Terms of all indexes from a start on, stored as runs of equal terms to take little memory."""
 
     def __init__(self, index: int, term: int) -> None:
         self._starts = [index]
         self._terms = [term]
 
     def append(self, index: int, term: int) -> None:
-        """Record the term of the index after the last one."""
+        """Append the term of the next index."""
         if term != self._terms[-1]:
             self._starts.append(index)
             self._terms.append(term)
@@ -133,44 +133,44 @@ class TermRuns:
 
 
 class Lag:
-    """Part of the journal that a store lacks: LMDB until the next checkpoint, or the whole disk until the next sync."""
+    """Part of the journal that a store lacks: LMDB lacks it until the next checkpoint, the disk until the next sync."""
 
     def __init__(self, last: int) -> None:
         self.caught_up(last)
 
     def caught_up(self, last: int) -> None:
-        """Record that the store has everything up to `last`."""
+        """Record that the store has all entries up to `last`."""
         self.last = last
         """Last index the store holds."""
         self.first = last + 1
         """First entry the store lacks."""
         self.cut: int | None = None
-        """Stored entries from this index on are no longer part of the journal."""
+        """Index from which on stored entries are no longer part of the journal; None if all are."""
         self.hard = False
         """Whether the store lacks the current term and vote."""
 
     def note_truncation(self, index: int) -> None:
-        """Record that the journal lost its entries from `index` on."""
+        """Record that the journal removed its entries from `index` on."""
         if index <= self.last:
             self.cut = index if self.cut is None else min(self.cut, index)
             self.first = min(self.first, index)
 
 
 HINTS_MAX_ROWS: Final = 16_384
-"""Applied rows buffered before they are written without a sync, so that replaying a long journal has bounded memory."""
+"""Maximum number of buffered applied rows: more are written without a sync, to bound memory during a long replay."""
 
 CHECKPOINT_BYTES: Final = 1 << 20
-"""Bytes synced to the log before a checkpoint, so that it does not block the loop for long."""
+"""Bytes in the sync log that cause a checkpoint: a larger checkpoint would block the event loop too long."""
 
 CHECKPOINT_ROWS: Final = 1024
-"""Entries and applied rows LMDB lacks before a checkpoint, count, for the same reason."""
+"""Number of entries and applied rows that LMDB lacks and that cause a checkpoint, for the same reason."""
 
 
 class Journal:
     """Journal of one replica, on an Environment open for writing; used by one thread.
 
-    Reads see buffered changes at once. Nothing is durable before `sync`, and no promise may be sent while `dirty`.
-    Every method raises StorageFailed once a sync has failed; the replica must then stop.
+    Reads return buffered changes at once. Nothing is durable before `sync`, and the caller must not send a promise
+    while the journal is `dirty`. Once a sync has failed, every method raises StorageFailed, and the replica must stop.
     """
 
     def __init__(self, env: Environment, *, recent_max_bytes: int = RECENT_MAX_BYTES):
@@ -193,7 +193,7 @@ class Journal:
         self._applied_revision = checked.marks.applied_revision
         self._applied_digest = checked.marks.applied_digest
         self._stored = Lag(checked.marks.last_index)
-        """Part LMDB lacks. All of its entries are held in memory."""
+        """Part that LMDB lacks; all of its entries are in memory."""
         self._synced = Lag(checked.marks.last_index)
         """Part that LMDB and the sync log together lack."""
         self._logged_bytes = 0
@@ -211,7 +211,7 @@ class Journal:
         self._suffix.evict()
 
     def _take_over(self, replayed: ReplayedLog) -> None:
-        """Merge the sync log into LMDB before anything is promised; a torn tail is void from then on."""
+        """Merge the sync log into LMDB before the replica makes any promise. This drops a torn tail for good."""
         if replayed.kept < self.last_index:
             self._cut(replayed.kept + 1)
         for entry in replayed.entries:
@@ -226,7 +226,7 @@ class Journal:
         self._applied_digest = replayed.marks.applied_digest
         self._checkpoint()
 
-    # View of consensus
+    # Properties that consensus reads
 
     @property
     def base_index(self) -> int:
@@ -245,12 +245,12 @@ class Journal:
 
     @property
     def last_index(self) -> int:
-        """Index of the last entry, durable or not; `base_index` if consensus sees none."""
+        """Index of the last entry, durable or not; `base_index` if there is none after it."""
         return self._suffix.next - 1
 
     @property
     def last_term(self) -> int:
-        """Term of the last entry; `base_term` if consensus sees none."""
+        """Term of the last entry; `base_term` if there is none after the base."""
         return self._runs.at(self.last_index)
 
     @property
@@ -260,12 +260,12 @@ class Journal:
 
     @property
     def voted_for(self) -> str | None:
-        """Replica that received this one's vote in the current term."""
+        """Replica for which this replica voted in the current term; None if it has not voted."""
         return self._hard.voted_for
 
     @property
     def commit_index(self) -> int:
-        """Index known to be committed. After a restart it is a hint, because it is written lazily."""
+        """Index of the last entry known to be committed. It is written lazily: too low after a restart."""
         return self._commit_index
 
     @property
@@ -287,7 +287,7 @@ class Journal:
         """Return the entry at `index`.
 
         Raises:
-            LookupError: Consensus does not see the entry.
+            LookupError: The entry is not visible to consensus.
         """
         self._env.check()
         if not self._base_index < index <= self.last_index:
@@ -329,7 +329,7 @@ class Journal:
         """Append contiguous entries whose terms do not fall and do not exceed `term`.
 
         Raises:
-            BrokenInvariant: They leave a gap, a term falls or exceeds `term`, or an entry is too large.
+            BrokenInvariant: The entries leave a gap, a term falls or exceeds `term`, or an entry is too large.
         """
         self._env.check()
         index, term = self.last_index, self.last_term
@@ -357,7 +357,7 @@ class Journal:
         """Remove the entries from `index` on.
 
         Raises:
-            BrokenInvariant: One of them is committed or applied.
+            BrokenInvariant: One of these entries is committed or applied.
         """
         self._env.check()
         if index <= max(self._commit_index, self._applied_index):
@@ -369,7 +369,7 @@ class Journal:
         self._cut(index)
 
     def set_term(self, term: int, voted_for: str | None) -> None:
-        """Set the term and the vote in it.
+        """Set the current term, and the vote in that term.
 
         Raises:
             BrokenInvariant: The term falls, or a vote changes within its term.
@@ -401,7 +401,7 @@ class Journal:
             self._hints_changed = True
 
     def compact_to(self, index: int) -> None:
-        """Hide entries up to `index` from consensus; none is lost.
+        """Hide entries up to `index` from consensus. The ledger keeps them.
 
         Raises:
             BrokenInvariant: The index lies beyond the applied index.
@@ -413,15 +413,16 @@ class Journal:
             self._rebase(index)
 
     def reset_to(self, index: int, term: int, digest: bytes, revision: int) -> None:
-        """Continue from an installed snapshot at `index`, whose ledger has `digest` and ends with `revision`.
+        """Continue from an installed snapshot at `index`; `digest` and `revision` are the ledger's after that entry.
 
-        If the journal holds (index, term), entries up to it are chained and later ones stay. Otherwise all unapplied
-        entries are dropped, and the missing range before `index` is recorded as a gap in the ledger. Buffered changes
-        are written first.
+        If the journal holds (index, term), entries up to `index` are chained and later entries stay. Otherwise all
+        unapplied entries are dropped, and the missing range before `index` is recorded as a gap in the ledger. Buffered
+        changes are written first.
 
         Raises:
             BrokenInvariant: The snapshot lies at or below the applied index, contradicts committed entries, or has
-                another digest or revision than the entries held here.
+                another
+                digest or revision than the journal's entries.
         """
         self.flush_hints()
         if index <= self._applied_index:
@@ -453,12 +454,13 @@ class Journal:
         self._note_applied(AppliedRow(index, ChainRow(digest, revision), False))
 
     def begin_incarnation(self, incarnation: Incarnation, term: int, entries: Sequence[Entry]) -> None:
-        """Continue as another incarnation: commit all held entries, and then `entries` of `term`.
+        """Continue as another incarnation: commit all present entries, then append and commit `entries` of `term`.
 
-        Earlier syncs stay; the rest is one transaction, so after a crash the storage belongs to exactly one of the two.
+        Buffered changes are written first. Everything else is one transaction, so after a crash the storage belongs to
+        exactly one of the two incarnations.
 
         Raises:
-            BrokenInvariant: The incarnation does not follow the present one, or the term is not above the present term.
+            BrokenInvariant: The number of the incarnation or the term is not greater than the present one.
         """
         if incarnation.number <= self._env.incarnation.number or term <= self._hard.term:
             raise BrokenInvariant(
@@ -472,12 +474,13 @@ class Journal:
         self._env.incarnation = incarnation
 
     def record_applied(self, entry: Entry, revision: int) -> bytes:
-        """Chain the next applied entry, which ends with `revision`, and return the ledger's digest after it.
+        """Chain the next applied entry, which ends with `revision`, and return the ledger's digest after the entry.
 
-        An entry at or below `applied_index` is applied again after a restart: it is compared with the recorded row.
+        After a restart, entries at or below `applied_index` are applied again: they are compared with the recorded
+        rows.
 
         Raises:
-            BrokenInvariant: Entry, order, digest or revision do not agree with the journal.
+            BrokenInvariant: Entry, order, digest or revision disagrees with the journal.
         """
         self._env.check()
         if entry.index <= self._applied_index:
@@ -495,7 +498,7 @@ class Journal:
         return digest
 
     def digest_at(self, index: int) -> bytes | None:
-        """Return the ledger's digest up to `index`; None if it is unknown: never applied here, or inside a gap."""
+        """Return the ledger's digest up to `index`; None if the entry was not applied here or lies inside a gap."""
         self._env.check()
         if index == self._applied_index:
             return self._applied_digest
@@ -506,13 +509,13 @@ class Journal:
 
     @property
     def dirty(self) -> bool:
-        """Return whether a change that a promise could depend on is buffered: entries, cut, term, vote, reset."""
+        """Return whether a change that promises depend on is not durable: entries, cut, term, vote or reset."""
         lag = self._synced
         return lag.hard or lag.first <= self.last_index or lag.cut is not None or self._reset
 
     @property
     def behind_bytes(self) -> int:
-        """Size of the entries LMDB does not have yet, bytes: they are in the sync log or buffered."""
+        """Size of the entries that LMDB lacks, bytes: in the sync log or buffered."""
         return self._logged_bytes + sum(len(entry.data) for entry in self._suffix.since(self._synced.first))
 
     def sync(self) -> None:
@@ -528,9 +531,9 @@ class Journal:
             self._checkpoint()
 
     def flush_hints(self) -> None:
-        """Write buffered changes and merge the sync log into LMDB, so that the ledger is complete.
+        """Write buffered changes and merge the sync log into LMDB, which completes the ledger.
 
-        Called when idle: an idle replica writes once and then stops writing.
+        Called when idle. An idle replica writes once and then stops writing.
         """
         self._env.check()
         if self.dirty or self._hints_changed or not self._sync_log.is_empty:
@@ -541,7 +544,7 @@ class Journal:
         return self._logged_bytes >= CHECKPOINT_BYTES or rows_behind >= CHECKPOINT_ROWS
 
     def _log(self) -> bool:
-        """Write all buffered changes to the sync log; return False without effect if it lacks space."""
+        """Write all buffered changes to the sync log; return False, without any effect, if they do not fit."""
         lag = self._synced
         entries = self._suffix.since(lag.first)
         if sum([len(entry.data) for entry in entries]) > RECORD_MAX_BYTES:
@@ -568,7 +571,7 @@ class Journal:
         return True
 
     def _checkpoint(self, incarnation: Incarnation | None = None) -> None:
-        """Write to LMDB all that it lacks, synced and buffered, in one transaction."""
+        """Write all changes that LMDB lacks, synced or buffered, in one transaction."""
         lag = self._stored
         rows.write(
             self._env,
@@ -614,7 +617,7 @@ class Journal:
         return digest
 
     def _chain_to(self, index: int, digest: bytes, revision: int) -> None:
-        """Chain held entries up to a snapshot's; they were applied before a crash or are skipped by the snapshot."""
+        """Chain the entries up to a snapshot: they were applied before a crash, or the snapshot skips them."""
         start = ChainRow(self._applied_digest, self._applied_revision)
         held = [self.entry(at) for at in range(self._applied_index + 1, index + 1)]
         for applied in replay.chain_up_to(start, held, ChainRow(digest, revision)):

@@ -1,13 +1,13 @@
-"""Committed history for audits, replay and verification: read in short steps, every checksum and digest checked.
+"""Committed history for audits, replay and verification. Reads are short steps that check every checksum and digest.
 
-A reader in another process must not write, and the replica keeps running: a checkpoint may happen between reading LMDB
-and reading the sync log, and a record may be half written. LMDB's generation is therefore read again after the log, and
-apparent damage is read again.
+A reader in another process must not write, while the replica keeps running. The replica may make a checkpoint after the
+reader has read LMDB and before it reads the sync log, and a record may be half written. The reader therefore reads
+LMDB's generation again after the log, and repeats a scan that seems to find damage.
 
-History that a snapshot replaced is filled in from another replica's ledger, from the end of the gap backwards. The
-digest after the gap is known, and a digest proves the previous one together with the entry in between. Each entry is
-thus proven on arrival, each transaction shortens the gap, and a crash only interrupts the work. The first entry of the
-gap must follow the entry held before it.
+History that a snapshot replaced is copied from another replica's ledger, from the end of the gap backwards. The digest
+after the gap is known, and proves the last entry together with the digest before that entry. Each entry is thus proven
+on arrival, each transaction shortens the gap, and a crash only interrupts the work. Finally the first entry of the gap
+must follow the entry before the gap.
 """
 
 import re
@@ -37,11 +37,11 @@ from forebay.wal.rows import read_chain_row
 from forebay.wal.sync_log import SyncLog
 
 SCANS_MAX: Final = 20
-"""Scans before a reader gives up, count: a scan takes milliseconds, and checkpoints are much further apart."""
+"""Maximum number of scans of a reader. A scan takes milliseconds; checkpoints are much further apart."""
 
 
 class ReadView(NamedTuple):
-    """Marks of the whole ledger, with the applied entries and rows in which it differs from LMDB."""
+    """Marks of the whole ledger, and the applied entries and rows that LMDB lacks."""
 
     marks: Marks
     entries: Mapping[int, Entry]
@@ -53,13 +53,14 @@ class ReadView(NamedTuple):
 
 
 def read_view(env: Environment) -> ReadView:
-    """Return the rows to add to LMDB's; none for the replica's own process.
+    """Return the rows that complete LMDB's ledger: those of the sync log; none in the replica's own process.
 
-    The view stays valid while LMDB receives more, because applied entries never change. A log is rejected as damaged
-    only by a scan without a concurrent checkpoint, and as busy if each scan met a checkpoint.
+    The view stays valid while LMDB receives more, because applied entries never change. A scan that overlaps a
+    checkpoint is repeated. The log is rejected as damaged only after a scan without a checkpoint, and as busy if every
+    scan overlapped one.
 
     Raises:
-        RecoveryRefused: The log is rejected; the message names place and remedy.
+        RecoveryRefused: The log is rejected; the message names location and remedy.
     """
     if not env.readonly:
         with env.read() as transaction:
@@ -75,7 +76,7 @@ def read_view(env: Environment) -> ReadView:
             except RecoveryRefused as error:
                 found = error
         if env.log_mark().generation != mark.generation:
-            # The scan mixed two states: as a ledger it would be too short, and its damage would not be real.
+            # The scan mixed two states: its ledger would be too short, and damage found in it would not be real.
             refused = None
         elif isinstance(found, ReadView):
             return found
@@ -122,11 +123,11 @@ def _marks(env: Environment, transaction: "lmdb.Transaction[bytes]") -> Marks:
 
 STEP_MAX_ENTRIES: Final = 256
 STEP_MAX_BYTES: Final = 8 << 20
-"""Data read by one transaction. LMDB cannot reuse pages while a transaction is open, so none outlives a call."""
+"""Limit of data read in one transaction. LMDB cannot reuse pages while a transaction is open, so keep them short."""
 
 
 DAMAGED_MAX: Final = 512
-"""Longest run of damaged entries that is repaired, count: more than a page of the file holds."""
+"""Maximum number of consecutive damaged entries that are repaired: more than one page of the file holds."""
 
 
 class SegmentName(NamedTuple):
@@ -140,7 +141,7 @@ class SegmentName(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> "SegmentName | None":
-        """Parse a segment's file name; None if it is not one."""
+        """Parse the file name of a segment; return None for other names."""
         found = _SEGMENT_NAME.fullmatch(name)
         return None if found is None else cls(int(found[1]), int(found[2]))
 
@@ -158,7 +159,7 @@ class LedgerEntry(NamedTuple):
     base: int
     revision: int
     seal: bytes = b""
-    """The seal of `Entry`; empty if only the history was kept."""
+    """Seal of the entry (`Entry.seal`); empty in archived history."""
 
 
 class LedgerSummary(NamedTuple):
@@ -172,7 +173,7 @@ class LedgerSummary(NamedTuple):
 
 
 class _Scan(NamedTuple):
-    """Marks of the ledger at one moment; later transactions read under these marks."""
+    """Marks of the ledger at one moment. Later transactions read the ledger up to these marks."""
 
     view: ReadView
     gaps: tuple[Gap, ...]
@@ -190,7 +191,7 @@ class _Scan(NamedTuple):
 
 
 class LedgerBroken(Exception):
-    """History that differs from the agreed one from `index` on; `sentence` says how that was detected."""
+    """Ledger that differs from the agreed history from `index` on; `sentence` gives the evidence."""
 
     def __init__(self, index: int, sentence: str) -> None:
         super().__init__(f"the ledger is broken at entry {index}: {sentence}")
@@ -199,14 +200,14 @@ class LedgerBroken(Exception):
 
 
 class Ledger:
-    """Reader of an Environment's ledger, in the replica's process or read-only in another.
+    """Reader of an Environment's ledger, in the replica's process or read-only in another process.
 
-    In the process of a live journal it sees LMDB: all applied entries after `flush_hints`. In another process it sees
-    LMDB and the sync log, whether the replica runs or not. It may be used in other threads than the journal's. Every
-    method may raise RecoveryRefused for conditions that a start would reject, and StorageFailed.
+    In the process of a live journal, the reader sees LMDB; after `flush_hints` LMDB has all applied entries. In another
+    process, it sees LMDB and the sync log, whether or not the replica runs. Other threads than the journal's may use
+    it. Every method may raise StorageFailed, or RecoveryRefused for conditions that also prevent a start.
 
-    Each call reads the current ledger. The results of several calls on a running replica are consistent only on the
-    ledger returned by `as_of_now`.
+    Each call reads the current ledger. To get consistent results from several calls on a running replica, call the
+    methods of the ledger that `as_of_now` returns.
     """
 
     def __init__(self, env: Environment) -> None:
@@ -214,10 +215,10 @@ class Ledger:
         self._seen: _Scan | None = None
 
     def as_of_now(self) -> "Ledger":
-        """Return a view of the ledger up to the entries applied now; the ledger itself if it is such a view.
+        """Return a view of the ledger up to the entries applied now; the ledger itself if it already is such a view.
 
-        The view reads the marks and the sync log once and keeps no transaction open: applied entries never change, so
-        they are read on request.
+        The view reads the marks and the sync log once and keeps no transaction open. Entries are read on request,
+        because applied entries never change.
         """
         if self._seen is not None:
             return self
@@ -228,7 +229,7 @@ class Ledger:
     def as_stored(self) -> "Ledger":
         """Return a view of the ledger up to the last checkpoint, without the sync log.
 
-        It only reads the marks, so a process that follows a running replica can call it many times a second.
+        The call reads only the marks, so a process that follows a running replica may call it many times a second.
         """
         with self._env.read() as transaction:
             marks = _marks(self._env, transaction)
@@ -244,7 +245,7 @@ class Ledger:
         """Return the digest and revision after the entry at `index`.
 
         Raises:
-            LedgerBroken: They are not known here.
+            LedgerBroken: This replica does not have them.
         """
         view = self._view()
         with self._env.read() as transaction:
@@ -252,17 +253,17 @@ class Ledger:
 
     @property
     def cluster_id(self) -> str:
-        """ID of the cluster this history belongs to."""
+        """ID of the cluster."""
         return self._env.identity.cluster_id
 
     @property
     def incarnation(self) -> Incarnation:
-        """Incarnation of the cluster this storage belongs to."""
+        """Incarnation of the cluster."""
         return self._env.incarnation
 
     @property
     def first_index(self) -> int:
-        """Index of the first entry held; the one after `applied_index` if there is none."""
+        """Index of the first entry on this replica; `applied_index + 1` if there is none."""
         scan = self._scan()
         view = scan.view
         with self._env.read() as transaction:
@@ -289,17 +290,17 @@ class Ledger:
         return self._view().marks.applied_digest
 
     def gaps(self) -> tuple[Gap, ...]:
-        """Ranges that this replica does not hold, because a snapshot was installed instead or they were pruned."""
+        """Ranges that this replica lacks, because a snapshot replaced them or they were pruned."""
         if self._seen is not None:
             return self._seen.gaps
         with self._env.read() as transaction:
             return self._gaps(transaction)
 
     def pruned_range(self) -> PrunedRange | None:
-        """Pruned range and the location of its archive; None if nothing was pruned.
+        """Return the pruned range and its archive segments; None if nothing was pruned.
 
         Raises:
-            LedgerBroken: The record of it is damaged.
+            LedgerBroken: The record of the pruned range is damaged.
         """
         with self._env.read() as transaction:
             value = transaction.get(records.PRUNED_KEY, db=self._env.table(records.STATE))
@@ -309,7 +310,7 @@ class Ledger:
             raise LedgerBroken(0, f"the record of pruned entries: {error}") from error
 
     def missing(self) -> tuple[Gap, ...]:
-        """Gaps that should be filled: all gaps without the pruned range.
+        """Return the gaps to fill: all gaps outside the pruned range.
 
         Raises:
             LedgerBroken: The table of gaps, or the record of pruned entries, is damaged.
@@ -324,11 +325,11 @@ class Ledger:
 
     @property
     def whole_from(self) -> int:
-        """Index from which on this replica holds the complete ledger."""
+        """First index after the last gap: from there on this replica has the complete ledger."""
         return max((gap.last_index for gap in self.gaps()), default=0) + 1
 
     def describe_location(self, revision: int) -> str:
-        """Describe the location of a revision not held here: a segment of the archive, or unknown."""
+        """Explain why this replica lacks a revision: pruned (with the archive segment), or replaced by a snapshot."""
         pruned = self.pruned_range()
         for segment in () if pruned is None else pruned.segments:
             if revision <= segment.revision_after:
@@ -336,7 +337,7 @@ class Ledger:
         return "a snapshot was installed instead"
 
     def describe_location_at(self, at: int) -> str:
-        """Describe the location of a pruned moment, by the replicated clock; empty if it was not pruned."""
+        """Name the archive segment with a time of the replicated clock; empty if that time was not pruned."""
         found = self.pruned_part()
         if found is None:
             return ""
@@ -345,7 +346,7 @@ class Ledger:
         return next(map(_in_archive, segments), "")
 
     def pruned_part(self) -> tuple[PrunedRange, Gap] | None:
-        """Return the pruned range and the gap it has left so far; None if there is none yet."""
+        """Return the range to prune and the gap that pruning has left so far; None if nothing was removed yet."""
         pruned = self.pruned_range()
         with self._env.read() as transaction:
             gaps = self._gaps(transaction)
@@ -365,7 +366,7 @@ class Ledger:
     def read(self, first: int, *, limit: int) -> Iterator[LedgerEntry]:
         """Yield up to `limit` entries from `first` on, in order; gaps are skipped.
 
-        Entries applied after the first one was requested are not included.
+        Entries applied after the first step are not included.
 
         Raises:
             LedgerBroken: The next entry is damaged.
@@ -381,7 +382,7 @@ class Ledger:
         """Return the index of the entry that settled `revision`.
 
         Raises:
-            LookupError: The entry is not held here; the message names the ranges held.
+            LookupError: This replica lacks the entry; the message names the ranges it has.
         """
         scan = self._scan()
         view, marks = scan.view, scan.view.marks
@@ -415,11 +416,11 @@ class Ledger:
         revision_after: Callable[[bytes, int], int] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> LedgerSummary:
-        """Check every entry held up to the present `applied_index`, and all stored rows derived from them.
+        """Check every entry up to the present `applied_index`, and all stored rows derived from the entries.
 
         Checks each entry's checksum, order and digest; the rows of revisions, gaps and marks; and the last digest.
-        `revision_after` computes the revision after an entry from the one before (`wal.codec`); without it, the stored
-        revisions are trusted. Calls `progress(done index, last index)` from time to time.
+        `revision_after` computes the revision after an entry from the revision before it (`wal.codec`); without this
+        function, the stored revisions are trusted. Calls `progress(checked index, last index)` from time to time.
 
         Raises:
             LedgerBroken: The first damage found.
@@ -444,7 +445,7 @@ class Ledger:
                 digest = self._chain_row(view, transaction, marks.applied_index).digest
             following = marks.applied_index + 1
         if following != marks.applied_index + 1:
-            raise LedgerBroken(following, f"it is missing; {marks.applied_index} is applied")
+            raise LedgerBroken(following, f"it is missing, although entries up to {marks.applied_index} are applied")
         if digest != marks.applied_digest:
             raise LedgerBroken(marks.applied_index, "its digest differs from the recorded one")
         self._check_behind(scan)
@@ -452,7 +453,7 @@ class Ledger:
             recorded = self._chain_row(view, transaction, marks.applied_index).revision
         if recorded != marks.applied_revision:
             raise LedgerBroken(
-                marks.applied_index, f"it ends at revision {recorded}; {marks.applied_revision} is recorded as applied"
+                marks.applied_index, f"its revision is {recorded}, but the marks name revision {marks.applied_revision}"
             )
         return LedgerSummary(count, first or marks.applied_index + 1, marks.applied_index, digest, gaps)
 
@@ -461,8 +462,8 @@ class Ledger:
     ) -> tuple[int, int] | None:
         """Check entries from `first` on as `verify` does, within both bounds but at least one.
 
-        Returns the next index and the number of bytes read. Returns None at the end, after checking the gaps and that
-        the last entry leads to the recorded applied digest.
+        Returns the next index and the number of bytes read. After the last entry, checks the gaps and the recorded
+        applied digest, and returns None.
 
         Raises:
             LedgerBroken: The first damage found.
@@ -478,14 +479,15 @@ class Ledger:
         with self._env.read() as transaction:
             row = self._chain_row(scan.view, transaction, marks.applied_index)
         if row != ChainRow(marks.applied_digest, marks.applied_revision):
-            raise LedgerBroken(marks.applied_index, "it differs from the entry that was recorded as applied")
+            raise LedgerBroken(marks.applied_index, "its digest or revision differs from the marks")
         return None
 
     def damaged_from(self, first: int, revision_after: Callable[[bytes, int], int]) -> Gap | None:
-        """Return the damaged range from `first` up to an entry that the digest and revision of the next one confirm.
+        """Return the damaged range from `first` to the next entry whose digest and revision the following entry
+        confirms.
 
-        The content of the range can be proven from its end, like a gap. None if the range has no confirmed end, or the
-        entry before it is damaged too.
+        The content of the range can be proven from its end, like a gap. Returns None if no entry confirms an end, or if
+        the entry before `first` is damaged too.
         """
         try:
             scan = self._scan()
@@ -512,7 +514,7 @@ class Ledger:
                         confirmed = row == ChainRow(marks.applied_digest, marks.applied_revision)
                 except LedgerBroken:
                     continue
-                # The next entry may not state another revision; the entry itself may, if its digest matches.
+                # A row derived from the entries must not contradict the stored revision if the digests are equal.
                 if confirmed and (known is None or known.digest != row.digest or known == row):
                     return Gap(first, last, before.revision, row.revision)
         return None
@@ -525,7 +527,7 @@ class Ledger:
         index: int,
         revision_after: Callable[[bytes, int], int],
     ) -> ChainRow | None:
-        """Return the row derived from the previous row and the entry; None if one of them is unknown."""
+        """Derive a row from the previous row and the entry; return None if either is unknown."""
         if before is None:
             return None
         try:
@@ -536,10 +538,11 @@ class Ledger:
         return ChainRow(records.chain_digest(before.digest, entry), revision)
 
     def held_in(self, stretch: Gap, revision_after: Callable[[bytes, int], int]) -> "list[HistoryEntry]":
-        """Return the entries of a damaged range, chained again, newest first.
+        """Return the entries of a damaged range, newest first, with digests computed again from the row before the
+        range.
 
         Raises:
-            LedgerBroken: An entry itself is damaged.
+            LedgerBroken: The data of an entry is damaged.
         """
         view = self._view()
         found: list[HistoryEntry] = []
@@ -559,12 +562,14 @@ class Ledger:
     def _check_derived(
         self, scan: _Scan, step: Sequence[LedgerEntry], revision_after: Callable[[bytes, int], int] | None
     ) -> None:
-        """Check the stored rows that derive from entries already read and proven."""
+        """Check the stored rows that are derived from verified entries."""
         marks = scan.view.marks
         expected: list[tuple[int, int]] = []
         for entry in step:
             if entry.revision < entry.base:
-                raise LedgerBroken(entry.index, f"revision {entry.revision} is recorded for it, after {entry.base}")
+                raise LedgerBroken(
+                    entry.index, f"its revision {entry.revision} is lower than the previous one, {entry.base}"
+                )
             if revision_after is not None:
                 try:
                     found = revision_after(entry.data, entry.base)
@@ -573,12 +578,14 @@ class Ledger:
                 except CodecError as error:
                     raise LedgerBroken(entry.index, str(error)) from error
                 if found != entry.revision:
-                    raise LedgerBroken(entry.index, f"it ends at revision {found}; {entry.revision} is recorded for it")
+                    raise LedgerBroken(
+                        entry.index, f"its data gives revision {found}, but {entry.revision} is recorded"
+                    )
             if entry.index == marks.base_index and entry.term != marks.base_term:
-                raise LedgerBroken(entry.index, f"it has term {entry.term}; {marks.base_term} is recorded")
+                raise LedgerBroken(entry.index, f"it has term {entry.term}, but {marks.base_term} is recorded")
             if entry.base < entry.revision <= scan.view.stored_revision:
                 expected.append((entry.revision, entry.index))
-        # Between two entries of a step there may be a gap that another process is filling now.
+        # Entries of a step need not be contiguous: another process may be filling a gap between them.
         for after, last, rows in _runs(step, expected):
             stored = self._revision_rows(after, min(last, scan.view.stored_revision), step[-1].index)
             if stored != rows and not self._is_pruned(step[0].index):
@@ -589,7 +596,7 @@ class Ledger:
                 )
 
     def _revision_rows(self, after: int, last: int, index: int) -> list[tuple[int, int]]:
-        """Return the stored rows (revision, index) after revision `after` up to `last`, of entries up to `index`."""
+        """Return the stored rows (revision, index) of the revisions `after + 1` to `last`."""
         found: list[tuple[int, int]] = []
         with self._env.read() as transaction:
             cursor = transaction.cursor(self._env.table(records.REVISIONS))
@@ -609,7 +616,7 @@ class Ledger:
     def _check_behind(self, scan: _Scan) -> None:
         """Check that the marks are in order and that nothing is stored beyond them."""
         with self._env.read() as transaction:
-            # Read them again: a running replica writes rows and marks in one transaction.
+            # Read the marks again, in the transaction of the rows: a running replica writes both together.
             marks = _marks(self._env, transaction)
             revisions = transaction.cursor(self._env.table(records.REVISIONS))
             entries = transaction.cursor(self._env.table(records.ENTRIES))
@@ -637,7 +644,7 @@ class Ledger:
         with self._env.read() as transaction:
             stored = transaction.get(records.MARKS_KEY, db=self._env.table(records.STATE)) or b""
             try:
-                # From the same transaction: installing a snapshot moves the end together with the gap it leaves.
+                # Use the marks of the same transaction: installing a snapshot moves the end and adds a gap.
                 end = max(records.unpack_marks(stored).applied_index, scan.view.marks.applied_index)
             except DamagedValue as error:
                 raise LedgerBroken(0, f"the marks: {error}") from error
@@ -645,17 +652,18 @@ class Ledger:
         if beyond is not None:
             raise LedgerBroken(
                 beyond.first_index,
-                f"a gap is recorded from there to {beyond.last_index}, and the ledger ends with entry {end}",
+                f"a gap is recorded from here to {beyond.last_index}, but the ledger ends with entry {end}",
             )
         behind = 0
         for gap in scan.gaps:
             if not behind < gap.first_index <= gap.last_index:
                 raise LedgerBroken(
-                    gap.first_index, f"a gap is recorded from there to {gap.last_index}, which is not possible"
+                    gap.first_index,
+                    f"a gap is recorded from here to {gap.last_index}, which is empty or overlaps another gap",
                 )
             behind = gap.last_index
             with self._env.read() as transaction:
-                # Read again: filling a gap shortens it in the same transaction.
+                # Read the gap again: another process may have shortened it.
                 held = next((now for now in self._gaps(transaction) if now.first_index == gap.first_index), None)
                 if held is None:
                     continue
@@ -664,7 +672,7 @@ class Ledger:
                 if (before, after) != (held.revision_before, held.revision_after):
                     raise LedgerBroken(
                         held.first_index,
-                        f"the gap from there is recorded with revisions {held.revision_before} to "
+                        f"the gap that begins here is recorded with revisions {held.revision_before} to "
                         f"{held.revision_after}; the entries around it show {before} to {after}",
                     )
                 cursor = transaction.cursor(self._env.table(records.ENTRIES))
@@ -674,7 +682,7 @@ class Ledger:
                         raise LedgerBroken(index, "it exists, but is recorded as missing")
 
     def _is_pruned(self, index: int) -> bool:
-        """Return whether an entry was pruned after it was read."""
+        """Return whether an entry lies in the pruned range."""
         pruned = self.pruned_range()
         return pruned is not None and records.KEPT_ENTRIES < index < pruned.below
 
@@ -697,7 +705,7 @@ class Ledger:
         view = read_view(self._env)
         with self._env.read() as transaction:
             gaps = self._gaps(transaction)
-        # A snapshot may have been installed since the marks were read; its gap begins after the entries applied then.
+        # Ignore the gap of a snapshot that was installed after the marks were read: it begins after these marks.
         return _Scan(view, tuple(gap for gap in gaps if gap.first_index <= view.marks.applied_index))
 
     def _step(self, scan: _Scan, first: int, limit: int, bytes_max: int = STEP_MAX_BYTES) -> list[LedgerEntry]:
@@ -764,7 +772,7 @@ class Ledger:
 def _runs(
     step: Sequence[LedgerEntry], expected: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """Return the parts of a step without a gap: the revisions before and after each, and its expected rows."""
+    """Yield each contiguous part of a step: the revisions before and after it, and its expected rows."""
     rows = iter(expected)
     row = next(rows, None)
     start = 0
@@ -799,7 +807,7 @@ def _held(scan: _Scan) -> str:
 
 HANDED_ENTRIES_MAX: Final = 512
 HANDED_BYTES_MAX: Final = 1 << 20
-"""Limits of one transfer of history, count and bytes, but at least one entry: a few milliseconds for each side."""
+"""Limits of one transfer of history, but at least one entry, so that each side needs only milliseconds."""
 
 
 class HistoryEntry(NamedTuple):
@@ -811,7 +819,7 @@ class HistoryEntry(NamedTuple):
 
 
 class NotThisHistory(Exception):
-    """Received entries that do not match the digests; nothing was written."""
+    """Received entries do not match the digests; nothing was written."""
 
 
 def export_history(
@@ -832,7 +840,7 @@ def export_history(
     except LedgerBroken as error:
         if not last - count < error.index < last:
             raise
-        # Entries after the damage can still be sent.
+        # The entries after the damaged one can still be sent.
         held = list(ledger.read(error.index + 1, limit=last - error.index))
     rows = ledger.rows_before(held[0].index, last)
     found: list[HistoryEntry] = []
@@ -856,13 +864,12 @@ def _where_entry(pruned: PrunedRange | None, index: int) -> str:
 
 
 def fill(env: Environment, gap: Gap, handed: Sequence[HistoryEntry]) -> Gap | None:
-    """Add entries that end with the last one of a gap, newest first; return the remaining gap.
-
-    Durable on return.
+    """Add entries to the end of a gap, newest first, durable on return; return the remaining gap.
 
     Raises:
-        NotThisHistory: The entries do not follow from each other, or do not lead to the entry held after the gap.
-        BrokenInvariant: They do, but do not follow the entry held before the gap: this replica's own history differs.
+        NotThisHistory: The entries do not form a chain, or do not lead to the entry after the gap.
+        BrokenInvariant: The entries form a chain, but do not continue the entry before the gap: this replica's own
+            history differs from the cluster's.
         StorageFailed: The entries cannot be written.
     """
     rows, left = _proven(env, gap, handed)
@@ -878,9 +885,9 @@ def fill(env: Environment, gap: Gap, handed: Sequence[HistoryEntry]) -> Gap | No
 
 
 def replace_damaged(env: Environment, stretch: Gap, handed: Sequence[HistoryEntry]) -> Gap | None:
-    """Replace the entries that end a damaged range (`Ledger.damaged_from`), newest first; return the remaining range.
+    """Replace entries at the end of a damaged range (`Ledger.damaged_from`), newest first; return the remaining range.
 
-    Rows beside the entries are rebuilt from them. Proofs, durability and exceptions are as for `fill`.
+    Derived rows are rebuilt. Proofs, durability and exceptions are as for `fill`.
     """
     rows, left = _proven(env, stretch, handed)
     if rows:
@@ -897,7 +904,7 @@ def replace_damaged(env: Environment, stretch: Gap, handed: Sequence[HistoryEntr
 def _proven(
     env: Environment, gap: Gap, handed: Sequence[HistoryEntry]
 ) -> tuple[list[tuple[Entry, ChainRow, ChainRow]], Gap | None]:
-    """Return the received entries with the rows before and after each, once proven, and the remaining gap."""
+    """Verify received entries; return each with the rows before and after it, and the remaining gap."""
     last = read_chain_row(env, gap.last_index)
     if last is None:
         raise BrokenInvariant(f"the gap {gap.first_index} to {gap.last_index} has no digest at its end")
@@ -909,7 +916,7 @@ def _proven(
         if len(digest_before) != records.DIGEST_BYTES or chain_digest(digest_before, entry) != after.digest:
             raise NotThisHistory(f"entry {index} does not match the digest after it")
         if not gap.revision_before <= revision_before <= after.revision:
-            raise NotThisHistory(f"revision {revision_before} before entry {index}, and {after.revision} after it")
+            raise NotThisHistory(f"entry {index} cannot lead from revision {revision_before} to {after.revision}")
         before = ChainRow(digest_before, revision_before)
         rows.append((entry, before, after))
         after, index = before, index - 1
@@ -919,8 +926,8 @@ def _proven(
         held = ChainRow(records.GENESIS, 0) if index == 0 else read_chain_row(env, index)
         if after != held:
             raise BrokenInvariant(
-                f"the history up to entry {index} is not the cluster's: entry {index + 1} follows on digest "
-                f"{after.digest.hex()[:16]} and revision {after.revision}"
+                f"the history up to entry {index} differs from the cluster's: the cluster's entry {index + 1} follows "
+                f"digest {after.digest.hex()[:16]} at revision {after.revision}"
             )
     left = Gap(gap.first_index, index, gap.revision_before, after.revision) if index >= gap.first_index else None
     return rows, left

@@ -1,9 +1,9 @@
 """Pruning: removal of old entries from the ledger in small transactions, which leaves an intentional gap.
 
-The range and the location of its archive are first recorded durably; the removal is then completed by the next process
-that opens the storage, wherever it stopped. Each transaction removes some of the oldest entries with their digests and
-revision rows, and lengthens the gap accordingly, so that the ledger verifies at any moment. The digest at the end of
-the gap stays, and so do the first KEPT_ENTRIES entries.
+The range and its archive segments are first recorded durably. If the removal is interrupted, the next process that
+opens the storage completes it. Each transaction removes some of the oldest entries with their digests and revision
+rows, and lengthens the gap accordingly, so the ledger verifies at any moment. The digest at the end of the gap stays,
+and so do the first KEPT_ENTRIES entries.
 """
 
 from collections.abc import Sequence
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 PRUNE_ENTRIES: Final = 256
 PRUNE_BYTES: Final = 1 << 20
-"""Limits of one transaction: entries, and their bytes without the last entry's; some milliseconds of the loop."""
+"""Limits of one transaction, which blocks the event loop for milliseconds; the last entry may exceed the bytes."""
 
 
 def prunable_below(env: Environment) -> int:
-    """Return the highest index below which the replica may be pruned: entries visible to consensus stay."""
+    """Return the highest index below which entries may be pruned. Entries visible to consensus stay."""
     return peek_base(env)[0] + 1
 
 
@@ -45,7 +45,7 @@ def authorise(env: Environment, pruned: PrunedRange) -> None:
     """Record the range to prune; durable on return. Nothing is removed yet.
 
     Raises:
-        BrokenInvariant: Consensus needs some of it, or more was pruned already.
+        BrokenInvariant: Consensus needs entries of the range, or more was pruned already.
         StorageFailed: The record cannot be written.
     """
     before = read_pruned(env)
@@ -74,7 +74,7 @@ def read_pruned(env: Environment) -> PrunedRange | None:
 
 
 class _Removal(NamedTuple):
-    """Work of one transaction: the entries `first` to `last`, the gaps among them, and the resulting gap `grown`."""
+    """Removal of entries `first` to `last` in one transaction, with the gaps between them and the resulting gap."""
 
     first: int
     last: int
@@ -84,7 +84,7 @@ class _Removal(NamedTuple):
 
 
 def prune_some(env: Environment, *, entries_max: int = PRUNE_ENTRIES, bytes_max: int = PRUNE_BYTES) -> bool:
-    """Remove a part of the recorded range; durable on return. Return whether some is left.
+    """Remove a part of the recorded range, durable on return. Return whether entries remain to be removed.
 
     Raises:
         LedgerBroken: The digest that must stay is damaged; nothing was removed.
@@ -96,7 +96,7 @@ def prune_some(env: Environment, *, entries_max: int = PRUNE_ENTRIES, bytes_max:
         return False
     with env.write() as transaction:
         _remove(transaction, env.table(records.ENTRIES), removal.first, removal.last)
-        # The digest before the first removed entry stays, unless it was the end of the growing gap.
+        # Keep the digest before the first removed entry, unless that entry was the end of the growing gap.
         _remove(
             transaction, env.table(records.CHAIN), max(removal.grown.first_index, removal.first - 1), removal.last - 1
         )
@@ -132,7 +132,7 @@ def _plan(env: Environment, pruned: PrunedRange, entries_max: int, bytes_max: in
                 absorbed.append(gap)
                 index = gap.last_index + 1
                 continue
-            # A missing or damaged entry is in the archive, so it can be removed here.
+            # Remove an entry even if it is missing or damaged here: the archive has it.
             if more and cursor.key() == records.index_key(index):
                 size_bytes += len(cursor.value())
                 more = cursor.next()
@@ -173,7 +173,7 @@ def _chain_row(env: Environment, transaction: "lmdb.Transaction[bytes]", index: 
 def insert_beginning(env: Environment, gap: Gap, first: Sequence[tuple[Entry, bytes, int]]) -> None:
     """Insert the first entries into a ledger that lacks its beginning, each with its digest and revision.
 
-    Durable on return. The caller must have compared the digest after the gap with their source.
+    Durable on return. The caller must have compared the digest after the gap with the digest in the entries' source.
 
     Raises:
         BrokenInvariant: The entries do not follow those held before the gap.

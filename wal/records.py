@@ -1,8 +1,8 @@
-"""Layout of keys and values in the tables: big-endian keys, and a CRC in front of every value.
+"""Layout of keys and values in the tables: big-endian keys, and values that begin with a CRC.
 
-LMDB has no page checksums, and most flipped bits come back as wrong data (HAZARDS.md). Each value therefore starts with
-the CRC-32 of its key and body. These layouts are permanent: a change needs a new FORMAT_VERSION and a reader of the old
-one.
+LMDB has no page checksums, and usually returns a flipped bit as wrong data (HAZARDS.md). Each value therefore starts
+with the CRC-32 of its key and body. These layouts are permanent: a change needs a new FORMAT_VERSION and a reader of
+the old version.
 """
 
 import hashlib
@@ -14,13 +14,13 @@ from zlib import crc32
 from forebay.replica.values import BATCH_BYTES_MAX
 
 FORMAT_VERSION: Final = 1
-"""Version of these layouts: stored when a storage is created, and compared when it is opened."""
+"""Version of these layouts: stored when a storage is created, and compared when the storage is opened."""
 
 FORMAT_MAGIC: Final = b"forebay"
-"""Prefix of the version. The construction steps 0.1 to 0.3 wrote a bare number: 1 or 2."""
+"""Prefix of the version. The preliminary versions 0.1 to 0.3 wrote a bare number: 1 or 2."""
 
 FORMAT_OF_A_STEP: Final = 0
-"""Placeholder for the formats of the construction steps, which no release reads."""
+"""Result of `unpack_format` for the formats of 0.1 to 0.3, which no release reads."""
 
 ENTRIES: Final = b"entries"
 CHAIN: Final = b"chain"
@@ -35,7 +35,7 @@ HARD_KEY: Final = b"hard"
 MARKS_KEY: Final = b"marks"
 LOG_KEY: Final = b"log"
 INCARNATION_KEY: Final = b"incarnation"
-"""Key of the storage's incarnation; absent in the first one."""
+"""Key of the storage's incarnation; absent in the first incarnation."""
 PRUNED_KEY: Final = b"pruned"
 
 DIGEST_BYTES: Final = 32
@@ -43,13 +43,13 @@ GENESIS: Final = bytes(DIGEST_BYTES)
 """Digest before the first entry of every ledger."""
 
 NAME_MAX_BYTES: Final = 255
-"""Limit of a replica's name and a cluster's ID in UTF-8: fits a file name on every known file system."""
+"""Limit of a replica's name and a cluster's ID in UTF-8: fits a file name on every common file system."""
 
 ENTRY_MAX_BYTES: Final = BATCH_BYTES_MAX
-"""Limit of an entry's data: larger entries would delay heartbeats queued behind them (HAZARDS.md, H26)."""
+"""Limit of an entry's data: larger entries would delay the heartbeats sent after them (HAZARDS.md, H26)."""
 
 SEAL_MAX_BYTES: Final = 2048
-"""Limit of an entry's seal: a signature, and one for each vote its leader received."""
+"""Limit of an entry's seal: the leader's signature, and a signature for each vote that the leader received."""
 
 _U64 = struct.Struct(">Q")
 _U32 = struct.Struct(">I")
@@ -67,7 +67,7 @@ _NO_MATCH: Final = "the checksum does not match"
 
 
 class DamagedValue(Exception):
-    """Value with a wrong checksum or layout; the message says which."""
+    """Value with a wrong checksum or layout; the message gives the reason."""
 
 
 class Entry(NamedTuple):
@@ -77,7 +77,7 @@ class Entry(NamedTuple):
     term: int
     data: bytes
     seal: bytes = b""
-    """Signature of the leader that accepted it (cluster.consensus.seals). The ledger's digest does not cover it."""
+    """Signature of the accepting leader (cluster.consensus.seals). The ledger's digest does not cover it."""
 
 
 class StorageIdentity(NamedTuple):
@@ -90,7 +90,7 @@ class StorageIdentity(NamedTuple):
 class Incarnation(NamedTuple):
     """Lifetime of a cluster, from its founding or from a recovery after the loss of a majority.
 
-    The mark distinguishes two recoveries made independently: 16 hexadecimal digits; empty for the first incarnation.
+    The mark distinguishes independent recoveries: 16 hexadecimal digits; empty for the first incarnation.
     """
 
     number: int
@@ -106,7 +106,7 @@ _LINEAGE: Final = re.compile(r"(?P<cluster>[^/]+)(?:/(?P<number>[1-9][0-9]{0,8})
 
 
 def lineage_of(cluster_id: str, incarnation: Incarnation) -> str:
-    """Return the name of an incarnation in frames and origins: the cluster's ID; from the second on, `ID/2-…`."""
+    """Return the name of an incarnation in frames and origins: the cluster's ID; `ID/2-…` from the second on."""
     return f"{cluster_id}/{incarnation}" if incarnation.mark else cluster_id
 
 
@@ -127,7 +127,7 @@ class HardState(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """Positions in the log. `last_index` is exact and as durable as the entries; commit and applied may lag."""
+    """Positions in the log. `last_index` is exact and as durable as the entries; the other marks may be too low."""
 
     base_index: int
     base_term: int
@@ -139,23 +139,23 @@ class Marks(NamedTuple):
 
 
 class LogMark(NamedTuple):
-    """Generation of the sync log that extends LMDB, and the size of the log's file."""
+    """Generation of the sync log whose records LMDB lacks, and the size of the log's file."""
 
     generation: int
     size_bytes: int
 
 
 class ChainRow(NamedTuple):
-    """Digest up to an applied entry, and the revision after it."""
+    """Ledger's digest and revision after an applied entry."""
 
     digest: bytes
     revision: int
 
 
 class Gap(NamedTuple):
-    """Range of history this replica does not hold, because a snapshot replaced it: entries first..last, both included.
+    """Range of history that this replica lacks, because a snapshot replaced it or it was pruned; both ends included.
 
-    The gap begins after `revision_before` and ends with `revision_after`.
+    `revision_before` is the revision before the range, `revision_after` the revision at its end.
     """
 
     first_index: int
@@ -165,8 +165,8 @@ class Gap(NamedTuple):
 
 
 class PrunedSegment(NamedTuple):
-    """Archive segment as named at the time of pruning, with the revision after its last entry and the clock of its last
-    batch (0 if it has none).
+    """Archive segment recorded at pruning, with the revision after its last entry and the clock of its last batch (0 if
+    the segment has no batch).
     """
 
     first_index: int
@@ -178,7 +178,7 @@ class PrunedSegment(NamedTuple):
 class PrunedRange(NamedTuple):
     """Pruned range of this replica: all entries before `below`, except the first KEPT_ENTRIES.
 
-    `segments`: their location in the archive, oldest first.
+    `segments` names the archive segments of the range, oldest first.
     """
 
     below: int
@@ -186,10 +186,10 @@ class PrunedRange(NamedTuple):
 
 
 KEPT_ENTRIES: Final = 64
-"""Number of first entries that are never pruned: the cluster's founding; proofs need the key in it."""
+"""Number of first entries that are never pruned: they found the cluster, and proofs need the key in them."""
 
 PRUNED_SEGMENTS_MAX: Final = 100_000
-"""Maximum number of segments remembered: those of the largest archive that is read."""
+"""Maximum number of recorded segments, also the maximum of an archive."""
 
 
 def index_key(number: int) -> bytes:
@@ -201,7 +201,7 @@ def key_index(key: bytes) -> int:
     """Unpack a key of `index_key`.
 
     Raises:
-        DamagedValue: It has another length.
+        DamagedValue: The key has another length.
     """
     if len(key) != _U64.size:
         raise DamagedValue(f"key {key.hex()} has {len(key)} bytes instead of {_U64.size}")
@@ -217,7 +217,7 @@ def chain_digest(previous: bytes, entry: Entry) -> bytes:
 
 
 def pack_checked(key: bytes, body: bytes) -> bytes:
-    """Pack a value to store: the CRC-32 of key and body, then the body."""
+    """Pack a value: the CRC-32 of key and body, then the body."""
     return _U32.pack(crc32(body, crc32(key))) + body
 
 
@@ -323,19 +323,19 @@ def unpack_format(value: bytes) -> int:
     """Unpack the version of `pack_format`, or return FORMAT_OF_A_STEP.
 
     Raises:
-        DamagedValue: Checksum or layout are wrong.
+        DamagedValue: Checksum or layout is wrong.
     """
     body = unpack_checked(FORMAT_KEY, value)
     if len(body) == _U64.size:
         return FORMAT_OF_A_STEP
     if not body.startswith(FORMAT_MAGIC):
-        raise DamagedValue("it does not start with a format")
+        raise DamagedValue("the value does not start with a format version")
     (version,) = _unpack(_U64, body[len(FORMAT_MAGIC) :])
     return int(version)
 
 
 def pack_number(key: bytes, number: int) -> bytes:
-    """Pack a plain number: the index of a revision."""
+    """Pack a number, for example the index of the entry that settled a revision."""
     return pack_checked(key, _U64.pack(number))
 
 
@@ -387,7 +387,7 @@ def unpack_hard(value: bytes) -> HardState:
     """Unpack the hard state of `pack_hard`.
 
     Raises:
-        DamagedValue: Checksum or layout are wrong.
+        DamagedValue: Checksum or layout is wrong.
     """
     body = unpack_checked(HARD_KEY, value)
     if len(body) < _U64.size:
@@ -406,7 +406,7 @@ def unpack_identity(value: bytes) -> StorageIdentity:
     """Unpack the identity of `pack_identity`.
 
     Raises:
-        DamagedValue: Checksum or layout are wrong.
+        DamagedValue: Checksum or layout is wrong.
     """
     body = unpack_checked(IDENTITY_KEY, value)
     if not body or len(body) < 1 + body[0]:
@@ -423,12 +423,12 @@ def unpack_incarnation(value: bytes) -> Incarnation:
     """Unpack the incarnation of `pack_incarnation`.
 
     Raises:
-        DamagedValue: Checksum or layout are wrong.
+        DamagedValue: Checksum or layout is wrong.
     """
     body = unpack_checked(INCARNATION_KEY, value)
     found = Incarnation(int.from_bytes(body[: _U64.size], "big"), _text(body[_U64.size :]))
     if len(body) < _U64.size or (found != FIRST_INCARNATION and parse_lineage(f"x/{found}") is None):
-        raise DamagedValue("it is not an incarnation")
+        raise DamagedValue("the value is not an incarnation")
     return found
 
 

@@ -1,8 +1,8 @@
-"""Checks of a replica's storage at opening, and the reaction to each condition: the recovery table.
+"""Checks of a replica's storage at opening, with the reactions of the recovery table.
 
 Damage is never repaired by guessing. An LMDB transaction is complete or absent, so the only torn tail is a transaction
-that never became visible and carried no promise. Visible data was synced before a promise could be sent: it may be one
-of the copies a majority relies on. It is checked or rejected, never cut.
+that never became visible and carried no promise. Visible data was synced before any promise about it was sent, so a
+majority may rely on this copy. Visible data is therefore accepted or rejected, never truncated.
 """
 
 import os
@@ -19,16 +19,16 @@ from forebay.wal.replay import Contradiction, ReplayedLog, replay
 
 
 class SoundStorage(NamedTuple):
-    """Values found sound."""
+    """Hard state and marks of a storage that passed all checks."""
 
     hard: HardState
     marks: Marks
 
 
 def check(env: Environment, on_entry: Callable[[Entry], None] | None = None) -> SoundStorage:
-    """Check hard state, marks, and every entry and digest visible to consensus; `Ledger.verify` checks older ones.
+    """Check hard state, marks, and all entries and digests visible to consensus. `Ledger.verify` checks older entries.
 
-    Calls `on_entry` with each entry after the base, in order, so that one pass serves both.
+    Calls `on_entry` with each entry after the base, in order, so that the caller need not read the entries again.
 
     Raises:
         RecoveryRefused: A check failed; `condition` is the row of the table.
@@ -56,7 +56,7 @@ def check(env: Environment, on_entry: Callable[[Entry], None] | None = None) -> 
 
 
 def replay_log(env: Environment, checked: SoundStorage, stored: Callable[[int], Entry]) -> ReplayedLog:
-    """Combine the checked LMDB state with the sync log without writing. `stored` reads LMDB's entries.
+    """Combine the checked LMDB state with the sync log, without writing. `stored` reads an entry from LMDB.
 
     Raises:
         RecoveryRefused: The log is damaged or contradicts LMDB.
@@ -164,9 +164,9 @@ def _refuse(env: Environment, condition: Condition, place: str) -> NoReturn:
 
 
 def may_have_run(directory: Path) -> Path | None:
-    """Return a file that shows a replica may have run and promised something here; None if there is none.
+    """Return a file that shows that a replica may have run here and made promises; None if there is none.
 
-    Leftovers of an interrupted first start do not count; an unreadable file does. Nothing is locked.
+    Leftovers of an interrupted first start do not count. An unreadable file counts. Nothing is locked.
     """
     if directories.may_hold_a_transaction(directory / DATA_FILE):
         return directory / DATA_FILE
@@ -177,7 +177,7 @@ def may_have_run(directory: Path) -> Path | None:
     except OSError:
         return directory
     try:
-        # A log is created after the data file: a log alone means that the data file was lost.
+        # The log is created after the data file, so a log without a data file means that the data file was lost.
         alone = os.path.lexists(directory / LOG_FILE) and not os.path.lexists(directory / DATA_FILE)
         used = alone or sync_log.is_used(sync_log.DiskStore(descriptor, readonly=True), directory)
     except RecoveryRefused:

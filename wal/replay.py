@@ -1,7 +1,7 @@
-"""Content of one sync in the sync log, and the replay of such records on top of LMDB's rows.
+"""Content of one sync in the sync log, and the replay of sync records on top of LMDB's rows.
 
-One function serves both the replica, which stores the result in LMDB before it promises anything, and auditors, who
-write nothing. A record that does not follow from its predecessors is never made to fit.
+The replica and auditors use the same function. The replica stores the result in LMDB before it makes any promise;
+auditors write nothing. A record that contradicts its predecessors is always rejected.
 """
 
 import struct
@@ -19,10 +19,11 @@ _U64_BYTES: Final = 8
 
 
 class Sync(NamedTuple):
-    """Sync record: it leaves the journal unchanged up to `first - 1`, followed by `entries`.
+    """Sync record: the journal keeps its entries up to `first - 1`, followed by `entries`.
 
-    `last_before` is the previous last index. `revisions` has the revision after each entry applied since the previous
-    sync; `applied_digest` is the ledger's digest after the last of them. `hard` is None if term and vote stayed.
+    `last_before` is the journal's last index before the sync. `revisions` has the revision after each entry applied
+    since the previous sync; `applied_digest` is the ledger's digest after the last of these entries. `hard` is None if
+    term and vote did not change.
     """
 
     last_before: int
@@ -36,11 +37,11 @@ class Sync(NamedTuple):
 
 
 class Contradiction(Exception):
-    """Record that does not follow from its predecessors; the message says how."""
+    """Record that contradicts LMDB or earlier records; the message gives the reason."""
 
 
 class ReplayedLog(NamedTuple):
-    """LMDB's rows combined with the log: LMDB's entries up to `kept`, followed by `entries`."""
+    """Result of a replay: LMDB's entries up to `kept`, then `entries`, with the resulting hard state and marks."""
 
     hard: HardState
     marks: Marks
@@ -98,10 +99,10 @@ def unpack(body: bytes) -> Sync:
 
 
 def replay(hard: HardState, marks: Marks, bodies: Sequence[bytes], stored: Callable[[int], Entry]) -> ReplayedLog:
-    """Replay the records on LMDB's hard state and marks; `stored` reads an LMDB entry.
+    """Apply sync records to LMDB's hard state and marks. `stored` reads an entry from LMDB.
 
     Raises:
-        Contradiction: A record does not follow from its predecessors.
+        Contradiction: A record contradicts LMDB or the records before it.
     """
     folding = _Folding(hard, marks, stored)
     for number, body in enumerate(bodies, start=1):
@@ -113,10 +114,10 @@ def replay(hard: HardState, marks: Marks, bodies: Sequence[bytes], stored: Calla
 
 
 def chain_up_to(start: ChainRow, entries: Sequence[Entry], wanted: ChainRow) -> list[AppliedRow]:
-    """Chain entries from `start` up to a snapshot with row `wanted`.
+    """Chain the entries after `start`, which end at a snapshot with the row `wanted`.
 
     Raises:
-        BrokenInvariant: They end with another digest or revision.
+        BrokenInvariant: The entries end with another digest or revision.
     """
     reached, chained = start, list[AppliedRow]()
     index = entries[-1].index
@@ -131,7 +132,7 @@ def chain_up_to(start: ChainRow, entries: Sequence[Entry], wanted: ChainRow) -> 
     if reached != wanted:
         raise BrokenInvariant(
             f"snapshot at entry {index}: digest {wanted.digest.hex()} at revision {wanted.revision}, but the entries "
-            f"held give {reached.digest.hex()} at {reached.revision}: this replica and the snapshot's maker have "
+            f"held give {reached.digest.hex()} at {reached.revision}: this replica and the snapshot's replica have "
             "diverged"
         )
     return chained
@@ -167,7 +168,7 @@ class _Folding:
 
     def add(self, sync: Sync) -> None:
         if sync.last_before != self._last:
-            raise Contradiction(f"it follows entry {sync.last_before}, but the last one is {self._last}")
+            raise Contradiction(f"the record follows entry {sync.last_before}, but the last entry is {self._last}")
         if sync.hard is not None:
             self._vote(sync.hard)
         self._append(sync.first, sync.entries)
@@ -189,7 +190,7 @@ class _Folding:
     def _append(self, first: int, entries: Sequence[Entry]) -> None:
         if not max(self._commit, self._applied_index) < first <= self._last + 1:
             raise Contradiction(
-                f"it continues from entry {first}, but the last one is {self._last}, and {self._commit} is committed"
+                f"it begins with entry {first}, but the last entry is {self._last}, and {self._commit} is committed"
             )
         if first <= self._kept:
             self._kept = first - 1

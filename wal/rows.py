@@ -1,4 +1,4 @@
-"""Reading of the journal's rows from LMDB, and checkpoints: one transaction that writes all that LMDB lacks."""
+"""Reads of the journal's rows from LMDB, and the checkpoint: one transaction that writes all changes LMDB lacks."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from forebay.wal.records import ChainRow, DamagedValue, Entry, Gap, HardState, I
 
 
 class AppliedRow(NamedTuple):
-    """Applied entry: its index, its chain row, and whether the revision grew."""
+    """Index and chain row of an applied entry. `advanced`: the entry raised the revision."""
 
     at: int
     row: ChainRow
@@ -20,7 +20,7 @@ class AppliedRow(NamedTuple):
 
 
 class CheckpointChanges(NamedTuple):
-    """Changes of a checkpoint. Stored entries from `delete_from` on are deleted before `entries` are added."""
+    """Changes of a checkpoint. Stored entries from `delete_from` on are deleted first; then `entries` are added."""
 
     delete_from: int | None
     entries: Sequence[Entry]
@@ -33,7 +33,7 @@ class CheckpointChanges(NamedTuple):
 
 
 def peek_base(env: Environment) -> tuple[int, int]:
-    """Return base index and term before any check; `recovery.check` rejects wrong ones."""
+    """Return base index and base term without checks; `recovery.check` rejects damaged marks later."""
     with env.read() as transaction:
         value = transaction.get(records.MARKS_KEY, b"", db=env.table(records.STATE))
     try:
@@ -47,7 +47,7 @@ def read_entries(env: Environment, first: int, last: int, *, max_bytes: int, max
     """Return stored entries from `first` to at most `last`, within both bounds but at least one, each checked.
 
     Raises:
-        StorageFailed: An entry is missing or damaged. The environment stops.
+        StorageFailed: An entry is missing or damaged. The environment is stopped.
     """
     found: list[Entry] = []
     size_bytes = 0
@@ -74,7 +74,7 @@ def read_chain_row(env: Environment, index: int) -> ChainRow | None:
     """Return the stored chain row of an entry, or None.
 
     Raises:
-        StorageFailed: The row is damaged. The environment stops.
+        StorageFailed: The row is damaged. The environment is stopped.
     """
     key = records.index_key(index)
     with env.read() as transaction:
@@ -90,10 +90,10 @@ def read_chain_row(env: Environment, index: int) -> ChainRow | None:
 def write(env: Environment, changes: CheckpointChanges) -> None:
     """Write all changes in one transaction, durable on return, and begin the next generation of the sync log.
 
-    A crash in between leaves records of the previous generation, which are void: LMDB has them.
+    A crash after the transaction leaves sync records of the previous generation. They are void, because LMDB has them.
 
     Raises:
-        StorageFailed: The transaction fails. The environment stops.
+        StorageFailed: The transaction fails. The environment is stopped.
     """
     mark = env.next_log_mark()
     with env.write() as transaction:
@@ -115,7 +115,7 @@ def write(env: Environment, changes: CheckpointChanges) -> None:
         transaction.put(records.LOG_KEY, records.pack_log(mark), db=state)
         if changes.incarnation is not None:
             transaction.put(records.INCARNATION_KEY, records.pack_incarnation(changes.incarnation), db=state)
-    # LMDB durably names this generation now.
+    # LMDB has durably recorded the new generation.
     env.log.begin(mark.generation)
 
 
@@ -129,12 +129,12 @@ def _write_entries(env: Environment, transaction: "lmdb.Transaction[bytes]", cha
         cursor.close()
     for entry in changes.entries:
         key = records.index_key(entry.index)
-        # MDB_APPEND: the key is larger than all others. It saves the search, fills the pages, and never overwrites.
+        # MDB_APPEND, because the key is larger than all others: no search, full pages, and no overwriting.
         if not transaction.put(key, records.pack_entry(key, entry), append=True, db=table):
-            raise BrokenInvariant(f"entry {entry.index} is already stored, or one beyond it")
+            raise BrokenInvariant(f"entry {entry.index} or a later one is already stored")
 
 
 def _damage_failure(env: Environment, table: str, index: int, what: str) -> StorageFailed:
-    # The replica's configured name is not known here; the log names it nearby.
+    # The replica's configured name is unknown here.
     remedy = REPLACE.replace("NAME", "<its name>")
     return env.fail(f"{env.directory}, table {table}, index {index}: {what}. The replica stops. {remedy}.")

@@ -1,9 +1,9 @@
-"""Layout of one sync's bytes in the sync log, so that a torn write can be told from damage.
+"""Layout of one sync's bytes in the sync log. The layout distinguishes a torn write from damage.
 
-A disk writes each sector completely or not at all, and the sectors of one write in any order. Every sector of a record
-begins with a tag unique to that record, so it is visible without the content whether it was written. A record that
-lacks a sector was never synced and carried no promise; a record with all sectors and a wrong checksum was damaged
-later. Each record begins at a new block: no synced data lies in a block that is rewritten before LMDB has it.
+A disk writes each sector completely or not at all, and may write the sectors of one write in any order. Every sector of
+a record begins with a tag that is unique to the record, so the tags show which sectors were written. A record that
+lacks a sector was never synced and carried no promise. A record that has all sectors and a wrong checksum was damaged
+later. Each record begins at a new block, so a block with synced data is not written again before LMDB has the data.
 """
 
 import struct
@@ -18,13 +18,13 @@ TAG_BYTES: Final = 8
 DATA_BYTES: Final = SECTOR_BYTES - TAG_BYTES
 
 BLOCK_BYTES: Final = 4096
-"""Unit of file systems and most disks: a failing write may spoil its own block, but no other."""
+"""Unit of file systems and most disks: a failing write may damage its own block only."""
 
 VERSION: Final = 1
 """Version of the layout of records and of the file's first block."""
 
 FLIPPED_BITS_MAX: Final = 8
-"""Bits in which a damaged tag may differ. Old content differs in so few bits only in one of 4e9 sectors."""
+"""Maximum number of wrong bits in a tag that counts as damaged. Old content comes so close in one of 4e9 sectors."""
 
 _FILE = struct.Struct(">8sBQH")
 _MAGIC: Final = b"FBSYNCLG"
@@ -37,33 +37,33 @@ _BLOCK_SECTORS: Final = BLOCK_BYTES // SECTOR_BYTES
 
 
 class LogDamaged(Exception):
-    """Log with other content than was written; the message says where, and how that was detected."""
+    """Damaged sync log; the message gives the position and the evidence."""
 
 
 class LogAhead(Exception):
-    """Log of a later generation than LMDB; the message names both."""
+    """Sync log of a later generation than LMDB's; the message names both generations."""
 
 
 class LogForeign(Exception):
-    """Log of another replica."""
+    """Sync log of another replica."""
 
 
 class Tags:
-    """Tags of one generation of a replica's log."""
+    """Sector tags of one generation of a replica's log."""
 
     def __init__(self, identity: bytes, generation: int) -> None:
         key = blake2b(identity).digest()
         self._hasher = blake2b(_U64.pack(generation), digest_size=TAG_BYTES, key=key)
 
     def of(self, sequence: int) -> bytes:
-        """Return the tag of every sector of this record."""
+        """Return the tag of the record with this sequence number."""
         hasher = self._hasher.copy()
         hasher.update(_U64.pack(sequence))
         return hasher.digest()
 
 
 def first_block(identity: bytes, size_bytes: int) -> bytes:
-    """Return the first block of the file: its owner and size."""
+    """Return the first block of the file, which names the file's owner and size."""
     block = _FILE.pack(_MAGIC, VERSION, size_bytes, len(identity)) + identity
     block = block.ljust(BLOCK_BYTES - _CRC.size, b"\0")
     return block + _CRC.pack(crc32(block))
@@ -73,8 +73,8 @@ def check_first_block(block: bytes, identity: bytes, size_bytes: int) -> None:
     """Check that the block equals `first_block`.
 
     Raises:
-        LogDamaged: It was damaged.
-        LogForeign: It names another cluster or replica.
+        LogDamaged: The block was damaged.
+        LogForeign: The block names another cluster or replica.
     """
     if block == first_block(identity, size_bytes):
         return
@@ -89,7 +89,7 @@ def check_first_block(block: bytes, identity: bytes, size_bytes: int) -> None:
 
 
 def size_on_disk_bytes(body_bytes: int) -> int:
-    """Return the size of a record with this body in the file, in whole blocks."""
+    """Return the size that a record with this body takes in the file: whole blocks, in bytes."""
     sectors = -(-(_HEAD_BYTES + body_bytes) // DATA_BYTES)
     return -(-sectors // _BLOCK_SECTORS) * BLOCK_BYTES
 
@@ -104,12 +104,12 @@ def lay_out(tag: bytes, generation: int, sequence: int, body: bytes) -> bytes:
 
 
 def read(content: bytes, identity: bytes, generation: int) -> list[bytes]:
-    """Return the bodies of this generation's records, in order, up to the end or a torn one.
+    """Return the bodies of this generation's records, in order, up to the end or to a torn record.
 
     Raises:
         LogDamaged: A complete record was damaged.
-        LogAhead: A record is of a later generation.
-        LogForeign: The file is another replica's.
+        LogAhead: A record has a later generation.
+        LogForeign: The file belongs to another replica.
     """
     check_first_block(content[:BLOCK_BYTES], identity, len(content))
     _check_age(content, identity, generation)
@@ -130,7 +130,7 @@ def _read_one(content: bytes, at: int, tag: bytes, generation: int, sequence: in
     """Return the body of the record at this offset; None if some of its sectors were never written."""
     if not _is_written(content, at, tag, sequence):
         return None
-    # The first sector was written completely, so any fault in it came later.
+    # The first sector was written completely, so a fault in it is later damage.
     head = content[at + TAG_BYTES : at + TAG_BYTES + _HEAD.size]
     (checksum,) = _CRC.unpack_from(content, at + TAG_BYTES + _HEAD.size)
     if crc32(head, crc32(tag)) != checksum:
@@ -148,7 +148,7 @@ def _read_one(content: bytes, at: int, tag: bytes, generation: int, sequence: in
     data = b"".join([content[sector + TAG_BYTES : sector + SECTOR_BYTES] for sector in sectors])
     body = data[_HEAD_BYTES : _HEAD_BYTES + body_bytes]
     if crc32(body) != checksum or data.count(0, _HEAD_BYTES + body_bytes) != len(data) - _HEAD_BYTES - body_bytes:
-        raise LogDamaged(f"byte {at}, record {sequence}: it is complete and fails its checksum")
+        raise LogDamaged(f"byte {at}, record {sequence}: it is complete, but fails its checksum")
     return body
 
 
@@ -176,10 +176,10 @@ def _check_what_follows(content: bytes, at: int, tags: Tags, sequence: int) -> N
 
 
 def _check_age(content: bytes, identity: bytes, generation: int) -> None:
-    """Check that no record is of a later generation: LMDB is durably of a generation before the log begins it.
+    """Check that no record has a later generation. LMDB durably records a generation before the log begins it.
 
     Raises:
-        LogAhead: A record is.
+        LogAhead: A record has a later generation.
     """
     if len(content) <= BLOCK_BYTES:
         return

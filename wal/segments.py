@@ -1,9 +1,10 @@
-"""Archive segments: ranges of the ledger in files of their own, written completely or not at all, read in blocks.
+"""Archive segments: ranges of the ledger in separate files, each complete or absent, and read in blocks.
 
-A file is MAGIC, blocks, a manifest as JSON, the manifest's length, and the SHA-256 of everything before. A block is a
-zlib stream of the raw entries, each preceded by its term, the revision after it and its length. The manifest names the
-cluster and the digests of the chain around the segment, so it can be verified without a ledger. It also holds the
-checkpoint published when the segment was written, for holders of the replicas' keys.
+A file consists of MAGIC, the blocks, a manifest as JSON, the manifest's length, and the SHA-256 of everything before. A
+block is a zlib stream of raw entries; before each entry stand its term, the revision after it, and its length. The
+manifest names the cluster and the chain digests before and after the segment, so a segment can be verified without a
+ledger. It also contains the checkpoint that was published when the segment was written, for verifiers that have the
+replicas' keys.
 
 The segments of a directory are contiguous and begin with the first entry, as their names show.
 """
@@ -40,19 +41,19 @@ MAGIC: Final = SEGMENT_FORMAT.encode() + b"\n"
 
 SEGMENT_ENTRIES: Final = 65_536
 SEGMENT_BYTES: Final = 256 << 20
-"""Limits of a segment, entries and bytes of their data: work lost by an interruption, and seconds of verification."""
+"""Limits of a segment (entries, data bytes): they bound the work lost by an interruption, and the time to verify."""
 
 BLOCK_ENTRIES: Final = 1024
 BLOCK_BYTES: Final = 512 * 1024
-"""Limits of a block: entries, and their bytes without the last entry's. Reading an entry unpacks its block, in some
-milliseconds.
+"""Limits of a block: entries, and their bytes without the last entry. Reading one entry decompresses its whole block,
+which takes milliseconds.
 """
 
 COMPRESSION_LEVEL: Final = 6
-"""zlib's default balance: the next level takes twice the time to save a twentieth of the space."""
+"""zlib's default. The next level takes twice the time and saves a twentieth of the space."""
 
 MANIFEST_BYTES_MAX: Final = 4 << 20
-"""Limit of a manifest: a row of 160 bytes for each block, and a note of 64 KiB."""
+"""Limit of a manifest: a row of 160 bytes for each block, and a checkpoint note of 64 KiB."""
 
 READ_BYTES: Final = 1 << 20
 """Bytes read at a time while the SHA-256 of a file is computed."""
@@ -65,7 +66,7 @@ _PART: Final = ".segment.part"
 
 
 class SegmentBroken(Exception):
-    """Broken segment or archive; `path` is the file or directory, `sentence` says how that was detected."""
+    """Broken segment or archive; `path` is the file or directory, `sentence` gives the evidence."""
 
     def __init__(self, path: Path, sentence: str) -> None:
         super().__init__(f"{path}: {sentence}")
@@ -84,7 +85,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class SegmentManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Description of a segment. Digests are hexadecimal: those of the chain before and after its entries."""
+    """Description of a segment. Digests are hexadecimal chain digests before and after the segment's entries."""
 
     format: str
     cluster_id: str
@@ -98,31 +99,31 @@ class SegmentManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     digest_after: str
     first_at: Instant | None
     last_at: Instant | None
-    """Clock of its first and last batch; None if it has none."""
+    """Clock of the segment's first and last batch; None if the segment has no batch."""
     data_bytes: int
-    """Size of its entries in the ledger, bytes."""
+    """Size of the segment's entries in the ledger, bytes."""
     checkpoint: str
-    """Checkpoint note published when it was written; covers all of its entries, possibly more."""
+    """Checkpoint note published when the segment was written; covers at least the segment's entries."""
     blocks: tuple[Block, ...]
 
     @property
     def name(self) -> SegmentName:
-        """Name of its file."""
+        """Name of the segment's file."""
         return SegmentName(self.first_index, self.last_index)
 
     @property
     def before(self) -> ChainRow:
-        """Digest and revision before its first entry."""
+        """Digest and revision before the first entry."""
         return ChainRow(bytes.fromhex(self.digest_before), self.revision_before)
 
     @property
     def after(self) -> ChainRow:
-        """Digest and revision after its last entry."""
+        """Digest and revision after the last entry."""
         return ChainRow(bytes.fromhex(self.digest_after), self.revision_after)
 
 
 class SegmentDisk:
-    """System calls that change a disk, collected so that tests can fail each of them. Raises OSError."""
+    """System calls that change a disk, in a class so that tests can make each fail. Methods raise OSError."""
 
     def create(self, directory: int, name: str) -> int:
         """Create a file that only its owner can read."""
@@ -137,7 +138,7 @@ class SegmentDisk:
             left = left[os.write(file, left) :]
 
     def sync(self, file: int) -> None:
-        """Make content or names durable."""
+        """Make the content of a file, or the names in a directory, durable."""
         os.fsync(file)
 
     def rename(self, directory: int, old: str, new: str) -> None:
@@ -159,10 +160,10 @@ def _write_segment(
     checkpoint: str,
     disk: SegmentDisk = DISK,
 ) -> SegmentManifest:
-    """Write as many entries as one segment may hold; return its manifest once it would survive a power cut.
+    """Write as many entries as one segment may hold; return the manifest once the segment would survive a power cut.
 
-    The entries begin with `following`; `before`: digest and revision before it; `folder`: the directory's descriptor.
-    Remains of a crash are overwritten.
+    `following` is the index of the first entry, `before` the digest and revision before it, `folder` the directory's
+    descriptor. Leftovers of a crash are overwritten.
 
     Raises:
         OSError: The disk fails.
@@ -200,10 +201,10 @@ def _fill(
         start, packed = row, bytearray()
         for entry in block:
             if entry.index != following:
-                raise SegmentBroken(directory, f"it continues with entry {following}, which this ledger does not have")
+                raise SegmentBroken(directory, f"the archive needs entry {following}, which this ledger lacks")
             after = chain_digest(row.digest, Entry(entry.index, entry.term, entry.data))
             if after != entry.digest or entry.base != row.revision:
-                raise SegmentBroken(directory, f"entry {entry.index} of the ledger does not continue its last entry")
+                raise SegmentBroken(directory, f"entry {entry.index} does not continue the archive's last entry")
             following += 1
             packed += _HEAD.pack(entry.term, entry.revision, len(entry.data)) + entry.data
             data_bytes += len(entry.data)
@@ -218,7 +219,7 @@ def _fill(
         if last is not None and first is not None and _is_full(first.index, last.index, data_bytes):
             break
     if first is None or last is None:
-        raise SegmentBroken(directory, "there is nothing to write")
+        raise SegmentBroken(directory, "there are no entries to write")
     manifest = SegmentManifest(
         format=SEGMENT_FORMAT,
         cluster_id=cluster_id,
@@ -268,7 +269,7 @@ def _instant(data: bytes) -> Instant | None:
 
 
 class Segment:
-    """Written segment. Its manifest is read on opening; all other content is verified on request."""
+    """Segment that is read. Opening reads the manifest; other content is verified on request."""
 
     def __init__(self, path: Path) -> None:
         """Read the manifest.
@@ -281,17 +282,17 @@ class Segment:
         with _refusing(path), path.open("rb") as file:
             self.size_bytes = os.fstat(file.fileno()).st_size
             if self.size_bytes < len(MAGIC) + _TAIL_BYTES or file.read(len(MAGIC)) != MAGIC:
-                raise SegmentBroken(path, "it does not start like a segment, or is truncated")
+                raise SegmentBroken(path, "the file is not a segment, or is truncated")
             file.seek(self.size_bytes - _TAIL_BYTES)
             tail = file.read(_TAIL_BYTES)
             (length,) = _LENGTH.unpack(tail[: _LENGTH.size])
             self.body_end = self.size_bytes - _TAIL_BYTES - length
             if length > MANIFEST_BYTES_MAX or self.body_end < len(MAGIC):
-                raise SegmentBroken(path, f"a manifest of {length} bytes does not fit into it")
+                raise SegmentBroken(path, f"a manifest of {length} bytes does not fit into the file")
             file.seek(self.body_end)
             body = file.read(length)
         self.sha256: Final = tail[_LENGTH.size :]
-        """SHA-256 of the preceding content, as stored in the file."""
+        """SHA-256 stored at the end of the file; covers the rest of the file."""
         try:
             self.manifest: Final = _decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeError) as error:
@@ -302,7 +303,7 @@ class Segment:
         manifest, path = self.manifest, self.path
         if manifest.format != SEGMENT_FORMAT:
             raise SegmentBroken(
-                path, f"it has the format {manifest.format[:40]!r}; this release reads {SEGMENT_FORMAT!r}"
+                path, f"the segment has the format {manifest.format[:40]!r}; this release reads {SEGMENT_FORMAT!r}"
             )
         if manifest.name != name or not 0 < manifest.first_index <= manifest.last_index:
             raise SegmentBroken(path, f"its manifest lists the entries {manifest.first_index} to {manifest.last_index}")
@@ -327,7 +328,7 @@ class Segment:
         """Compute the SHA-256 of the file.
 
         Raises:
-            SegmentBroken: It differs from the stored one.
+            SegmentBroken: The hash differs from the stored hash.
         """
         digest, left = sha256(), self.size_bytes - DIGEST_BYTES
         with _refusing(self.path), self.path.open("rb") as file:
@@ -335,10 +336,10 @@ class Segment:
                 digest.update(data)
                 left -= len(data)
         if left or digest.digest() != self.sha256:
-            raise SegmentBroken(self.path, f"its bytes have the SHA-256 {digest.hexdigest()}, not {self.sha256.hex()}")
+            raise SegmentBroken(self.path, f"the file has SHA-256 {digest.hexdigest()} instead of {self.sha256.hex()}")
 
     def block(self, number: int) -> list[LedgerEntry]:
-        """Return the entries of a block, verified from the digest before it to the next block's.
+        """Return the entries of a block, verified against the digests before and after the block.
 
         Raises:
             SegmentBroken: The block is damaged.
@@ -410,17 +411,17 @@ def _refusing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SegmentBroken(path, f"it cannot be read ({error.strerror or error})") from error
+        raise SegmentBroken(path, f"cannot be read ({error.strerror or error})") from error
 
 
 _decoder: Final = msgspec.json.Decoder(SegmentManifest)
 
 BLOCKS_KEPT: Final = 8
-"""Blocks kept unpacked, count: some megabytes; consecutive requests often need the same one."""
+"""Number of decompressed blocks in the cache: some megabytes. Consecutive requests often need the same block."""
 
 
 class Archive:
-    """Segments of a directory, read in the order of their entries. Nothing is written."""
+    """Read-only view of the segments in a directory, in the order of their entries."""
 
     def __init__(self, directory: Path) -> None:
         """Read the manifests.
@@ -431,7 +432,7 @@ class Archive:
         self.directory = directory
         names = _names_in(directory)
         if len(names) > PRUNED_SEGMENTS_MAX:
-            raise SegmentBroken(directory, f"it has {len(names)} segments; at most {PRUNED_SEGMENTS_MAX} are read")
+            raise SegmentBroken(directory, f"it has {len(names)} segments; the maximum is {PRUNED_SEGMENTS_MAX}")
         self.segments: Final = tuple(Segment(directory / str(name)) for name in names)
         self._check_order()
         self._firsts = [segment.manifest.first_index for segment in self.segments]
@@ -445,7 +446,7 @@ class Archive:
             manifest = segment.manifest
             if cluster and manifest.cluster_id != cluster:
                 raise SegmentBroken(
-                    segment.path, f"it belongs to cluster {manifest.cluster_id}, but earlier segments to {cluster}"
+                    segment.path, f"the segment belongs to cluster {manifest.cluster_id}, earlier ones to {cluster}"
                 )
             if manifest.first_index != following:
                 least = SegmentName(following, manifest.first_index - 1)
@@ -457,24 +458,24 @@ class Archive:
                 )
             if manifest.before != before or manifest.first_term < term:
                 raise SegmentBroken(
-                    segment.path, "it does not continue the digest, revision and term of the previous segment"
+                    segment.path, "the segment does not continue the digest, revision and term of the previous segment"
                 )
             before, following = manifest.after, manifest.last_index + 1
             term, cluster = manifest.last_term, manifest.cluster_id
 
     @property
     def cluster_id(self) -> str:
-        """ID of the cluster whose history it holds; empty if there is no segment."""
+        """ID of the cluster whose history is archived; empty if there is no segment."""
         return self.segments[0].manifest.cluster_id if self.segments else ""
 
     @property
     def last_index(self) -> int:
-        """Index of its last entry; 0 if there is none."""
+        """Index of the last archived entry; 0 if there is none."""
         return self.segments[-1].manifest.last_index if self.segments else 0
 
     @property
     def end(self) -> ChainRow:
-        """Digest and revision after its last entry."""
+        """Digest and revision after the last archived entry."""
         return self.segments[-1].manifest.after if self.segments else ChainRow(GENESIS, 0)
 
     def read_some(self, first: int, *, entries_max: int, bytes_max: int) -> list[LedgerEntry]:
@@ -513,15 +514,15 @@ class Archive:
         """
         if not 0 < revision <= self.end.revision:
             raise LookupError(f"revision {revision} is not in {self.directory}, which ends with {self.end.revision}")
-        # An entry that settles nothing has the revision before it: take the last segment and block that begin before
-        # it.
+        # An entry that settles nothing repeats the revision before it. Take the last segment and the last block that
+        # begin below `revision`.
         number = _last_before(self._revisions, revision)
         blocks = self.segments[number].manifest.blocks
         block = _last_before([one.revision_before for one in blocks], revision)
         for entry in self._block(number, block):
             if entry.base < revision <= entry.revision:
                 return entry.index
-        raise SegmentBroken(self.segments[number].path, f"no entry of it settled revision {revision}")
+        raise SegmentBroken(self.segments[number].path, f"no entry of this segment settled revision {revision}")
 
     def entries(self, first: int = 1) -> Iterator[LedgerEntry]:
         """Yield all entries from `first` on, block by block.
@@ -555,7 +556,7 @@ def _names_in(directory: Path) -> list[SegmentName]:
     except FileNotFoundError as error:
         raise SegmentBroken(directory, "the directory does not exist") from error
     except OSError as error:
-        raise SegmentBroken(directory, f"it cannot be read ({error.strerror})") from error
+        raise SegmentBroken(directory, f"the directory cannot be read ({error.strerror})") from error
     return found
 
 
@@ -569,13 +570,14 @@ def archive_from(
     progress: Callable[[int, int], None],
     disk: SegmentDisk = DISK,
 ) -> list[SegmentManifest]:
-    """Write the segments an archive lacks up to an entry; return their manifests.
+    """Write the segments that an archive lacks up to an entry; return their manifests.
 
-    `read(first, last)` yields entries of the ledger, both included. Continues after the last complete segment.
+    `read(first, last)` yields entries of the ledger, both ends included. Writing continues after the last complete
+    segment.
 
     Raises:
-        SegmentBroken: The archive is broken or of another ledger.
-        BlockingIOError: Another process writes the archive.
+        SegmentBroken: The archive is broken or belongs to another ledger.
+        BlockingIOError: Another process is writing the archive.
         OSError: The disk fails.
     """
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -584,7 +586,7 @@ def archive_from(
         archive = Archive(directory)
         if archive.segments and archive.cluster_id != cluster_id:
             raise SegmentBroken(
-                directory, f"it belongs to cluster {archive.cluster_id}, but the ledger to {cluster_id}"
+                directory, f"the archive belongs to cluster {archive.cluster_id}, but the ledger to {cluster_id}"
             )
         row, following = archive.end, archive.last_index + 1
         written: list[SegmentManifest] = []

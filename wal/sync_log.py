@@ -1,10 +1,10 @@
 """Sync log: one file in front of LMDB, so that a sync costs one write and one flush of the disk.
 
-LMDB needs two flushes for a transaction, and its pages cost more than the bytes in them. A sync is therefore written
-here as one record, and LMDB receives the changes of many syncs in one later transaction, the checkpoint. The checkpoint
-also begins the next generation of the log: records of older generations are void from then on. The file is created at
-full size with zeros that were really written: growing it, or merely reserved blocks, would make the file system write
-its own journal in every sync.
+An LMDB transaction needs two flushes, and writes whole pages for a few changed bytes. A sync is therefore written to
+this log as one record, and a later LMDB transaction, the checkpoint, receives the changes of many syncs. The checkpoint
+also begins the next generation of the log, which makes records of older generations void. The file is created at full
+size and filled with zeros. A growing file, or space that is only reserved, would make the file system write its own
+journal in every sync.
 """
 
 import errno
@@ -19,10 +19,10 @@ from forebay.wal.failures import LOG_FILE, BrokenInvariant, Condition, RecoveryR
 from forebay.wal.records import StorageIdentity
 
 LOG_BYTES: Final = 4 << 20
-"""Size of a new log: a thousand small syncs between two checkpoints, written in some milliseconds at creation."""
+"""Size of a new log: fits a thousand small syncs between two checkpoints, and is written in milliseconds."""
 
 RECORD_MAX_BYTES: Final = 256 << 10
-"""Larger syncs go straight to LMDB: writing them twice costs more than the second flush saves."""
+"""Maximum size of a sync in the log. Larger syncs go straight to LMDB, because writing them twice costs more time."""
 
 
 READ_BYTES: Final = 1 << 20
@@ -30,7 +30,7 @@ READ_BYTES: Final = 1 << 20
 
 
 class DiskFile:
-    """System calls on the log's file, collected so that a simulated disk can replace them. Raise OSError."""
+    """System calls on the log's file, in a class that a simulated disk can replace. Methods raise OSError."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -59,7 +59,7 @@ class DiskFile:
 
 
 class DiskStore:
-    """Creates and opens a replica's log in the directory with this descriptor. Raises OSError."""
+    """Factory of a replica's log in the directory with this descriptor. Methods raise OSError."""
 
     def __init__(self, directory: int, *, readonly: bool = False) -> None:
         self._directory = directory
@@ -71,7 +71,7 @@ class DiskStore:
         return LOG_BYTES
 
     def make(self, first_block: bytes) -> None:
-        """Create a durable log that begins with this block; replace an existing one."""
+        """Create a log that begins with this block, durable on return; replace an existing log."""
         with suppress(FileNotFoundError):
             os.unlink(LOG_FILE, dir_fd=self._directory)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -117,7 +117,7 @@ class SyncRecord:
 
 
 class SyncLog:
-    """Log of one replica. Records can be added once `begin` has set the generation."""
+    """Sync log of one replica. Records can be added after `begin` has set the generation."""
 
     def __init__(self, file: DiskFile, path: Path, identity: StorageIdentity, size_bytes: int) -> None:
         self.path: Final = path
@@ -130,14 +130,14 @@ class SyncLog:
 
     @property
     def generation(self) -> int:
-        """Generation set by `begin`; 0 before."""
+        """Generation set by `begin`; 0 before the first call."""
         return self._generation
 
     def read(self, generation: int) -> list[bytes]:
         """Return the bodies of this generation's records, in order.
 
         Raises:
-            RecoveryRefused: The log is damaged, or of another generation or replica.
+            RecoveryRefused: The log is damaged, ahead of LMDB, or belongs to another replica.
         """
         try:
             content = self._file.read(self._size_bytes + 1)
@@ -156,7 +156,7 @@ class SyncLog:
             raise RecoveryRefused(Condition.SYNC_LOG_DAMAGED, f"{self.path} ({error})") from error
 
     def begin(self, generation: int) -> None:
-        """Restart at the first record: LMDB is durably of this generation."""
+        """Begin a generation at the first record. LMDB must have durably recorded the generation."""
         self._generation, self._sequence, self._offset = generation, 0, sectors.BLOCK_BYTES
         self._tags = sectors.Tags(self._identity, generation)
 
@@ -166,7 +166,7 @@ class SyncLog:
         return self._sequence == 0
 
     def fits(self, body_bytes: int) -> bool:
-        """Return whether a sync of this size should go to the log, and fits."""
+        """Return whether the log accepts a record of this size: small enough, and space is left."""
         if body_bytes > RECORD_MAX_BYTES:
             return False
         return self._offset + sectors.size_on_disk_bytes(body_bytes) <= self._size_bytes
@@ -175,7 +175,7 @@ class SyncLog:
         """Lay out the next record.
 
         Raises:
-            BrokenInvariant: The record does not fit (`fits`).
+            BrokenInvariant: `fits` is false for the record.
         """
         if not self.fits(len(body)):
             raise BrokenInvariant(f"{self.path}: a sync of {len(body)} bytes does not fit at byte {self._offset}")
@@ -185,7 +185,7 @@ class SyncLog:
         )
 
     def note_added(self, record: SyncRecord) -> None:
-        """Record that this record is durable."""
+        """Move the position past a record that is durable now."""
         self._sequence += 1
         self._offset = record.offset + len(record.data)
 
@@ -195,7 +195,7 @@ class SyncLog:
 
 
 def make_log(store: DiskStore, directory: Path, identity: StorageIdentity) -> None:
-    """Create the log of a replica that has promised nothing with one.
+    """Create the log of a new replica, which has made no promises.
 
     Raises:
         RecoveryRefused: The log cannot be created.
@@ -207,7 +207,7 @@ def make_log(store: DiskStore, directory: Path, identity: StorageIdentity) -> No
 
 
 def is_used(store: DiskStore, directory: Path) -> bool:
-    """Return whether a record was ever added: a new log holds only zeros after its first block.
+    """Return whether a record was ever written: a new log has only zeros after its first block.
 
     Raises:
         RecoveryRefused: The log cannot be read.
@@ -218,7 +218,7 @@ def is_used(store: DiskStore, directory: Path) -> bool:
         return False
     except OSError as error:
         if error.errno == errno.ELOOP:
-            return False  # a replica never runs with a symbolic link there, and creating a log removes only the link
+            return False  # no replica ever ran with a symbolic link here; creating a log removes only the link
         raise RecoveryRefused(Condition.SYNC_LOG_NOT_MADE, f"{directory / LOG_FILE} ({error})") from error
     try:
         return any(file.read(store.size_bytes)[sectors.BLOCK_BYTES :])

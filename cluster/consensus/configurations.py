@@ -1,8 +1,8 @@
-"""Cluster configurations: the one in force at each entry (H13), and the next one for a change (H12; thesis 4.1).
+"""Cluster configurations: the one in force at each entry (H13), and the successor for a change (H12; thesis 4.1).
 
-A configuration is in force once it is appended. Kept here are the last committed one and its successors, which a
-truncation may undo. After a restart they are read again: the caller provides the configuration as of the applied index
-from snapshot and ledger; the journal has the rest.
+A configuration is in force once it is appended. This module keeps the last committed configuration and its successors,
+which a truncation may undo. After a restart they are read again, from the configuration at the applied index that the
+caller provides.
 """
 
 from collections.abc import Iterable
@@ -47,7 +47,7 @@ class Configurations:
         return self._placed[-1].index
 
     def at(self, index: int) -> Configuration:
-        """Return the configuration in force after the entry at `index`, at or after the newest committed one."""
+        """Return the configuration in force after entry `index`, which must not precede the newest committed one."""
         behind = (known.configuration for known in reversed(self._placed) if known.index <= index)
         return next(behind, self._placed[0].configuration)
 
@@ -56,13 +56,13 @@ class Configurations:
         return next(known.configuration for known in reversed(self._placed) if self._is_committed(known, commit_index))
 
     def known(self) -> Iterable[Configuration]:
-        """Return the newest committed configuration and its successors; a truncation may put any of them into force."""
+        """Return the newest committed configuration and its successors; truncation may bring any into force."""
         return [placed.configuration for placed in self._placed]
 
     def appended(self, entries: Iterable[Entry], *, read_back: bool = False) -> bool:
-        """Record appended entries; return whether another configuration is in force now.
+        """Record appended entries; return whether the configuration in force has changed.
 
-        `read_back`: they were accepted before this replica started, so its configuration file no longer matters.
+        `read_back`: the entries are from before this start, so the configuration file no longer matters.
 
         Raises:
             CodecError: This release cannot read a configuration.
@@ -82,7 +82,7 @@ class Configurations:
         return len(self._placed) != before
 
     def truncated_from(self, index: int) -> bool:
-        """Record that the entries from `index` on were cut; return whether another configuration is in force now."""
+        """Record that entries from `index` on were cut; return whether the configuration in force has changed."""
         kept = [placed for placed in self._placed[1:] if placed.index < index]
         changed = len(kept) + 1 != len(self._placed)
         self._placed[1:] = kept
@@ -91,10 +91,10 @@ class Configurations:
     def installed(self, index: int, placed: ConfigurationAt | None, last_index: int) -> bool:
         """Record a snapshot at `index` with configuration `placed`; the journal then ends at `last_index`.
 
-        Returns whether another configuration is in force now.
+        Returns whether the configuration in force has changed.
         """
         before = self._placed[-1]
-        if placed is None:  # a machine that does not keep configurations: earlier ones up to the snapshot stay valid
+        if placed is None:  # this machine keeps no configurations, so the last one up to the snapshot stays valid
             placed = next((one for one in reversed(self._placed) if one.index <= index), self._placed[0])
         self._placed = [placed, *(one for one in self._placed if index < one.index <= last_index)]
         return self._placed[-1] != before
@@ -109,12 +109,12 @@ class Configurations:
 
 
 def may_be_later(identity: str, committed: Configuration) -> bool:
-    """Return whether a member unknown to `committed` may have been added later, so that its messages count."""
+    """Return whether a member unknown to `committed` may have been added by a later configuration."""
     return incarnation_of(identity) > committed.version
 
 
 def _check_bootstrap(file: Configuration, founded: Configuration) -> None:
-    """Reject a bootstrap with other members than the configuration file: it could split one cluster into two."""
+    """Reject a bootstrap whose members differ from the configuration file's: two clusters could result."""
     if file.voters and founded.version == 1 and file.voter_ids != founded.voter_ids:
         raise BrokenInvariant(
             f"the cluster was founded with the replicas {', '.join(founded.voter_ids)}, but this replica's "
@@ -126,7 +126,7 @@ def _check_step(one: Configuration, two: ConfigurationAt) -> None:
     """Reject a configuration whose majorities might not overlap its predecessor's (thesis 4.1)."""
     new = two.configuration
     if new.change.action is ChangeKind.RECOVER and len(new.voters) == 1 and new.version == one.version + 1:
-        return  # the previous incarnation has ended, and its majorities with it
+        return  # the previous incarnation has ended, so its majorities no longer matter
     if new.version != one.version + 1 or len(set(one.voter_ids) ^ set(new.voter_ids)) > 1:
         raise BrokenInvariant(
             f"entry {two.index} has configuration version {new.version} with the voters {', '.join(new.voter_ids)}, "
@@ -143,7 +143,7 @@ def _check_keys(one: Configuration, two: ConfigurationAt) -> None:
 
 
 def recovery_configuration(current: Configuration, survivor: Member, *, actor: str, at: int) -> Configuration:
-    """Return the first configuration of a new incarnation: one member, and none of the previous incarnation."""
+    """Return the first configuration of a new incarnation, with `survivor` as its only member."""
     change = Change(ChangeKind.RECOVER, survivor.id, actor, at)
     return Configuration(current.version + 1, (survivor,), (), change)
 
@@ -161,7 +161,7 @@ class MemberChange(msgspec.Struct, frozen=True, kw_only=True):
     actor: str = "leader"
     id: bytes = b""
     key: bytes = b""
-    """For an update: the member's public key, if the configuration lacks it."""
+    """Public key of the member, for an update of a configuration that lacks the key."""
 
 
 def next_configuration(current: Configuration, wanted: MemberChange, *, at: int) -> Configuration:
@@ -215,7 +215,7 @@ def _replace(current: Configuration, wanted: MemberChange, at: int) -> Configura
 
 
 def _update(current: Configuration, wanted: MemberChange, at: int) -> Configuration:
-    """Change a member's addresses. Its ID, its promises and its vote stay, whether it answers or not."""
+    """Change a member's addresses. ID, promises and vote stay. The member need not be reachable."""
     member = _member(current, wanted.name)
     _refuse_taken((other for other in current.members() if other is not member), wanted)
     key = member.key or wanted.key
@@ -228,7 +228,7 @@ def _update(current: Configuration, wanted: MemberChange, at: int) -> Configurat
 
 
 def _refuse_taken(others: Iterable[Member], wanted: MemberChange) -> None:
-    """Reject an address used by another member, or for both purposes: two processes would be dialled there."""
+    """Reject an address that another member uses, or that is given for both peer and API."""
     if wanted.peer and wanted.peer == wanted.api:
         raise ChangeRefused("address_taken", f"{wanted.peer} is given for both peer and api", "give each its own")
     for member in others:

@@ -1,4 +1,4 @@
-"""Driver of the engine on the asyncio loop: it ticks on proposals, frames and timers, not periodically (H19, H23)."""
+"""Driver of the engine on the asyncio loop: proposals, frames and timers cause ticks, without a period (H19, H23)."""
 
 import asyncio
 import random
@@ -33,17 +33,17 @@ from forebay.wal import FIRST_INCARNATION, Configuration, ConfigurationAt, Incar
 _Answer = TypeVar("_Answer")
 
 LONGEST_WAIT_S: Final = 1.0
-"""Maximum timer duration, so that a clock that stopped during a suspend is noticed."""
+"""Maximum timer duration, to notice in time that the machine was suspended."""
 
 TIMER_SLACK_S: Final = 0.001
-"""Lateness of a timer that is not corrected: the loop waits in whole milliseconds."""
+"""Tolerated lateness of a timer: the loop waits in whole milliseconds."""
 
 
 class Consensus:
-    """Participation of one replica in consensus. Created and used in one asyncio loop's thread.
+    """Participation of one replica in consensus. Create and use it in the thread of one asyncio loop.
 
-    `journal.sync()` blocks that thread at most once a tick, and everything arriving meanwhile shares the next sync. An
-    exception from journal, machine or rules goes to `fail`, which must end the process; no promise is made after it
+    `journal.sync()` blocks that thread at most once a tick; everything that arrives meanwhile shares the next sync. An
+    exception from journal, machine or rules goes to `fail`, which must end the process. No promise is made afterwards
     (law 10).
     """
 
@@ -68,21 +68,23 @@ class Consensus:
         seals: Seals | None = None,
         incarnation: Incarnation = FIRST_INCARNATION,
     ) -> None:
-        """Take over the journal from its applied index on.
+        """Continue from the journal's applied index.
 
-        `me` is this replica's ID. `members` are names and peer addresses including its own: its listening address, and
-        addresses of peers that take precedence over those in the configuration. `bootstrap`, `configuration`,
+        `me` is this replica's ID. `members` maps names to peer addresses, including this replica's own, where it
+        listens. An address in `members` takes precedence over the configuration's. `bootstrap`, `configuration`,
         `found_without` and `seals` are passed to `cluster.consensus.engine.Engine`; without the first two, `members` is
         the permanent membership.
 
-        `incarnation` is that of the journal's cluster; frames of other incarnations are ignored. `tls` holds this
-        replica's credentials; `peers` watches the links in addition to its other connections.
+        `incarnation` is the incarnation of the journal's cluster; frames of other incarnations are rejected. `tls`
+        holds this replica's credentials. `peers` registers the connections, together with those of other listeners.
 
-        Exceptions as `Engine`.
+        Raises the exceptions of `Engine`, and those below.
+
+        Raises:
 
         Raises:
             ValueError: This replica is not in `members`.
-            TlsError: Its certificate cannot be used.
+            TlsError: This replica's certificate cannot be used.
         """
         if name_of(me) not in members:
             raise ValueError(f"replica {me!r} is not among the members {', '.join(sorted(members))}")
@@ -150,7 +152,7 @@ class Consensus:
         self._ask_clocks()
 
     async def stop(self) -> None:
-        """Leave: close the links, end all waiting, write the lazy marks. Peers elect another leader."""
+        """Stop: close the links, wake all waiters, and write the lazy marks. Peers elect another leader."""
         running, self._running = self._running, False
         self._release()
         for timer in (self._timer, self._asking):
@@ -200,21 +202,21 @@ class Consensus:
 
     @property
     def ready(self) -> bool:
-        """Return whether a leader may decide, or a follower is close behind such a leader."""
+        """Return whether a leader accepts proposals, or a follower is close behind such a leader."""
         return self._running and self._engine.ready
 
     def propose(self, data: bytes) -> tuple[int, int]:
         """Propose an entry; return (index, term).
 
-        `machine.apply` at that index with that term means that it is committed. After a loss of leadership the outcome
-        is unknown. Exceptions as `Engine.propose`.
+        The entry is committed if `machine.apply` is called with that index and term. After a loss of leadership the
+        outcome is unknown. Raises the exceptions of `Engine.propose`.
         """
         place = self._ask(lambda: self._engine.propose(data))
         self._wake()
         return place
 
     async def confirm_leadership(self) -> int:
-        """Return the commit index a linearizable read must wait for, once a majority confirms this leader.
+        """Return the commit index that a linearizable read must wait for, after a majority has confirmed this leader.
 
         Waits at most about one election timeout.
 
@@ -237,10 +239,10 @@ class Consensus:
         return index
 
     async def read_index(self, news: bytes) -> int:
-        """Return the index this follower must have applied for a linearizable read of its own state.
+        """Return the index that this follower must apply before a linearizable read of its own state.
 
-        The leader, which also receives `news`, returns the index after a majority has confirmed the leader since the
-        call.
+        Sends `news` to the leader. The leader returns the index after a majority has confirmed its leadership, later
+        than this call.
 
         Raises:
             NotLeader: No leader is known, or no answer arrives within the longest election timeout.
@@ -280,7 +282,7 @@ class Consensus:
 
     @property
     def sync_s(self) -> float | None:
-        """Typical duration of a sync on this replica's disk, seconds; None before there were a few."""
+        """Typical duration of a sync on this replica's disk, seconds; None after fewer than SYNCS syncs."""
         return self._engine.sync_s
 
     @property
@@ -294,18 +296,18 @@ class Consensus:
         return self._clocks.bounds(self._engine.configuration.voter_ids)
 
     def change(self, wanted: MemberChange) -> tuple[int, int]:
-        """Change the membership as leader; return (index, term) of the entry. Exceptions as `Engine.change`."""
+        """Change the membership as leader; return (index, term) of the entry. Raises as `Engine.change`."""
         place = self._ask(lambda: self._engine.change(wanted))
         self._wake()
         return place
 
     def reach_at(self, members: Mapping[str, str]) -> None:
-        """Dial peers at these addresses first, by name, before those of the configuration."""
+        """Set addresses, by name, that are dialled before those of the configuration."""
         self._members = dict(members)
         self._find_peers()
 
     def address_of(self, name: str) -> str | None:
-        """Return the peer address of replica `name` if it is reached now, or None."""
+        """Return the address at which replica `name` is connected now, or None."""
         return self._links.address_of(name)
 
     def promotable(self) -> str | None:
@@ -317,17 +319,18 @@ class Consensus:
         return self._engine.unrecorded() if self._running else None
 
     async def transfer(self, target: str | None = None) -> str | None:
-        """Transfer leadership to `target` or the best voter; return the new leader's name, if already known.
+        """Transfer leadership to `target`, or to the best voter; return the new leader's name, or None if not known
+        yet.
 
-        Waits at most three of the longest election timeouts.
+        Waits at most three times the longest election timeout.
 
         Raises:
-            NotLeader: This replica does not lead, or stops meanwhile.
+            NotLeader: This replica does not lead, or stops during the transfer.
             ChangeRefused: The target cannot take over, or no voter took over.
         """
         chosen = self._ask(lambda: self._engine.transfer(target))
         self._wake()
-        # After a pause, the first tick may end the transfer without any change since the previous tick.
+        # After a pause of the process, the first tick may end the transfer without a status change.
         with suppress(TimeoutError):
             async with asyncio.timeout(2 * self._timing.election_max_s):
                 while self._running and self._engine.role is Role.LEADER and self._engine.hands_over:
@@ -335,7 +338,7 @@ class Consensus:
         if not self._running:
             raise NotLeader(None, sentence="this replica stopped while it transferred leadership")
         if self._engine.role is Role.LEADER:
-            # Its campaign may have begun: a vote under way cannot be withdrawn.
+            # The target's campaign may have begun, and cannot be withdrawn.
             raise ChangeRefused(
                 "not_taken",
                 f"{name_of(chosen)} has not taken over leadership yet, and may still do so",
@@ -348,10 +351,10 @@ class Consensus:
         return self.leader
 
     def compact_to(self, index: int) -> None:
-        """Drop entries up to `index` after a snapshot at `index` is finalized; the ledger keeps them.
+        """Drop entries up to `index` after a snapshot at `index` is finalized. The ledger keeps them.
 
-        Fewer entries are dropped if a peer still needs them. No effect after a stop: a snapshot may be finalized while
-        the replica ends.
+        Keeps entries that a peer still needs. Has no effect after `stop`, because a snapshot may be finalized during
+        the stop.
         """
         if not self._running:
             return
@@ -389,11 +392,11 @@ class Consensus:
         self._clocks.forget(peer)
 
     def on_lost_sight(self, peer: str) -> None:
-        """Handle the loss of the link from a peer."""
+        """Handle the loss of the connection that a peer opened."""
         self._link(self._engine.lost_sight, peer)
 
     def on_later_incarnation(self, peer: str, incarnation: Incarnation) -> None:
-        """Handle a peer of a later incarnation of the cluster; a known member is believed."""
+        """Stop this replica if a known member has a later incarnation of the cluster."""
         known = self._members.keys() | {name_of(one.id) for one in self._engine.configuration.members()}
         if self._running and peer in known:
             self._stop_for(IncarnationOver(name_of(self._me), str(self._incarnation), str(incarnation), peer))
@@ -424,7 +427,7 @@ class Consensus:
             self._wake()
 
     def _ask(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Call the engine for something it may reject; an exception that stops it stops this replica."""
+        """Make a request to the engine. Rejections are raised; a failure of the engine stops this replica."""
         if not self._running:
             raise NotLeader(None, sentence="this replica is not running")
         try:
@@ -435,10 +438,10 @@ class Consensus:
             raise  # a rejection
 
     def _find_peers(self) -> None:
-        """Dial the members of every configuration that may be in force, at the file's address, else at their own.
+        """Dial the members of every configuration that may be in force, at the file's address first, then at their own.
 
-        Replicas that were all renumbered at once know the new addresses from their files alone; yet an outdated file
-        must not separate them after a `cluster update`.
+        If all replicas change addresses at once, only their files have the new addresses. After a `cluster update`, an
+        outdated file must not separate the replicas.
         """
         found = {}
         for identity, address in self._engine.addresses.items():
@@ -481,7 +484,7 @@ class Consensus:
         if self._engine.next_due_s() <= self._clock.monotonic_s():
             self._tick()
         else:
-            self._set_timer()  # the due work has been postponed meanwhile
+            self._set_timer()  # the work is due later now
 
     def _tick(self) -> None:
         self._soon = False
@@ -502,7 +505,7 @@ class Consensus:
             self._wake()
             return
         at_s = self._loop.time() + wait_s
-        # An early timer costs one check without work; most timers are postponed many times first.
+        # Keep a timer that is too early: it costs one check, and most timers are postponed many times.
         if self._timer is None or self._timer_at_s > at_s + TIMER_SLACK_S:
             if self._timer is not None:
                 self._timer.cancel()

@@ -1,7 +1,8 @@
-"""Engine: one replica's Raft as a synchronous, deterministic object with time, randomness, links and disk injected.
+"""Engine: Raft of one replica as a synchronous, deterministic object. Time, randomness, links and disk are injected.
 
-The asyncio driver and the simulators drive it in the same way: `receive`, `propose`, `read`, then `tick`; `next_due_s`
-gives the time of the next tick without events. It composes the modules of rules over one `RaftState`.
+The asyncio driver and the simulators use the engine in the same way: `receive`, `propose`, `read`, then `tick`.
+`next_due_s` returns the time at which a tick is due without further events. The engine combines modules of rules over
+one `RaftState`.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,16 +43,15 @@ from forebay.cluster.system import Clock, LogRateLimiter
 from forebay.wal import BrokenInvariant, Configuration, ConfigurationAt, Member, initial
 
 _ROUTINE: Final = (Heartbeat, AppendReply)
-"""Messages that make up almost all traffic of an idle cluster."""
+"""Messages that form almost all traffic of an idle cluster."""
 
 
 class Engine:
     """Raft rules combined. Not reentrant, except that `apply` may propose.
 
-    `on_change` is called when role, term, leader or readiness changes, `on_members` when the members change, `on_due`
-    when a tick becomes necessary without a call. An exception out of `receive`, `tick`, or a proposal that reached the
-    journal means that the replica must stop: `stopped` is set, unsent promises are dropped, and every further call
-    fails.
+    `on_change` is called when role, term, leader or readiness changes; `on_members` when the members change; `on_due`
+    when a tick becomes due without a call. If `receive`, `tick`, or a proposal that reached the journal raises, the
+    replica must stop: `stopped` is set, unsent promises are dropped, and every further call fails.
     """
 
     def __init__(
@@ -76,16 +76,17 @@ class Engine:
     ) -> None:
         """Participate as the member with the ID `me`, over `journal`.
 
-        `configuration`: membership as of `journal.applied_index` from snapshot and ledger; later entries are read here.
-        If it is None, the whole journal is read, and `bootstrap` is in force before its first configuration. Without
-        both, `peers` and `me` are the members, for tests. `clock_off`: whether a member's wall clock deviates from a
-        majority's. `found_without`: founders an operator excludes while the cluster is not founded, which needs the
-        vote of all others. `seals`: signs and verifies entries and votes; without it nothing is verified.
+        `configuration` is the membership at `journal.applied_index`, from snapshot and ledger; later entries are read
+        here. If it is None, the whole journal is read, and `bootstrap` is in force before the journal's first
+        configuration. Without both, `peers` and `me` are the members (for tests). `clock_off` returns whether a
+        member's wall clock deviates from a majority's. `found_without` names founders that an operator excludes from
+        founding the cluster, which needs the votes of all others. `seals` signs and verifies entries and votes; without
+        seals nothing is verified.
 
         Raises:
-            RemovedFromCluster: This replica already knows of its removal.
+            RemovedFromCluster: The journal already contains this replica's removal.
             BrokenInvariant: The journal's marks are out of order.
-            SealBroken: This replica's own log has an entry no leader accepted.
+            SealBroken: This replica's log has an entry that no leader accepted.
             KeyReplaced: The configuration has another key for this replica.
         """
         if not journal.base_index <= journal.applied_index <= journal.commit_index <= journal.last_index:
@@ -181,7 +182,7 @@ class Engine:
 
     @property
     def sync_s(self) -> float | None:
-        """Fastest of the last few syncs of this replica's disk, seconds; None before there were a few."""
+        """Fastest of the last SYNCS syncs of this replica's disk, seconds; None after fewer syncs."""
         return self.raft.sync_times.least_s
 
     def peers(self) -> list[PeerStatus]:
@@ -218,7 +219,7 @@ class Engine:
     # ---- requests ----
 
     def propose(self, data: bytes) -> tuple[int, int]:
-        """Append an entry as leader; return (index, term). It is sent with the next tick.
+        """Append an entry as leader; return (index, term). The next tick sends it.
 
         Raises:
             NotLeader: This replica does not lead, or has not applied its own first entry.
@@ -228,9 +229,7 @@ class Engine:
         return log_replication.propose(self.raft, data)
 
     def change(self, wanted: MemberChange) -> tuple[int, int]:
-        """Append the configuration resulting from `wanted`; return (index, term).
-
-        It is sent with the next tick.
+        """Append the configuration that results from `wanted`; return (index, term). The next tick sends it.
 
         Raises:
             NotLeader: This replica does not lead.
@@ -239,7 +238,7 @@ class Engine:
         return membership_change.change(self.raft, wanted)
 
     def transfer(self, target: str | None = None) -> str:
-        """Begin to transfer leadership to `target` or the best voter; return its ID.
+        """Begin to transfer leadership to `target`, or to the best voter; return the target's ID.
 
         Raises:
             NotLeader: This replica does not lead.
@@ -248,9 +247,9 @@ class Engine:
         return leadership_transfer.transfer(self.raft, target)
 
     def read(self, waiter: ReadWaiter) -> None:
-        """Call `waiter` with the commit index once a majority confirms, from now on, that this replica leads.
+        """Call `waiter` with the commit index once a majority has confirmed, after this call, that this replica leads.
 
-        Call it with None if this replica does not lead, or loses its leadership before.
+        Call `waiter` with None if this replica does not lead, or loses leadership first.
         """
         raft = self.raft
         if raft.leads and not raft.stopped:
@@ -259,10 +258,10 @@ class Engine:
             waiter(None)
 
     def ask_leader(self, news: bytes, waiter: ReadWaiter) -> None:
-        """Call `waiter` with the index this replica must have applied for a linearizable read of its own state.
+        """Call `waiter` with the index that this replica must apply before a linearizable read of its own state.
 
-        The leader must have been confirmed since the call; it also receives `news`. `waiter` is called with None if
-        no leader is known, and never if request or answer is lost, or leadership changes.
+        A majority must confirm the leader after this call. The leader also receives `news`. `waiter` is called with
+        None if no leader is known; it is never called if request or reply is lost, or leadership changes.
         """
         self.raft.require_running()
         log_replication.ask_leader(self.raft, news, waiter)
@@ -270,7 +269,7 @@ class Engine:
     # ---- events ----
 
     def next_due_s(self) -> float:
-        """Return the monotonic time, in seconds, at which `tick` is due; it is in the past if `tick` is due now."""
+        """Return the monotonic time at which `tick` is due, seconds; a time in the past means now."""
         raft = self.raft
         if raft.stopped:
             return NEVER
@@ -302,10 +301,10 @@ class Engine:
                 self._on_change()
 
     def receive(self, peer: str, message: AnyMessage) -> bool:
-        """Handle a message of an authenticated peer; return whether a tick is needed, as `next_due_s` then shows too.
+        """Handle a message of an authenticated peer; return whether a tick is needed (`next_due_s` then shows it too).
 
-        Promises in the reply are sent at once if everything they rest on is durable, otherwise with the next tick. A
-        message that needs no tick makes nothing due sooner, so a set timer stays right.
+        Promises in the reply are sent at once if the state that they depend on is durable, otherwise with the next
+        tick. A message that needs no tick makes nothing due earlier, so an existing timer stays valid.
         """
         raft = self.raft
         raft.require_running()
@@ -316,7 +315,7 @@ class Engine:
             if not raft.journal.dirty:
                 raft.outbox.release()
                 raft.outbox.flush()
-            # The result of a tick does not depend on it.
+            # A routine message does not change the result of a tick.
             is_routine = (
                 isinstance(message, _ROUTINE)
                 and (known is None or _footing(known) == before or self._only_confirms(known))
@@ -327,7 +326,7 @@ class Engine:
             return self._wants_tick
 
     def connected(self, peer: str) -> None:
-        """Handle a new link to `peer`: the fate of requests on an earlier link is unknown, so its journal is probed."""
+        """Handle a new link to `peer`: probe its journal, because requests on an earlier link may be lost."""
         self.raft.connected.add(peer)
         known = self.raft.progress.get(peer)
         if known is not None:
@@ -342,11 +341,11 @@ class Engine:
             known.link_broke(self.raft.journal.term_of(known.match))
 
     def lost_sight(self, peer: str) -> None:
-        """Handle the loss of the link from `peer`."""
+        """Handle the loss of the connection that `peer` opened."""
         leader_election.lose_sight(self.raft, peer)
 
     def stop(self) -> None:
-        """Release everything; waiting readers are called with None. Nothing is written or sent."""
+        """Release everything, and call waiting readers with None. Nothing is written or sent."""
         self.raft.stopped = True
         self.raft.end_leadership()
         self.raft.receiver.suspend()
@@ -378,13 +377,13 @@ class Engine:
         if raft.leads:
             leadership_transfer.hand_over(raft, now_s)
             log_replication.send_appends(raft, now_s)
-            log_replication.advance_commit(raft)  # by the copies of others: then nothing waits for this replica's disk
+            log_replication.advance_commit(raft)  # others' copies may suffice, without this disk
         durable = raft.durable_index
         raft_log.make_durable(raft)
         if raft.leads and raft.durable_index != durable:
             log_replication.advance_commit(raft)
         raft_log.apply_committed(raft)
-        if raft.reads.under_way and raft.has_begun:  # once the entries before them are known (section 8)
+        if raft.reads.under_way and raft.has_begun:  # earlier entries must be committed (section 8)
             raft.reads.answer(log_replication.quorum_seq(raft), raft.commit_index)
             raft.outbox.flush()  # to followers among the readers
         if now_s >= raft.hints_due_s:
@@ -407,7 +406,7 @@ class Engine:
                 membership_change.on_removed(raft, peer, message)
                 return
             case VoteRequest():
-                leader_election.on_vote_request(raft, peer, message)  # only this may ignore a higher term (H14)
+                leader_election.on_vote_request(raft, peer, message)  # only this handler may ignore a higher term (H14)
                 return
         if message.term > raft.term:
             leader_election.adopt_term(raft, message.term)
@@ -445,5 +444,5 @@ class Engine:
 
 
 def _footing(known: Progress) -> tuple[object, ...]:
-    """Return the values that decide what a leader sends to a peer, and whether it counts for a commit."""
+    """Return the values that determine the leader's next request to a peer and the peer's share in commits."""
     return known.match, known.phase, known.probe_seq, known.may_send

@@ -1,7 +1,7 @@
-"""Messages between replicas: bounded MessagePack frames with the cluster's ID, sender and term.
+"""Messages between replicas: bounded MessagePack frames with the cluster's ID and the sender.
 
-A frame is four bytes of length (big endian) and an array `[version, cluster id, sender, message]`; a message is an
-array that begins with its kind. Kinds are permanent: append-only, never reused (law 12).
+A frame is four bytes of length (big endian) and an array `[version, cluster id, sender, message]`. A message is an
+array that begins with its kind, and includes its term. Kinds are permanent: append-only, never reused (law 12).
 """
 
 import struct
@@ -16,10 +16,10 @@ from forebay.wal import ENTRY_MAX_BYTES, SEAL_MAX_BYTES, Incarnation, parse_line
 FRAME_VERSION: Final = 1
 
 MAX_ENTRY_BYTES: Final = ENTRY_MAX_BYTES
-"""Maximum size of a journal entry: larger ones delay heartbeats behind them and fill every replica's memory."""
+"""Maximum size of a journal entry: larger entries would delay heartbeats and fill every replica's memory."""
 
 APPEND_BYTES: Final = 1 << 20
-"""Size of entries at which an append request is full; one more entry may exceed it."""
+"""Size of entries at which an append request is full; the last entry may exceed it."""
 
 APPEND_ENTRIES: Final = 512
 """Maximum number of entries in one append request: bounds the work of a frame of tiny entries."""
@@ -28,20 +28,20 @@ CHUNK_BYTES: Final = 256 << 10
 """Size of a snapshot chunk: about 2 ms of a 1 Gbit/s link, so that heartbeats never wait long behind it."""
 
 NEWS_MAX_BYTES: Final = 128 << 10
-"""Maximum size of a follower machine's news in one frame: reading it takes a leader a few milliseconds."""
+"""Maximum size of a follower machine's news in one frame: the leader reads it in a few milliseconds."""
 
 FRAME_OVERHEAD_BYTES: Final = (64 << 10) + APPEND_ENTRIES * SEAL_MAX_BYTES
-"""Space in a frame beside entry data: seals, APPEND_ENTRIES headers of at most 16 bytes, names, numbers."""
+"""Maximum size of a frame without its entry data: seals, APPEND_ENTRIES headers of at most 16 bytes, names, numbers."""
 
 MAX_FRAME_BYTES: Final = APPEND_BYTES + MAX_ENTRY_BYTES + FRAME_OVERHEAD_BYTES
-"""Maximum size of a frame; a longer one is rejected before any of it is kept."""
+"""Maximum size of a frame; a longer frame is rejected before any of it is stored."""
 
 LEDGER_DIGEST_BYTES: Final = 32
 """Size of a ledger's digest, SHA-256."""
 
 _LENGTH: Final = struct.Struct(">I")
 
-# Terms, indices and sequences stay far below 2^63, so that adding to one never overflows a signed word.
+# Terms, indices and sequences stay far below 2^63, so that adding 1 never overflows a signed 64-bit number.
 Number = Annotated[int, Meta(ge=0, le=1 << 62)]
 Name = Annotated[str, Meta(min_length=1, max_length=96)]
 """ID of a cluster or member: a name of at most 64 characters, '#' and a number."""
@@ -51,7 +51,7 @@ PublicKey = Annotated[bytes, Meta(max_length=32)]
 
 
 class FrameRefused(Exception):
-    """Data from a peer that is not a frame of this cluster; its connection is closed. The message gives the reason."""
+    """Data from a peer that is not a frame of this cluster. The connection is closed; the message gives the reason."""
 
 
 class OtherIncarnation(FrameRefused):
@@ -72,7 +72,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class AppendRequest(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
-    """AppendEntries: entries after (prev_index, prev_term); without entries it only probes where the logs agree."""
+    """AppendEntries: entries after (prev_index, prev_term). Without entries, it probes where the logs agree."""
 
     prev_index: Number
     prev_term: Number
@@ -84,17 +84,17 @@ class AppendRequest(Message, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Heartbeat(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):
-    """Heartbeat. It makes no claim about the log, so the receiver commits only entries it has checked."""
+    """Heartbeat. It does not describe the leader's log, so the receiver commits only entries that it has checked."""
 
     commit_index: Number
     ready: bool
 
 
 class AppendReply(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
-    """Reply to a leader: all entries up to `match_index` agree with its own and are durable.
+    """Reply to a leader: all entries up to `match_index` equal the leader's and are durable.
 
-    Replies are cumulative: a later one replaces earlier ones. A rejection suggests in `hint_index` and `hint_term`
-    where the leader should probe next.
+    Replies are cumulative: a later reply replaces earlier ones. A rejection suggests the next entry to probe in
+    `hint_index` and `hint_term`.
     """
 
     match_index: Number
@@ -106,17 +106,17 @@ class AppendReply(Message, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class VoteRequest(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
-    """RequestVote; a pre-vote only asks about the term after `term`, and changes nothing."""
+    """RequestVote. A pre-vote only asks for a vote in the term after `term`, and changes no state."""
 
     last_index: Number
     last_term: Number
     pre: bool
     transfer: bool = False
-    """Whether the leader requested it: a live leader is then no reason to reject it (thesis 3.10)."""
+    """Whether the leader requested the election: then its being alive is no reason to reject (thesis 3.10)."""
     ledger_index: Number = 0
     """Last entry the candidate has applied."""
     ledger_digest: Annotated[bytes, Meta(max_length=LEDGER_DIGEST_BYTES)] = b""
-    """Digest of its ledger up to that entry; empty if it has none."""
+    """Digest of the candidate's ledger up to `ledger_index`; empty if unknown."""
 
 
 class VoteReply(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):
@@ -127,11 +127,11 @@ class VoteReply(Message, frozen=True, array_like=True, forbid_unknown_fields=Tru
     key: PublicKey = b""
     """The sender's public key, for the first configuration of a new cluster."""
     signature: Annotated[bytes, Meta(max_length=64)] = b""
-    """Signature of a granted vote; the leader's entries show it (`seals`)."""
+    """Signature of a granted vote; the new leader's first entry contains it (`seals`)."""
 
 
 class SnapshotChunk(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=6):
-    """InstallSnapshot: bytes of a snapshot at `offset`; without bytes it asks how much of it has arrived."""
+    """InstallSnapshot: bytes of a snapshot at `offset`. Without bytes, it asks how much was received."""
 
     index: Number
     snapshot_term: Number
@@ -147,7 +147,7 @@ REFUSED: Final = 3
 
 
 class SnapshotReply(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=7):
-    """Reply to a chunk. CONTINUE: stored. RESUME: send from `offset`. DONE: nothing more needed. REFUSED: unsound."""
+    """Reply to a chunk. CONTINUE: stored. RESUME: send from `offset`. DONE: no more needed. REFUSED: invalid."""
 
     index: Number
     snapshot_term: Number
@@ -163,13 +163,13 @@ class RemovalNotice(Message, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class TimeoutNow(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=9):
-    """Leader's request to campaign at once: it transfers leadership to the up-to-date receiver (thesis 3.10)."""
+    """Request of a leader that transfers leadership: the up-to-date receiver must campaign at once (thesis 3.10)."""
 
 
 class StateLost(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=10):
-    """Leader's notice: `member` acknowledged everything up to `match_index` in this term, and now lacks it.
+    """Leader's notice: `member` acknowledged all entries up to `match_index` in this term, but lacks some of them now.
 
-    A frame names its sender but not its addressee: a successor at the same address must ignore the notice.
+    A frame names its sender but not its addressee, so a successor at the same address must ignore the notice.
     """
 
     member: Name
@@ -177,7 +177,7 @@ class StateLost(Message, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 
 class ClockRequest(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=11):
-    """Request for the receiver's wall clock. It belongs to no term and has term 0, as has its reply."""
+    """Request for the receiver's wall clock. Request and reply belong to no term: their term is 0."""
 
 
 class ClockReply(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=12):
@@ -187,7 +187,7 @@ class ClockReply(Message, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 
 class ReadRequest(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=13):
-    """Follower's request for the index it must have applied before a linearizable read of its own (thesis 6.4).
+    """Follower's request for the index that it must apply before a linearizable read of its own (thesis 6.4).
 
     `news` is a message of the follower's machine to the leader's; consensus does not interpret it.
     """
@@ -196,7 +196,7 @@ class ReadRequest(Message, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class ReadReply(Message, frozen=True, array_like=True, forbid_unknown_fields=True, tag=14):
-    """Index that the follower must have applied, from a leader that a majority has confirmed since the request."""
+    """Index that the follower must apply. A majority has confirmed the leader since the request."""
 
     index: Number
 
@@ -219,7 +219,7 @@ AnyMessage = (
 )
 
 PROMISES: Final = (AppendReply, VoteRequest, VoteReply, SnapshotReply)
-"""Messages that others rely on: none is sent before the sync that makes it true (H2)."""
+"""Messages that other replicas rely on. Each is sent only after the sync that it confirms (H2)."""
 
 
 class _Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -258,8 +258,8 @@ def decode_body(cluster_id: str, body: bytes | bytearray | memoryview) -> Frame:
     """Decode the frame in `body` (without the length).
 
     Raises:
-        FrameRefused: It is malformed or of another cluster.
-        OtherIncarnation: It is of another incarnation of the same cluster.
+        FrameRefused: The frame is malformed or belongs to another cluster.
+        OtherIncarnation: The frame belongs to another incarnation of the same cluster.
     """
     try:
         envelope = _decoder.decode(body)
@@ -276,7 +276,7 @@ def decode_body(cluster_id: str, body: bytes | bytearray | memoryview) -> Frame:
 
 
 class FrameReader:
-    """Splits a stream of bytes into frames; holds at most one unfinished frame."""
+    """Splits a stream of bytes into frames; buffers at most one unfinished frame."""
 
     def __init__(self, cluster_id: str) -> None:
         self._cluster_id = cluster_id
@@ -286,7 +286,7 @@ class FrameReader:
         """Yield each frame completed by `data`.
 
         Raises:
-            FrameRefused: A frame is malformed; those before it were yielded.
+            FrameRefused: A frame is malformed; earlier frames were yielded.
         """
         buffer = self._buffer
         buffer += data

@@ -1,4 +1,4 @@
-"""Interface of consensus to controller, journal and links: protocols, values and exceptions."""
+"""Interface between consensus and its users (controller, journal, links): protocols, values and exceptions."""
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -11,11 +11,11 @@ from forebay.cluster.consensus.frames import MAX_ENTRY_BYTES, AnyMessage
 from forebay.wal import ConfigurationAt, Entry
 
 HEARTBEATS_PER_ELECTION: Final = 3
-"""Heartbeats that must fit in the shortest election timeout, so that one or two late ones cause no election."""
+"""Minimum number of heartbeats in the shortest election timeout, so that one or two late ones cause no election."""
 
 
 class Role(StrEnum):
-    """Role of a replica in its current term; a candidate may still be in its pre-vote."""
+    """Role of a replica in its current term. CANDIDATE includes the pre-vote."""
 
     LEADER = "leader"
     FOLLOWER = "follower"
@@ -23,7 +23,7 @@ class Role(StrEnum):
 
 
 class NotLeader(Exception):
-    """Proposal or read confirmation on a replica that does not lead, or has not applied its own first entry."""
+    """Request to a replica that does not lead, or that has not applied the first entry of its leadership."""
 
     def __init__(self, leader: str | None, *, sentence: str | None = None) -> None:
         hint = f"the leader is {leader}" if leader else "there is no leader now; try again in a moment"
@@ -42,7 +42,7 @@ class ChangeRefused(Exception):
 
 
 class RemovedFromCluster(Exception):
-    """Permanent removal of this replica: it must stop. The message is for the operator."""
+    """This replica was permanently removed from the cluster and must stop. The message is for the operator."""
 
     def __init__(self, me: str, version: int) -> None:
         super().__init__(
@@ -53,13 +53,13 @@ class RemovedFromCluster(Exception):
 
 
 class LostDurableState(Exception):
-    """Loss of entries that this replica acknowledged: it must stop, and not return under its old name."""
+    """This replica lost entries that it had acknowledged. It must stop, and never return under its old ID."""
 
     def __init__(self, me: str, acknowledged_index: int, last_index: int) -> None:
         super().__init__(
             f"{me} acknowledged the entries up to {acknowledged_index} to its leader, but its journal now ends at "
-            f"{last_index}: its data and its votes were lost, or replaced by older data. It must not take part under "
-            f"its old identity any more: run `forebay cluster replace {me}` on another replica, move its directory "
+            f"{last_index}: its data and votes were lost or replaced by older data. It must not take part under its "
+            f"old identity: run `forebay cluster replace {me}` on another replica, move its directory "
             "away, and start it"
         )
         self.acknowledged_index = acknowledged_index
@@ -67,13 +67,13 @@ class LostDurableState(Exception):
 
 
 class HistoryElsewhere(Exception):
-    """History found on a peer by a replica that never ran: it must stop before it makes promises in that history."""
+    """A peer has a history, but this replica has no data. It must stop before it makes any promise."""
 
     def __init__(self, me: str, peer: str, index: int) -> None:
         super().__init__(
-            f"{me} has no data, and {peer} has a history of {index} entries: the cluster is founded, and {me} cannot "
-            f"join it without data. If {me} lost its data: while a majority runs, `forebay cluster replace {me}` on "
-            "another replica, and start this one again; without a majority, `forebay cluster recover` on a machine "
+            f"{me} has no data, and {peer} has a history of {index} entries: the cluster exists, and {me} cannot "
+            f"join it without data. If {me} lost its data and a majority runs: run `forebay cluster replace {me}` on "
+            "another replica, and start {me} again; without a majority, run `forebay cluster recover` on a machine "
             f"that still has its data (docs/operate/lost-majority.md). If {me} is new: run `forebay cluster add` with "
             "its name and addresses"
         )
@@ -81,7 +81,7 @@ class HistoryElsewhere(Exception):
 
 
 class IncarnationOver(Exception):
-    """Later incarnation of the cluster without this replica: it must stop, and not return as it is."""
+    """The cluster continues as a later incarnation without this replica, which must stop."""
 
     def __init__(self, me: str, mine: str, theirs: str, peer: str) -> None:
         super().__init__(
@@ -93,7 +93,7 @@ class IncarnationOver(Exception):
 
 
 class EntryTooLarge(ValueError):
-    """Proposal larger than one entry may be; the proposer must split it."""
+    """Proposal larger than the maximum of an entry; the proposer must split it."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(f"an entry of {size_bytes} bytes was proposed; the maximum is {MAX_ENTRY_BYTES}: split it")
@@ -103,16 +103,16 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Timeouts of consensus, in seconds.
 
     Raises:
-        ValueError: No leader could stay in office with these timeouts.
+        ValueError: No leader could keep its leadership with these timeouts.
     """
 
     election_min_s: float = 0.3
     election_max_s: float = 0.6
     heartbeat_s: float = 0.05
     commit_notice_s: float = 0.005
-    """Maximum delay until followers learn of a commit; a further entry tells them sooner."""
+    """Maximum delay until followers are notified of a commit; the next entry notifies them sooner."""
     idle_flush_s: float = 1.0
-    """Quiet time after which the lazy marks (commit, applied) are written once."""
+    """Idle time after which the lazy marks (commit, applied) are written once."""
     reconnect_min_s: float = 0.05
     reconnect_max_s: float = 1.0
 
@@ -136,7 +136,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class JournalLike(Protocol):
-    """Part of `wal.journal.Journal` used by consensus; tests may substitute a disk that forgets."""
+    """Part of `wal.journal.Journal` that consensus uses; tests substitute a simulated journal."""
 
     @property
     def last_index(self) -> int: ...
@@ -167,14 +167,14 @@ class JournalLike(Protocol):
 
 
 class Links(Protocol):
-    """Transport to peers; it may lose messages, never alters them, and keeps their order while a link is up."""
+    """Transport to peers. It may lose messages, but never alters them, and keeps their order while a link is up."""
 
     def send(self, peer: str, message: AnyMessage) -> None: ...
     def flush(self) -> None: ...
 
 
 Uniform = Callable[[float, float], float]
-"""Draws a number between two bounds: `random.uniform`, or a seeded one in a simulation."""
+"""Function that draws a number between two bounds: `random.uniform`, or a seeded one in simulations."""
 
 
 class SnapshotRef(msgspec.Struct, frozen=True):
@@ -191,7 +191,7 @@ class SnapshotSink(Protocol):
 
     @property
     def received_bytes(self) -> int:
-        """Bytes already received; initially more than 0 if an earlier process received a part."""
+        """Number of bytes received, including those that an earlier process received."""
         ...
 
     def write(self, offset: int, data: bytes) -> None:
@@ -199,17 +199,18 @@ class SnapshotSink(Protocol):
         ...
 
     def verify(self, done: Callable[[], None]) -> None:
-        """Begin to verify the whole; call `done` in this thread at the end, whatever the result, now or later.
+        """Begin to verify the snapshot; call `done` in this thread at the end, now or later, whatever the result.
 
-        Verification is slow and should run beside the loop: this replica answers heartbeats and votes meanwhile, from
+        Verification is slow and should run beside the loop: meanwhile this replica answers heartbeats and votes from
         its present journal. An exception rejects the installation.
         """
         ...
 
     def finish(self) -> ConfigurationAt | None:
-        """Swap the state and call `journal.reset_to`; an exception, also one of `verify`, rejects the installation.
+        """Replace the state and call `journal.reset_to`. Any exception, including one of `verify`, rejects the
+        installation.
 
-        Returns the configuration in the snapshot; None if this machine does not keep them.
+        Returns the configuration in the snapshot; None if this machine keeps no configurations.
         """
         ...
 
@@ -228,23 +229,23 @@ class Machine(Protocol):
     def apply(self, index: int, term: int, data: bytes) -> bool | None:
         """Apply a committed entry and call `journal.record_applied` for it; an exception stops the replica.
 
-        Returns True if only a part is done: the call is then repeated with the same entry in another tick.
+        Returns True if only a part was applied: a later tick then calls again with the same entry.
         """
         ...
 
     def hear(self, peer: str, news: bytes) -> None:
-        """Receive news from a follower's machine, by replica name. It is untrusted and must not stop this replica."""
+        """Handle untrusted news from the machine of follower `peer` (a name). It must not stop this replica."""
         ...
 
     def newest_snapshot(self) -> SnapshotRef | None:
         """Return the newest finalized snapshot, for a peer that needs compacted entries.
 
-        If none is suitable, start making one: the call is repeated until it exists.
+        If no snapshot is suitable, start making one and return None; the call is repeated.
         """
         ...
 
     def snapshot_refused(self, index: int) -> None:
-        """Check whether the snapshot of this index is still sound, because a peer rejected it."""
+        """Handle a peer's rejection of the snapshot at `index`: check whether the snapshot is still valid."""
         ...
 
     def begin_install(self, index: int, term: int) -> SnapshotSink:
@@ -253,7 +254,7 @@ class Machine(Protocol):
 
 
 class PeerStatus(msgspec.Struct, frozen=True):
-    """Status of one peer. Indices come from a leader's bookkeeping, and are 0 on other replicas."""
+    """Status of one peer. Indexes are 0 unless this replica leads."""
 
     name: str
     connected: bool
@@ -264,10 +265,10 @@ class PeerStatus(msgspec.Struct, frozen=True):
     lag_entries: int
     sending_snapshot: bool
     votes: bool = True
-    """Whether it is a voter; a learner is not."""
+    """Whether the peer is a voter."""
     forgot: bool = False
-    """Whether it lacks entries it acknowledged to this leader: it is ignored until it is replaced."""
+    """Whether the peer lacks entries that it acknowledged: it is ignored until it is replaced."""
     clock_offset_s: float | None = None
-    """Lead of its wall clock over this replica's, seconds; None if it was not read recently."""
+    """Lead of the peer's wall clock over this replica's, seconds; None without a recent reading."""
     clock_off: bool = False
-    """Whether its wall clock deviates from a majority's (`peer_clocks`)."""
+    """Whether the peer's wall clock deviates from a majority's (`peer_clocks`)."""

@@ -1,8 +1,8 @@
 """Leader election (sections 5.1, 5.2 and 5.4.1) that does not disturb a live leader (pre-vote: thesis 9.6; H14).
 
-Only this module changes terms and roles. A candidate first asks in a pre-vote, then campaigns. A replica votes once a
-term, for a candidate that it trusts, whose journal is at least as complete and whose ledger does not differ. A replica
-that learns of a higher term has no leader in it yet.
+Only this module changes terms and roles. A candidate first runs a pre-vote, then campaigns. A replica votes once a
+term, for a candidate that it trusts, whose journal is at least as complete, and whose ledger does not contradict its
+own. A replica that learns of a higher term knows no leader in that term yet.
 """
 
 import logging
@@ -21,41 +21,42 @@ from forebay.wal import Change, ChangeKind, Configuration, Member, encode_config
 _log = logging.getLogger(__name__)
 
 GRACE_HEARTBEATS: Final = 2
-"""Heartbeat intervals for which a replica that could not receive listens again before silence counts as a failure."""
+"""Length of the grace period of a replica that could not receive for a while, in heartbeat intervals."""
 
 TERM_JUMP_MAX: Final = 1 << 32
-"""Maximum lead of a term from an unknown replica that may have been added: at one election a second, a century of
-terms.
+"""Maximum lead of a term claimed by an unknown replica, which a later configuration may have added: a century of terms
+at one election a second.
 """
 
 TERM_HIGH: Final = 1 << 61
 TERM_STEP_MAX: Final = 1 << 10
-"""Step limit for terms above TERM_HIGH, half of what a frame can hold (`frames.Number`), from any sender: terms only
-grow, and no frame may exhaust them. A campaign continues from the accepted term.
+"""Above TERM_HIGH, half of the maximum in a frame (`frames.Number`), a term may advance by at most TERM_STEP_MAX, from
+any sender. Terms never decrease, so no frame may exhaust them. A campaign continues from the accepted term.
 """
 
 SOON_SHARE: Final = (0.1, 0.6)
 """Random share of the shortest election timeout after which a follower campaigns when the leader's link breaks."""
 
 FIRST_SHARE: Final = 0.5
-"""Share of the range of election timeouts from which a leader's followers draw, each from its own part. One then
-campaigns first and wins before the next times out; after any failure the whole range is used.
+"""Share of the range of election timeouts that a leader's followers use, each drawing from its own part. One follower
+then campaigns first, and wins before the next times out. After a failed election the whole range is used.
 """
 
 SLOW_SYNCS: Final = 2
 """Delay of the campaign of a replica with a slow disk, in syncs of its disk."""
 
 GIVES_WAY_TIMEOUTS: Final = 10
-"""Longest election timeouts without a leader during which a replica with a deviating wall clock lets others campaign:
-they need one or two. Law 3 keeps time even under such a leader (`cluster.server.agreed_time`), so having none is worse.
+"""Number of longest election timeouts without a leader, for which a replica with a deviating wall clock lets others
+campaign (they need one or two). Having no leader is worse, because law 3 keeps time even under a leader with a wrong
+clock (`cluster.server.agreed_time`).
 """
 
 FOUNDING_NOTICE_S: Final = 5.0
-"""Seconds between two messages about the votes a new cluster waits for: an operator is usually watching."""
+"""Interval of log messages about the votes that a new cluster lacks, seconds: an operator is usually watching."""
 
 SKEW_HEARTBEATS: Final = 0.5
-"""Heartbeat intervals by which a leader's silence may fall short of the shortest election timeout when a vote is
-requested: its last heartbeat may have arrived later here than at the first candidate, which must not be rejected.
+"""Tolerance of a voter that requires a leader's silence for the shortest election timeout, in heartbeat intervals: the
+last heartbeat may have arrived later here than at the first candidate, which must not be rejected for that.
 """
 
 
@@ -63,7 +64,7 @@ requested: its last heartbeat may have arrived later here than at the first cand
 
 
 def become_follower(raft: RaftState, leader: str | None) -> None:
-    """Become a follower; without a leader yet if `leader` is None."""
+    """Become a follower of `leader`; None if no leader is known yet."""
     led = raft.leads
     _set_role(raft, Role.FOLLOWER, leader)
     if leader is None:
@@ -75,16 +76,16 @@ def become_follower(raft: RaftState, leader: str | None) -> None:
 
 
 def adopt_term(raft: RaftState, term: int) -> None:
-    """Enter a higher term of another replica, without a leader or a vote in it yet."""
+    """Enter a higher term of another replica, without a vote or a known leader."""
     _enter_term(raft, term, None)
     become_follower(raft, None)
 
 
 def is_term_reachable(raft: RaftState, peer: str, term: int) -> bool:
-    """Return whether a term is plausible for this cluster, as far as this replica can tell.
+    """Return whether a claimed term is plausible for this cluster.
 
-    A known member may be further ahead than others: the others must follow it, or it would be out of reach permanently.
-    A joining replica knows no member and learns the term from the others.
+    The term of a known member is accepted without limit, because the others must follow it; otherwise that member would
+    be excluded permanently. A joining replica knows no members and learns the term from the others.
     """
     if term <= raft.term:
         return True
@@ -99,7 +100,7 @@ def is_term_reachable(raft: RaftState, peer: str, term: int) -> bool:
     more = raft.limiter.due(peer, "term")
     if more is not None:
         _log.error(
-            "%s claims term %d, and this replica is in term %d: elections cannot lead so far, so the message is "
+            "%s claims term %d, and this replica is in term %d: elections cannot advance so far, so the message is "
             "ignored%s",
             peer,
             term,
@@ -111,12 +112,12 @@ def is_term_reachable(raft: RaftState, peer: str, term: int) -> bool:
 
 def _enter_term(raft: RaftState, term: int, voted_for: str | None) -> None:
     """Enter a higher term, whose leader is unknown."""
-    # Promises of an older term are useless, and a new leader may cut the entries they were about.
+    # Promises of an older term are useless, and a new leader may cut the entries they refer to.
     raft.outbox.drop()
     raft.transitions.set_term(term, voted_for)
     raft.leader_heard_s = -NEVER
     raft.leader_commit = 0
-    # Entries that agreed with an older leader may differ from the new one's, except committed ones.
+    # Uncommitted entries that agreed with the previous leader may differ from the new leader's.
     raft.checked_index = raft.commit_index
 
 
@@ -138,7 +139,7 @@ def _become_leader(raft: RaftState) -> None:
     for known in raft.progress.values():
         known.begin_term(last + 1, now_s)
     raft.snapshot_after_s.clear()
-    # An entry of its own term, without which it could never commit earlier ones (sections 5.4.2 and 8).
+    # Without an entry of its own term, a leader could never commit earlier entries (sections 5.4.2 and 8).
     raft.no_op_index = last + 1
     append_own(raft, _first_entry(raft), raft.vote_signatures)
     raft.heartbeat_due_s = now_s
@@ -147,9 +148,9 @@ def _become_leader(raft: RaftState) -> None:
 
 
 def _first_entry(raft: RaftState) -> bytes:
-    """Return a leader's first entry: a no-op with its ID, or the bootstrap configuration if none was ever agreed on.
+    """Return a leader's first entry: a no-op with its ID, or the bootstrap configuration if none was agreed on yet.
 
-    From then on the journal holds the membership, and replicas no longer use their configuration files.
+    After the bootstrap the journal holds the membership, and replicas no longer use their configuration files.
     """
     if raft.bootstrap is None or raft.configuration.version > 0:
         return no_op_of(raft.me)
@@ -159,7 +160,7 @@ def _first_entry(raft: RaftState) -> bytes:
 
 
 def with_keys(configuration: Configuration, raft: RaftState) -> Configuration:
-    """Return a configuration with missing keys added from those the members sent."""
+    """Return the configuration with missing keys added from the keys that members sent."""
     known = raft.keys if raft.seals is None else {**raft.keys, raft.me: raft.seals.key}
 
     def keyed(members: tuple[Member, ...]) -> tuple[Member, ...]:
@@ -174,9 +175,9 @@ def with_keys(configuration: Configuration, raft: RaftState) -> Configuration:
 
 
 def distrust(raft: RaftState, peer: str, why: SealBroken) -> None:
-    """Stop following a leader, and never vote for it again: it sent an entry that no leader had accepted.
+    """Stop following a leader that sent an entry which no leader accepted, and never vote for it again.
 
-    The others may elect one of themselves; nothing it sent is acknowledged.
+    The other members may elect one of themselves. Entries of this leader are no longer acknowledged.
     """
     raft.distrusted.add(peer)
     become_follower(raft, None)
@@ -188,9 +189,11 @@ def distrust(raft: RaftState, peer: str, why: SealBroken) -> None:
 
 
 def election_range_s(raft: RaftState) -> tuple[float, float]:
-    """Return the range to draw the timeout from: ranges of one leader's followers, ordered by ID, do not overlap.
+    """Return the range from which to draw the election timeout. One leader's followers have disjoint ranges, ordered by
+    ID.
 
-    Randomness alone decides if replicas may disagree about the leader or the voters, and at every further attempt.
+    If replicas may disagree about the leader or the voters, and after a failed election, every replica uses the whole
+    range.
     """
     least_s, most_s = raft.timing.election_min_s, raft.timing.election_max_s
     followers = [voter for voter in raft.configuration.voter_ids if voter != raft.leader]
@@ -202,9 +205,9 @@ def election_range_s(raft: RaftState) -> tuple[float, float]:
 
 
 def draw_election_timeout(raft: RaftState) -> None:
-    """Draw the tolerated silence anew for each leader and each attempt (5.2), not for each heartbeat.
+    """Draw a new tolerated silence for each leader and each attempt (5.2), but not for each heartbeat.
 
-    The deadline thus only moves later while a leader is alive, and a timer set for it is never too late.
+    While a leader is alive the deadline therefore only moves later, and a timer set for it never fires too late.
     """
     raft.election_timeout_s = raft.uniform(*election_range_s(raft))
 
@@ -215,7 +218,7 @@ def postpone_election(raft: RaftState) -> None:
 
 
 def _later_s(raft: RaftState) -> float:
-    """Return the extra delay of a replica with a slow disk: it would vote and lead just as slowly."""
+    """Return the extra delay before a replica with a slow disk campaigns: it would lead slowly too."""
     sync_s = raft.sync_times.least_s
     if sync_s is None or sync_s < SLOW_SYNC_S:
         return 0.0
@@ -223,10 +226,11 @@ def _later_s(raft: RaftState) -> float:
 
 
 def has_passed(raft: RaftState, deadline_s: float, now_s: float) -> bool:
-    """Return whether a deadline for hearing from others has passed while this replica was able to hear.
+    """Return whether a deadline for hearing from others has passed while this replica was able to receive.
 
-    A deadline noticed late passed during a slow sync or while the process did not run. Messages sent meanwhile wait in
-    the sockets and are read first, once: otherwise replicas on one slow disk would depose their leader at every stall.
+    A deadline that is noticed late passed during a slow sync, or while the process did not run. Messages that arrived
+    meanwhile wait in the sockets and are read first, during one grace period. Otherwise replicas on one slow disk would
+    depose their leader at every stall.
     """
     if now_s < max(deadline_s, raft.grace_until_s):
         return False
@@ -238,7 +242,7 @@ def has_passed(raft: RaftState, deadline_s: float, now_s: float) -> bool:
 
 
 def lose_sight(raft: RaftState, peer: str) -> None:
-    """Handle the loss of the link from `peer`. If it led, it is probably dead: start a pre-vote soon."""
+    """Handle the loss of the connection that `peer` opened. A leader is probably dead: start a pre-vote soon."""
     if raft.role is Role.FOLLOWER and raft.leader == peer and raft.votes_here:
         raft.leader_heard_s = -NEVER
         soon_s = raft.clock.monotonic_s() + raft.uniform(*SOON_SHARE) * raft.timing.election_min_s + _later_s(raft)
@@ -249,17 +253,17 @@ def lose_sight(raft: RaftState, peer: str) -> None:
 
 
 def check_election_timeout(raft: RaftState, now_s: float) -> None:
-    """Start a pre-vote after a whole timeout without a leader."""
+    """Start a pre-vote after an election timeout without a leader."""
     if not has_passed(raft, raft.election_deadline_s, now_s):
         return
     if raft.founds and raft.votes:
         _say_who_is_missing(raft)
     if raft.votes_here and not _gives_way(raft, now_s):
-        # Ask whether a majority would vote for this replica, before a new term disturbs others.
+        # Check that a majority would vote for this replica before a new term disturbs others.
         _become_candidate(raft, pre_vote=True)
         _ask_for_votes(raft)
     else:
-        # It may not lead, so no answer counts; but a removed replica gets its notice this way.
+        # This replica may not lead, so replies do not count. But a removed replica learns of its removal this way.
         become_follower(raft, None)
         postpone_election(raft)
         raft.grace_given = False
@@ -283,11 +287,12 @@ def _say_who_is_missing(raft: RaftState) -> None:
 
 
 def is_heeded_by_new(raft: RaftState, peer: str, message: AnyMessage) -> bool:
-    """Return whether a founder without promises may handle a message. HistoryElsewhere if it shows a history.
+    """Return whether a founder without data may handle a message. Raise HistoryElsewhere if the message shows a
+    history.
 
-    A replica that lost its data looks like that to itself, and would grant votes against entries it had acknowledged. A
-    term alone, in a reply, shows no history and is not adopted: it would look like a promise. A peer in a later term
-    requests votes itself.
+    A replica that lost its data cannot be distinguished from a new one by itself, and would grant votes against entries
+    that it had acknowledged. A reply shows no history by its term alone; the term is not adopted, because it would look
+    like a promise. A peer in a later term requests votes itself.
     """
     match message:
         case VoteRequest():
@@ -306,10 +311,10 @@ def is_heeded_by_new(raft: RaftState, peer: str, message: AnyMessage) -> bool:
 
 
 def _gives_way(raft: RaftState, now_s: float) -> bool:
-    """Return whether others should campaign first, because this replica's wall clock deviates from theirs.
+    """Return whether others should campaign first, because this replica's wall clock deviates from a majority's.
 
-    Only for a while: it may be the only one with a complete journal, or all clocks may differ. It then transfers
-    leadership.
+    Only for a limited time: this replica may be the only one with a complete journal, or all clocks may differ. It then
+    leads and transfers leadership.
     """
     if not raft.clock_off(raft.me):
         return False
@@ -317,7 +322,7 @@ def _gives_way(raft: RaftState, now_s: float) -> bool:
 
 
 def stand(raft: RaftState, *, transfer: bool = False) -> None:
-    """Campaign in the next term; `transfer`: at the leader's request."""
+    """Campaign in the next term; `transfer` if the leader requested it."""
     _become_candidate(raft, pre_vote=False)
     _enter_term(raft, raft.term + 1, raft.me)
     _ask_for_votes(raft, transfer=transfer)
@@ -335,7 +340,7 @@ def on_vote_reply(raft: RaftState, peer: str, reply: VoteReply) -> None:
 
 
 def _is_signed_vote(raft: RaftState, peer: str, reply: VoteReply) -> bool:
-    """Keep the signature of a vote; return whether it is valid: others reject a leader with an invalid one."""
+    """Store the signature of a vote; return whether it is valid. Others reject a leader with an invalid signature."""
     if raft.seals is None:
         return True
     if not raft.seals.is_vote(raft.configuration, peer, reply.signature, raft.term, raft.me):
@@ -369,7 +374,7 @@ def _request_votes(raft: RaftState, *, pre: bool, transfer: bool) -> None:
 
 
 def _count_votes(raft: RaftState) -> None:
-    # By the configuration in force: learners and removed members may have answered, but do not count.
+    # Only voters of the configuration in force count, although learners and removed members may reply.
     if raft.votes_here and raft.has_votes:
         if raft.pre_vote:
             stand(raft)
@@ -381,12 +386,12 @@ def _count_votes(raft: RaftState) -> None:
 
 
 def on_vote_request(raft: RaftState, peer: str, request: VoteRequest) -> None:
-    """Answer a candidate; not at all while a leader is alive, unless that leader requested the election."""
+    """Reply to a candidate. Ignore it while a leader is alive, unless that leader requested the election."""
     if request.term < raft.term:
         raft.outbox.send(peer, VoteReply(raft.term, request.seq, False, request.pre))
         return
     if not raft.configuration.voters:
-        return  # a joining replica does not even know its own former identity
+        return  # a joining replica does not know whether it voted under a former ID
     if _hears_leader(raft, besides=peer) and not (request.transfer and not request.pre):
         return
     if not request.pre and request.term > raft.term:
@@ -408,8 +413,8 @@ def on_vote_request(raft: RaftState, peer: str, request: VoteRequest) -> None:
 def _has_another_ledger(raft: RaftState, peer: str, request: VoteRequest) -> bool:
     """Return whether the candidate has applied a different history; False if this replica cannot tell.
 
-    If an entry was rewritten, terms still agree, so nothing else would keep that replica from leading and being
-    believed by joining replicas.
+    Rewriting an entry does not change its term. Without this check, a replica with a rewritten history could lead, and
+    joining replicas would accept that history.
     """
     own = raft.journal.digest_at(request.ledger_index) if request.ledger_digest else None
     if own is None or own == request.ledger_digest:
@@ -431,7 +436,7 @@ def _has_another_ledger(raft: RaftState, peer: str, request: VoteRequest) -> boo
 
 
 def _hears_leader(raft: RaftState, besides: str) -> bool:
-    """Return whether a leader other than `besides` is alive, as far as this replica can tell."""
+    """Return whether this replica has recently heard a leader other than `besides`."""
     if raft.leads:
         return True
     silence_s = raft.clock.monotonic_s() - raft.leader_heard_s

@@ -1,4 +1,4 @@
-"""Leadership transfer (thesis 3.10): the leader brings its target up to date, then has it campaign (TimeoutNow)."""
+"""Leadership transfer (thesis 3.10): the leader brings the target up to date, then asks it to campaign (TimeoutNow)."""
 
 import logging
 from typing import Final
@@ -13,20 +13,20 @@ from forebay.wal import name_of
 _log = logging.getLogger(__name__)
 
 TARGET_LAG_ENTRIES: Final = 512
-"""Maximum lag of the target when a transfer begins, entries: no proposals are accepted until it has caught up, so the
-lag must fit into a fraction of an election timeout. One append request.
+"""Maximum lag of the target when a transfer begins, entries: one append request. The leader accepts no proposals until
+the target has caught up, so catching up must take only a fraction of an election timeout.
 """
 
 
 def transfer(raft: RaftState, target: str | None = None) -> str:
-    """Begin to transfer leadership to `target`, a name or an ID, or to the best voter; return the target's ID.
+    """Begin to transfer leadership to `target` (a name or ID), or to the best voter; return the target's ID.
 
-    No proposals are accepted from now on; the target campaigns once it is up to date. If it does not win within an
-    election timeout, this replica continues.
+    From now on the leader accepts no proposals. The target campaigns once it is up to date. If it does not win within
+    an election timeout, this replica continues to lead.
 
     Raises:
         NotLeader: This replica does not lead.
-        ChangeRefused: The target does not vote, answer or keep up.
+        ChangeRefused: The target is not a voter, does not respond, or lags too far.
     """
     under_way = raft.transfer_target
     if raft.leads and under_way is not None and target in (None, under_way, name_of(under_way)):
@@ -40,7 +40,7 @@ def transfer(raft: RaftState, target: str | None = None) -> str:
 
 
 def hand_over(raft: RaftState, now_s: float) -> None:
-    """Have the target campaign once it is up to date; give up if that takes too long."""
+    """Ask the target to campaign once it is up to date; abandon the transfer at the deadline."""
     target = raft.transfer_target
     if target is None:
         return
@@ -54,7 +54,7 @@ def hand_over(raft: RaftState, now_s: float) -> None:
 
 
 def on_timeout_now(raft: RaftState, peer: str, message: TimeoutNow) -> None:
-    """Campaign without a pre-vote, at the live leader's request."""
+    """Campaign without a pre-vote, because the leader requests it."""
     if message.term == raft.term and raft.role is Role.FOLLOWER and raft.leader == peer and raft.votes_here:
         stand(raft, transfer=True)
 

@@ -13,24 +13,24 @@ from forebay.wal import BrokenInvariant
 _log = logging.getLogger(__name__)
 
 HELD_BACK_ENTRIES: Final = 1 << 18
-"""Entries before a snapshot that are kept for lagging peers, count: a minute of catching up under load.
+"""Number of entries before a snapshot that are kept for lagging peers: a minute of catching up under load.
 
-A peer that only appears alive holds back no more entries. A start reads and checks them: 2 s, at about 7 us an entry.
+A peer that only seems alive can retain no more entries than these. A start reads and checks them in 2 s (7 us each).
 """
 
 
 def compactable_to(raft: RaftState, index: int) -> int:
     """Return the index up to which the journal may be compacted, given a snapshot at `index`.
 
-    The entries after a snapshot that is being sent are needed after its installation until the peer has caught up.
-    Without them another snapshot would follow, and under steady load another after that, without end.
+    Peers that receive a snapshot need the entries after it until they have caught up. Without these entries another
+    snapshot would follow, and under steady load another one after that, without end.
     """
     if not raft.leads:
         return index
     base_index = raft.journal.base_index
     needed = [sender.ref.index for sender in raft.senders.values()]
     for peer, known in raft.progress.items():
-        # A peer further behind needs entries that are already compacted.
+        # A peer that lags further needs entries that are already compacted.
         is_fed = known.phase is not Phase.SNAPSHOT and not known.lost and known.match >= base_index
         if is_fed and peer in raft.connected:
             needed.append(known.match)
@@ -85,9 +85,9 @@ def _give_up_sending(raft: RaftState, peer: str, why: str) -> None:
 
 
 def on_chunk(raft: RaftState, peer: str, chunk: SnapshotChunk) -> None:
-    """Handle a chunk of the leader's snapshot, unless it contains nothing that is missing here."""
-    # Everything up to the checked index agrees with the leader, so its snapshot contains nothing missing here, and
-    # installing it would discard acknowledged entries (H25).
+    """Handle a chunk of the leader's snapshot, unless this replica already has the snapshot's content."""
+    # Entries up to the checked index equal the leader's, so an older snapshot adds nothing. Installing it would discard
+    # acknowledged entries (H25).
     if chunk.index <= raft.checked_index:
         raft.receiver.abort()
         outcome, offset = DONE, chunk.size_bytes
@@ -100,7 +100,7 @@ def on_chunk(raft: RaftState, peer: str, chunk: SnapshotChunk) -> None:
 def install_verified(raft: RaftState) -> None:
     """Install a verified snapshot at once, between two messages.
 
-    Its content is committed, hence in the journal of every later leader, whatever the present term.
+    The snapshot's content is committed, so every later leader has it, whatever the present term.
     """
     if raft.receiver.verified is None:
         return

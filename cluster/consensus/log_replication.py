@@ -1,4 +1,5 @@
-"""Log replication: AppendEntries on leader and follower (5.3), commitment (5.4.2), the leader's quorum (thesis 6.2).
+"""Log replication: AppendEntries on leader and follower (5.3), commitment (5.4.2), and the leader's quorum (thesis
+6.2).
 
 Also the read requests of followers (thesis 6.4): `ask_leader`, `on_read_request` and `on_read_reply`.
 """
@@ -40,8 +41,8 @@ from forebay.wal import BrokenInvariant, Entry, is_configuration, name_of
 _log = logging.getLogger(__name__)
 
 ASKED_MAX = 16
-"""Maximum number of a follower's unanswered read requests; a further one drops the oldest. Requests are sent one at a
-time, and repeated after an election timeout.
+"""Maximum number of a follower's unanswered read requests; one more drops the oldest. Requests are sent one at a time,
+and repeated after an election timeout.
 """
 
 
@@ -49,7 +50,7 @@ time, and repeated after an election timeout.
 
 
 def propose(raft: RaftState, data: bytes) -> tuple[int, int]:
-    """Append an entry as leader; return (index, term). Exceptions as `Engine.propose`."""
+    """Append an entry as leader; return (index, term). Raises the exceptions of `Engine.propose`."""
     raft.require_ready()
     if not data or is_configuration(data):
         raise ValueError("the proposed entry is empty or a configuration, which only `change` proposes (H12)")
@@ -63,10 +64,10 @@ def propose(raft: RaftState, data: bytes) -> tuple[int, int]:
 
 
 def check_quorum(raft: RaftState, now_s: float) -> None:
-    """Step down when a majority no longer answers: such a leader must not look like one (thesis 6.2, H15)."""
+    """Step down when no majority responds, so that this replica no longer seems to lead (thesis 6.2, H15)."""
     deadline_s = quorum_deadline_s(raft)
     if now_s < deadline_s:
-        # Only a majority earns another grace: an answer of one peer, or of a learner, moves no deadline.
+        # Only replies of a majority allow another grace period; a reply of one peer or a learner moves no deadline.
         raft.grace_given = False
     elif has_passed(raft, deadline_s, now_s):
         _log.warning(
@@ -84,7 +85,7 @@ def quorum_deadline_s(raft: RaftState) -> float:
 
 
 def send_appends(raft: RaftState, now_s: float) -> None:
-    """Send each peer what it lacks: entries, a snapshot, or a due heartbeat."""
+    """Send each peer missing entries, a snapshot, or a due heartbeat."""
     reads = raft.reads
     beat = now_s >= raft.heartbeat_due_s or reads.wants_round
     notice = now_s >= raft.notice_due_s
@@ -114,7 +115,7 @@ def _send_entries(raft: RaftState, peer: str, known: Progress) -> bool:
         prev = known.next - 1
         prev_term = journal.term_of(prev)
         if prev_term is None and known.held is not None:
-            prev, prev_term = known.held  # compacted meanwhile; but the peer must still have that entry
+            prev, prev_term = known.held  # compacted here, but the peer must still show that entry
         if prev_term is None:
             known.snapshot()  # the entries it needs are compacted
             break
@@ -144,7 +145,7 @@ def on_reply(raft: RaftState, peer: str, reply: AppendReply | SnapshotReply) -> 
     if known is None:
         return  # no longer a member
     if not known.acked_seq < reply.seq <= raft.seq:
-        return  # a duplicate, or outdated
+        return  # a duplicate, or an outdated reply
     if reply.match_index > raft.journal.last_index:
         more = raft.limiter.due(peer, "claim")
         if more is not None:
@@ -169,9 +170,9 @@ def on_reply(raft: RaftState, peer: str, reply: AppendReply | SnapshotReply) -> 
 
 
 def _on_rejection(raft: RaftState, peer: str, known: Progress, reply: AppendReply) -> None:
-    # Entries a peer acknowledged in a term agree with that term's leader, so nothing may ever cut them, and a request
-    # that begins at or after them is rejected at or after them (5.3). A lower hint means that its disk lost entries
-    # that others rely on, and its votes as well.
+    # Entries that a peer acknowledged in a term agree with that term's leader, so nothing may cut them, and a request
+    # that begins at or after them is rejected at or after them (5.3). A lower hint means that the peer's disk lost
+    # entries that others rely on, and probably votes as well.
     if reply.hint_index < known.match:
         _log.error(
             "%s acknowledged entries up to %d and now lacks those after %d: its data was lost, or replaced by older "
@@ -192,7 +193,7 @@ def _on_rejection(raft: RaftState, peer: str, known: Progress, reply: AppendRepl
 
 
 def _shows_what_it_lost(raft: RaftState, peer: str, known: Progress, reply: AppendReply | SnapshotReply) -> bool:
-    """Return whether a peer that seemed to have lost durable state proves otherwise; if not, ask it to stop."""
+    """Return whether a peer that seemed to have lost entries proves that it has them; otherwise tell it to stop."""
     if isinstance(reply, AppendReply) and not reply.rejected and reply.match_index >= known.lost:
         _log.warning("%s holds the entries up to %d again", peer, known.lost)
         known.restore()
@@ -202,7 +203,7 @@ def _shows_what_it_lost(raft: RaftState, peer: str, known: Progress, reply: Appe
 
 
 def advance_commit(raft: RaftState) -> None:
-    """Commit the entries a majority holds durably, if the last of them is of this term (section 5.4.2, figure 8)."""
+    """Commit the entries that are durable on a majority, if the last one is of this term (5.4.2, figure 8)."""
     index = raft.reached(raft.durable_index, lambda known: known.match)
     if index > raft.commit_index and raft.journal.term_of(index) == raft.term:
         commit(raft, index)
@@ -214,13 +215,13 @@ def quorum_seq(raft: RaftState) -> int:
     return raft.reached(raft.seq + 1, lambda known: known.acked_seq)
 
 
-# ---- follower: committed entries are never contradicted; a leader that tries it stops this replica ----
+# ---- follower: a leader that contradicts a committed entry stops this replica ----
 
 
 def on_leader_message(raft: RaftState, peer: str, message: AppendRequest | Heartbeat | SnapshotChunk) -> None:
     """Handle a message of a leader of this term."""
     if message.term < raft.term:
-        # It tells the sender the term; the rest of it is ignored.
+        # The sender only needs the term of this reply.
         raft.outbox.send(peer, AppendReply(raft.term, message.seq, 0, rejected=True))
         return
     if peer in raft.distrusted:
@@ -243,9 +244,9 @@ def on_leader_message(raft: RaftState, peer: str, message: AppendRequest | Heart
 
 
 def on_state_lost(raft: RaftState, peer: str, notice: StateLost) -> None:
-    """Handle the leader's notice that this replica lacks entries it acknowledged: its promises are then unreliable.
+    """Stop if this replica lacks entries that it acknowledged to the leader: its promises are then unreliable.
 
-    An empty disk looks new to itself, but not to replicas that hold its promises.
+    A replica with an empty disk cannot detect that itself, but replicas that received its promises can.
     """
     last_index = raft.journal.last_index
     if (notice.term, notice.member) != (raft.term, raft.me) or raft.leader != peer:
@@ -255,7 +256,7 @@ def on_state_lost(raft: RaftState, peer: str, notice: StateLost) -> None:
 
 
 def take_commit(raft: RaftState, message: AppendRequest | Heartbeat) -> None:
-    """Advance the commit index, over entries checked against this leader's journal only (H25)."""
+    """Advance the commit index, but only over entries that were compared with this leader's journal (H25)."""
     raft.leader_ready = message.ready
     raft.leader_commit = max(raft.leader_commit, message.commit_index)
     commit(raft, min(message.commit_index, raft.checked_index))
@@ -284,14 +285,14 @@ def _on_append(raft: RaftState, peer: str, request: AppendRequest) -> None:
 
 
 def _acknowledge(raft: RaftState, leader: str, seq: int) -> None:
-    """Report to the leader what is durable here; and this replica's key, while the configuration lacks it."""
+    """Report the durable entries to the leader, and this replica's key while the configuration lacks it."""
     mine = raft.configuration.by_id(raft.me)
     key = b"" if raft.seals is None or mine is None or mine.key else raft.seals.key
     raft.outbox.send(leader, AppendReply(raft.term, seq, raft.checked_index, key=key))
 
 
 def _agrees_before(raft: RaftState, peer: str, request: AppendRequest) -> bool:
-    """Return whether the journal agrees with the leader's just before its entries; if not, reply with a hint."""
+    """Return whether the journals agree just before the received entries; if not, reply with a hint."""
     journal, prev = raft.journal, request.prev_index
     # Everything below the base is committed, hence also in the leader's journal.
     if prev < journal.base_index or journal.term_of(prev) == request.prev_term:
@@ -310,10 +311,10 @@ def _agrees_before(raft: RaftState, peer: str, request: AppendRequest) -> bool:
 
 
 def append_what_is_missing(raft: RaftState, peer: str, entries: list[Entry]) -> None:
-    """Append missing entries; cut the journal only at the first one that differs (H3).
+    """Append missing entries. Cut the journal only at the first entry that differs (H3).
 
     Raises:
-        SealBroken: The leader of an entry's term did not accept it; nothing was changed.
+        SealBroken: The leader of an entry's term did not accept the entry; nothing was changed.
     """
     journal = raft.journal
     for at, entry in enumerate(entries):
@@ -335,13 +336,14 @@ def append_what_is_missing(raft: RaftState, peer: str, entries: list[Entry]) -> 
         return
 
 
-# ---- reads of followers (ReadIndex, thesis 6.4): the leader returns the index once a majority has confirmed it ----
+# ---- reads of followers (ReadIndex, thesis 6.4): a majority confirms the leader before it returns the index ----
 
 
 def ask_leader(raft: RaftState, news: bytes, waiter: ReadWaiter) -> None:
-    """Request the index to wait for from the leader, and send it the news.
+    """Request from the leader the index to wait for, and send `news`.
 
-    `waiter` is called with None if no leader is known, and never if request, reply or leadership is lost: ask again.
+    `waiter` is called with None if no leader is known. It is never called if request or reply is lost, or leadership
+    changes: ask again.
     """
     leader = raft.leader
     if leader is None or leader == raft.me or leader not in raft.connected:
@@ -357,7 +359,7 @@ def ask_leader(raft: RaftState, news: bytes, waiter: ReadWaiter) -> None:
 
 
 def on_read_request(raft: RaftState, peer: str, request: ReadRequest) -> None:
-    """Handle a follower's read request: reply after a round that begins from now on has confirmed this leader."""
+    """Handle a follower's read request: reply after a later round of heartbeats has confirmed this leader."""
     if not raft.leads or request.term != raft.term or peer not in raft.progress:
         return
     if request.news:
@@ -371,7 +373,7 @@ def on_read_request(raft: RaftState, peer: str, request: ReadRequest) -> None:
 
 
 def on_read_reply(raft: RaftState, peer: str, reply: ReadReply) -> None:
-    """Handle the reply of this term's leader, which was confirmed after the request."""
+    """Handle a reply of this term's leader, which a majority confirmed after the request."""
     if reply.term == raft.term and peer == raft.leader:
         waiter = raft.asked_reads.pop(reply.seq, None)
         if waiter is not None:

@@ -1,6 +1,7 @@
-"""Membership changes (thesis 4): one at a time, admitted by the leader (H12), and messages of non-members.
+"""Membership changes (thesis 4): one at a time, checked by the leader (H12), and messages from non-members.
 
-Each change is committed and applied before the next, and differs by one voter, so majorities of neighbours overlap.
+Each change is committed and applied before the next one, and changes at most one vote, so the majorities of successive
+configurations overlap.
 """
 
 import logging
@@ -18,13 +19,13 @@ from forebay.wal import ChangeKind, Configuration, encode_configuration, incarna
 _log = logging.getLogger(__name__)
 
 PROMOTION_LAG_ENTRIES: Final = 64
-"""Maximum lag of a learner that gets its vote, entries behind the commit index: it delays commits while it catches up,
-which takes less than a heartbeat.
+"""Maximum lag of a learner that becomes a voter, entries behind the commit index. A lagging voter delays commits; this
+lag takes less than a heartbeat to catch up.
 """
 
 FORSAKEN_TIMEOUTS: Final = 5
-"""Longest election timeouts without a leader after which a replica believes a removal notice also from unknown
-replicas.
+"""Number of longest election timeouts without a leader, after which a replica accepts a removal notice from unknown
+replicas too.
 """
 
 
@@ -32,7 +33,7 @@ replicas.
 
 
 def change(raft: RaftState, wanted: MemberChange) -> tuple[int, int]:
-    """Append the configuration resulting from `wanted`; return (index, term). It is in force at once.
+    """Append the configuration that results from `wanted`; return (index, term). It is in force at once.
 
     Raises:
         NotLeader: This replica does not lead.
@@ -96,7 +97,7 @@ def _has_caught_up(raft: RaftState, peer: str) -> bool:
     known = raft.progress[peer]
     behind = raft.commit_index - known.match
     if raft.seals is not None and peer not in raft.keys:
-        return False  # its votes could not be verified
+        return False  # votes of this learner could not be verified
     return known.phase is Phase.REPLICATE and behind <= PROMOTION_LAG_ENTRIES and raft.answers(peer)
 
 
@@ -104,10 +105,10 @@ def _has_caught_up(raft: RaftState, peer: str) -> bool:
 
 
 def concerns(raft: RaftState, peer: str, message: AnyMessage) -> bool:
-    """Return whether a message must be handled because of its sender; notify a sender that was removed.
+    """Return whether a message must be handled, given its sender. Notify a sender that was removed.
 
-    That includes members of a configuration that a truncation could restore, and a replica that a configuration unknown
-    here may have added, because it may lead.
+    Also handled are messages of members that a truncation could restore, and of replicas that a later configuration may
+    have added, because these may lead.
     """
     if peer in raft.progress:
         return True  # a member in force
@@ -124,12 +125,12 @@ def concerns(raft: RaftState, peer: str, message: AnyMessage) -> bool:
 def on_removed(raft: RaftState, peer: str, notice: RemovalNotice) -> None:
     """Handle a peer's notice that this replica was removed. IDs are never reused, so a later version is final.
 
-    The sender must be a known member, unless this replica knows no voters or is not a member by its own configuration:
-    a removed replica still has a certificate, and could pretend to have been added later. Only after a long time
-    without a leader is any sender believed: all known members may have left.
+    The sender must be a known member, unless this replica knows no voters or is no member in its own configuration. (A
+    removed replica still has a certificate, and could pretend to be a new member.) After a long time without a leader,
+    any sender is accepted, because all known members may have left.
 
-    The notice repeats the sequence number of the message it answers. If that is not a number of this member, the notice
-    may be meant for a predecessor at this address and is ignored; notices for this member's own requests follow soon.
+    The notice repeats the sequence number of the message that it answers. A number that is not this member's belongs to
+    a predecessor at this address; the notice is then ignored. Notices for this member's own requests follow soon.
     """
     if notice.seq >> SEQ_BITS != first_seq(raft.me) >> SEQ_BITS:
         return
@@ -144,6 +145,6 @@ def on_removed(raft: RaftState, peer: str, notice: RemovalNotice) -> None:
 
 
 def _is_forsaken(raft: RaftState) -> bool:
-    """Return whether there has been no leader for so long that all known members may have left."""
+    """Return whether no leader was heard for so long that all known members may have left."""
     silence_s = raft.clock.monotonic_s() - raft.led_s
     return not raft.leads and silence_s > FORSAKEN_TIMEOUTS * raft.timing.election_max_s

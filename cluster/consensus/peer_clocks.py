@@ -1,17 +1,18 @@
-"""Comparison of the replicas' wall clocks over their links: a majority's bounds, and deviating clocks.
+"""Comparison of the replicas' wall clocks over their links: bounds from a majority, and deviating clocks.
 
 Theory of operation
 ===================
 
-Every replica periodically requests each peer's wall clock over the existing link, and records its own monotonic clock
-when the request leaves and when the reply arrives. As in NTP (RFC 5905, section 8), the peer's clock was read between
-the two: when the reply arrives it shows at least the stated time, and at most the round trip more. Between two replies
-a peer's clock is assumed to advance as this replica's monotonic clock does; readings older than STALE_S are ignored.
+Every replica periodically requests each peer's wall clock over the existing link. It records its own monotonic clock
+when the request leaves and when the reply arrives. As in NTP (RFC 5905, section 8), the peer read its clock between
+these two moments. When the reply arrives, the peer's clock thus shows at least the stated time, and at most the stated
+time plus the round trip. Between replies, a peer's clock is assumed to advance like this replica's monotonic clock.
+Readings older than STALE_S are ignored.
 
-From these intervals, one a voter, follow two bounds that no minority of wrong clocks can move: a majority's clocks have
-passed `earliest`, and a majority's have not reached `latest`. The cluster's time is kept between them
-(`cluster.server.agreed_time`). A clock deviates if a majority of the voters' clocks are all on one side of it, OFF_S
-away. With fewer readings the wrong clock cannot be determined, and none deviates.
+These intervals, one for each voter, give two bounds that no minority of wrong clocks can move: a majority's clocks have
+passed `earliest`, and a majority's clocks have not reached `latest`. The cluster's time is kept between the bounds
+(`cluster.server.agreed_time`). A clock deviates if the clocks of a majority of the voters are all more than OFF_S ahead
+of it, or all more than OFF_S behind it. With readings of fewer clocks, no clock counts as deviating.
 """
 
 from __future__ import annotations
@@ -26,31 +27,31 @@ from forebay.cluster.system import Clock
 from forebay.replica.values import MICROSECONDS_PER_SECOND, Instant
 
 ASK_S: Final = 2.0
-"""Period of requests to each peer, seconds: two frames each way. A changed clock is noticed within it."""
+"""Interval of requests to each peer, seconds: a request and a reply in each direction."""
 
 STALE_S: Final = 10.0
-"""Age at which a reading is ignored, seconds: five unanswered requests, in which two monotonic clocks drift apart by a
-millisecond.
+"""Age at which a reading is ignored, seconds: five unanswered requests. Two monotonic clocks drift apart by a
+millisecond in this time.
 """
 
 OFF_S: Final = 5.0
-"""Maximum deviation of a wall clock from a majority's, seconds. Clocks under NTP differ by milliseconds; a machine that
-was just started may need a while.
+"""Maximum deviation of a wall clock from a majority's, seconds. Clocks under NTP differ by milliseconds, but a machine
+that has just started may deviate more for a while.
 """
 
 OFF_US: Final = round(OFF_S * MICROSECONDS_PER_SECOND)
 
 
 class ClockBounds(NamedTuple):
-    """Bounds from a majority of the voters' wall clocks: they have passed `earliest` and not reached `latest`.
+    """Bounds from a majority of the voters' wall clocks, which have passed `earliest` and not reached `latest`.
 
-    None if a majority could not be read recently.
+    None without recent readings from a majority.
     """
 
     earliest: Instant | None
     latest: Instant | None
     is_final: bool = True
-    """Whether more readings would change little: every voter was read, or the bounds are at most OFF_S apart.
+    """Whether further readings matter little: every voter was read, or the bounds are at most OFF_S apart.
 
     With readings of a bare majority, one wrong clock determines `earliest` or `latest`.
     """
@@ -76,7 +77,7 @@ class _Reading(NamedTuple):
 
 
 class PeerClocks:
-    """Readings of the peers' wall clocks, by ID, and conclusions from them and this replica's own clock."""
+    """Readings of the peers' wall clocks, and the bounds and deviations derived from them."""
 
     def __init__(self, me: str, clock: Clock) -> None:
         self._me: Final = me
@@ -87,7 +88,7 @@ class PeerClocks:
         self._readings: dict[str, _Reading] = {}
 
     def ask(self, peer: str) -> ClockRequest:
-        """Return the request to send to `peer` now; it replaces an unanswered one."""
+        """Return a request to send to `peer` now. It replaces an unanswered request."""
         self._seq += 1
         self._asked[peer] = (self._seq, self._clock.monotonic_s())
         return ClockRequest(0, self._seq)
@@ -97,7 +98,7 @@ class PeerClocks:
         return ClockReply(0, request.seq, max(0, self._clock.now()))
 
     def heard(self, peer: str, reply: ClockReply) -> None:
-        """Record a peer's reply; ignore one without a pending request."""
+        """Record a peer's reply; ignore a reply without a pending request."""
         asked = self._asked.get(peer)
         if asked is None or asked[0] != reply.seq:
             return
@@ -110,7 +111,7 @@ class PeerClocks:
         self._asked.pop(gone, None)
 
     def bounds(self, voters: Collection[str]) -> ClockBounds:
-        """Return the earliest and latest time now, as bounded by the clocks of a majority of `voters`."""
+        """Return the bounds on the present time from the clocks of a majority of `voters`."""
         own, majority = self._clock.now(), len(voters) // 2 + 1
         offsets = [offset for voter in voters if (offset := self.offset(voter)) is not None]
         if not voters or len(offsets) < majority:
@@ -121,7 +122,7 @@ class PeerClocks:
         return ClockBounds(Instant(earliest), Instant(latest), is_final)
 
     def offset(self, peer: str) -> Offset | None:
-        """Return the lead of a peer's clock over this replica's; None if it was not read recently."""
+        """Return the lead of a peer's clock over this replica's; None without a recent reading."""
         if peer == self._me:
             return Offset(0, 0)
         reading = self._readings.get(peer)

@@ -1,8 +1,8 @@
 """Leader's view of one peer's log: probe, replicate, snapshot, and the sending window (H16, H26).
 
-The states are those of etcd's progress: a peer with an unknown log position gets one request at a time until one is
-accepted; requests then stream ahead of their replies inside a window; a peer that needs compacted entries gets a
-snapshot.
+The states are those of etcd's progress. A peer whose log position is unknown gets one request at a time, until it
+accepts one. Requests are then sent without waiting for replies, inside a window. A peer that needs compacted entries
+gets a snapshot.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 WINDOW_BYTES: Final = 4 << 20
-"""Maximum size of unanswered entries to one peer: enough for 1 Gbit/s at 30 ms, cheap to lose and resend."""
+"""Maximum size of unanswered entries to one peer: enough for 1 Gbit/s at 30 ms, and cheap to resend."""
 
 WINDOW_REQUESTS: Final = 64
 """Maximum number of unanswered append requests to one peer."""
@@ -57,24 +57,24 @@ class Progress:
         self.probe_seq = 0
         """Sequence number of the pending probe; 0 if there is none."""
         self.acked_seq = 0
-        """Newest request of this leader that the peer answered in this term."""
+        """Sequence number of this leader's newest request that the peer answered in this term."""
         self.commit_sent = 0
         self.last_contact_s: float | None = None
         """Time of the peer's last message of any kind."""
         self.answered_s = 0.0
-        """Time of the peer's last answer to this leader in this term; the election counts as one."""
+        """Time of the peer's last reply to this leader in this term; initially the time of the election."""
         self.held: tuple[int, int] | None = None
-        """Index and term of an entry the peer acknowledged before its link broke: the next probe asks for it, even if
-        it has been compacted here.
+        """Index and term of the last entry that the peer acknowledged before its link broke. The next probe names this
+        entry, even if it has been compacted here.
         """
         self.lost = 0
         """Index up to which the peer acknowledged entries that it lacks now; 0 if its state is durable.
 
-        Survives the term: no reply of the peer counts until it shows that entry again.
+        Kept across terms: replies of the peer do not count until it has the entry at this index again.
         """
 
     def begin_term(self, next_index: int, now_s: float) -> None:
-        """Reset the knowledge of an earlier leadership."""
+        """Reset the progress at the begin of a leadership."""
         self.match = 0
         self.acked_seq = 0
         self.commit_sent = 0
@@ -83,17 +83,17 @@ class Progress:
         self.probe_from(next_index)
 
     def link_broke(self, term: int | None) -> None:
-        """Record the peer's last acknowledged entry, which is of `term`; after reconnecting it must show it."""
+        """Record the peer's last acknowledged entry, of `term`, to check later that the peer still has it."""
         if self.match and term is not None:
             self.held = (self.match, term)
 
     def lose(self) -> None:
-        """Discount all entries the peer acknowledged: it lacks them."""
+        """Record that the peer lacks entries it acknowledged; none of its acknowledgements counts any more."""
         self.lost, self.match = max(self.lost, self.match), 0
         self.probe_from(self.lost + 1)
 
     def restore(self) -> None:
-        """Record that the peer holds the entries it seemed to lack."""
+        """Record that the peer has the entries that it seemed to lack."""
         self.lost = 0
 
     def probe_from(self, next_index: int) -> None:
@@ -105,7 +105,7 @@ class Progress:
         self._land_all()
 
     def snapshot(self) -> None:
-        """Send no entries while a snapshot is under way."""
+        """Stop sending entries, because a snapshot is sent."""
         self.phase = Phase.SNAPSHOT
         self._land_all()
 
@@ -128,7 +128,7 @@ class Progress:
         self.next = last_index + 1
 
     def accepted(self, seq: int, match_index: int) -> None:
-        """Record a reply to request `seq` that the peer holds everything up to `match_index`."""
+        """Record the reply to request `seq`: the peer has all entries up to `match_index`."""
         self.match = max(self.match, match_index)
         self.next = max(self.next, self.match + 1)
         if self.phase is Phase.PROBE:
@@ -147,14 +147,14 @@ class Progress:
                 self._bytes -= flight.size_bytes
                 sent = flight.last_index
             if sent > self.match:
-                # Links keep order, so a request older than the answered one whose entries the peer lacks was lost.
+                # Links keep order. An older request whose entries the peer lacks was therefore lost.
                 self.probe_from(self.match + 1)
 
     def rejected(self, seq: int, next_index: int) -> None:
-        """Record a reply that the peer's log differs; probe at `next_index`, never at or below the match."""
+        """Record the reply that the peer's log differs. Probe at `next_index`, but after the matching entries."""
         if self.phase is Phase.REPLICATE or (self.phase is Phase.PROBE and seq == self.probe_seq):
-            # While probing, a rejection of an older request is ignored, or each of a whole window would move `next`
-            # back. The next probe is always below the rejected one, so probing ends.
+            # While probing, ignore rejections of older requests; otherwise each rejection of a whole window would move
+            # `next` back. The next probe is always below the rejected one, so probing ends.
             self.probe_from(min(next_index, self.next - 1) if self.phase is Phase.PROBE else min(next_index, self.next))
 
     def _land_all(self) -> None:

@@ -1,8 +1,8 @@
-"""Replica's own log: appending and cutting with embedded configurations, syncing before promises, commit, apply.
+"""Replica's own log: append and cut with embedded configurations, sync before promises, commit, apply.
 
-Entries and votes are durable before other replicas learn of them (figure 2; H1, H2), except that a leader may postpone
-its own copy, which is a vote for a commit like any other (thesis 10.2.1). A configuration is in force once appended,
-and undone when cut (thesis 4.1).
+Entries and votes are durable before other replicas learn of them (figure 2; H1, H2). One exception: a leader may
+postpone its own copy, which counts for commits like any other copy (thesis 10.2.1). A configuration is in force once
+appended, and no longer in force once cut (thesis 4.1).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from forebay.wal import BrokenInvariant, Entry, decode_configuration, incarnatio
 
 SCAN_BYTES: Final = 4 << 20
 SCAN_ENTRIES: Final = 1024
-"""Limits of one read of the journal while searching for configurations: bytes and count."""
+"""Limits of one read of the journal during the search for configurations: bytes and number of entries."""
 
 APPLY_SLICE_S: Final = 0.02
 """Seconds of applying after which a tick yields to the loop: less than half of the shortest sensible heartbeat."""
@@ -26,19 +26,19 @@ APPLY_BYTES: Final = 4 << 20
 """Size of entries read from the journal at once for applying."""
 
 SYNC_POSTPONED_BYTES: Final = 32 << 10
-"""Size of proposals since a leader's last sync above which it postpones its own sync and lets its followers commit: at
-that rate the leader's processor is the bottleneck, and a sync would block it.
+"""Size of proposals since a leader's last sync above which the leader postpones its own sync and lets its followers
+commit: at that rate its processor is the bottleneck, and a sync would block it.
 """
 
 SYNC_POSTPONED_S: Final = 0.003
-"""Maximum postponement, seconds: several round trips, and short for a client if one of the followers is slow."""
+"""Maximum postponement, seconds: several round trips, and a short delay for clients if a follower is slow."""
 
 
 # ---- entries, and the configurations among them ----
 
 
 def read_configurations(raft: RaftState, index: int) -> None:
-    """Find the configurations after `index` in the journal: they are in force although not applied (H13)."""
+    """Read the configurations after `index` in the journal. They are in force, although not applied (H13)."""
     journal = raft.journal
     while index < journal.last_index:
         entries = journal.entries(index + 1, max_bytes=SCAN_BYTES, max_entries=SCAN_ENTRIES)
@@ -54,8 +54,9 @@ def append(raft: RaftState, entries: Sequence[Entry]) -> None:
 
 
 def append_own(raft: RaftState, data: bytes, votes: Mapping[str, bytes] | None = None) -> int:
-    """Append a sealed entry that this leader accepts; return its index. `votes`: those that elected it, for the first
-    entry.
+    """Append a sealed entry that this leader accepts; return its index.
+
+    `votes`: for the first entry of a leadership, the votes that elected the leader.
     """
     entry = Entry(raft.journal.last_index + 1, raft.term, data)
     if raft.seals is not None:
@@ -68,7 +69,7 @@ def check_received(raft: RaftState, entries: Sequence[Entry]) -> None:
     """Check that received entries were accepted by the leaders of their terms.
 
     Raises:
-        SealBroken: An entry was not.
+        SealBroken: An entry was not accepted by the leader of its term.
     """
     if raft.seals is None or not entries:
         return
@@ -82,9 +83,7 @@ def check_received(raft: RaftState, entries: Sequence[Entry]) -> None:
 
 
 def check_held(raft: RaftState) -> None:
-    """Check entries of this replica's own log that are not applied yet.
-
-    The last applied entry identifies the leader of its term.
+    """Check the unapplied entries of this replica's own log. The last applied entry identifies the leader of its term.
 
     Raises:
         SealBroken: The leader of an entry's term did not accept it; the message includes the remedy.
@@ -106,7 +105,7 @@ def check_held(raft: RaftState) -> None:
 
 
 def truncate_from(raft: RaftState, index: int) -> None:
-    """Cut the journal; a configuration in the cut part is undone, and replacement entries are not synced yet."""
+    """Cut the journal from `index` on. Configurations in the cut part are no longer in force."""
     raft.journal.truncate_from(index)
     raft.durable_index = min(raft.durable_index, index - 1)
     if raft.configurations.truncated_from(index):
@@ -114,7 +113,7 @@ def truncate_from(raft: RaftState, index: int) -> None:
 
 
 def follow_configuration(raft: RaftState) -> None:
-    """Keep progress records of exactly the members in force."""
+    """Update the progress records to the members in force."""
     if raft.seals is not None:
         raft.seals.check_own_key(raft.configuration)
     before = raft.progress
@@ -130,15 +129,15 @@ def follow_configuration(raft: RaftState) -> None:
 
 
 def leave_if_removed(raft: RaftState) -> None:
-    """Stop if the configuration just applied is later than the one that added this replica, and lacks it."""
+    """Stop if a committed configuration lacks this replica and is later than the one that added it."""
     committed = raft.configurations.committed(raft.commit_index)
     if committed.version >= max(1, incarnation_of(raft.me)) and not committed.holds(raft.me):
         raise RemovedFromCluster(name_of(raft.me), committed.version)
 
 
 def last_index_not_above_term(raft: RaftState, index: int, term: int, floor: int) -> int:
-    """Return the last index from `floor` to `index` whose term is not above `term`: logs may agree there (5.3)."""
-    # A run of terms above `term` is at most what one leader left uncommitted, so single steps are fast enough.
+    """Return the last index from `floor` to `index` whose term is not above `term`: the logs may agree there (5.3)."""
+    # Entries with terms above `term` are at most one leader's uncommitted entries, so single steps are fast enough.
     while index > floor and (raft.journal.term_of(index) or 0) > term:
         index -= 1
     return index
@@ -150,7 +149,7 @@ def last_index_not_above_term(raft: RaftState, index: int, term: int, floor: int
 def make_durable(raft: RaftState) -> None:
     """Sync once for all promises of this tick, then send them (H1, H2)."""
     outbox, journal = raft.outbox, raft.journal
-    outbox.flush()  # append requests promise nothing, and travel while the disk works
+    outbox.flush()  # append requests contain no promise, so send them before the sync
     if journal.dirty:
         if postpones_sync(raft):
             return
@@ -165,10 +164,10 @@ def make_durable(raft: RaftState) -> None:
 
 
 def postpones_sync(raft: RaftState) -> bool:
-    """Return whether this leader's own copy can wait: only the leader's own vote for a commit rests on it.
+    """Return whether this leader's own copy may wait: only the leader's share in commits depends on it.
 
-    It always waits for the next tick, because requests are under way and replies may have arrived. Under load, with all
-    earlier entries committed by the others, it waits longer, while they can commit without it.
+    The sync always waits for one more tick if followers are streaming, because replies may have arrived. Under load, or
+    if all entries are committed, it waits longer as long as the followers form a majority without the leader.
     """
     if not raft.leads or raft.outbox.holds:
         return False
@@ -191,7 +190,7 @@ def postpones_sync(raft: RaftState) -> bool:
 
 
 def _is_streaming(raft: RaftState, peer: str) -> bool:
-    """Return whether a peer receives entries as they come."""
+    """Return whether entries are sent to a peer without probing."""
     return peer in raft.connected and raft.progress[peer].phase is Phase.REPLICATE
 
 
@@ -208,7 +207,7 @@ def commit(raft: RaftState, index: int) -> None:
 
 
 def apply_committed(raft: RaftState) -> None:
-    """Apply committed entries in order, each once; an exception stops the replica before the next (H6, H7)."""
+    """Apply committed entries in order, each once. An exception stops the replica before the next entry (H6, H7)."""
     if raft.applied_index >= raft.commit_index:
         return
     clock, journal = raft.clock, raft.journal

@@ -1,7 +1,8 @@
-"""Linearizable reads (ReadIndex, thesis 6.4): one round of heartbeats confirms leadership for many waiters.
+"""Linearizable reads (ReadIndex, thesis 6.4): one round of heartbeats confirms leadership for many waiting reads.
 
-A round counts if a majority has answered requests sent after its reads arrived. The engine completes it with its commit
-index, once this leader has applied its own first entry. `log_replication` has the messages of followers' reads.
+A round counts if a majority has answered requests that were sent after its reads arrived. The engine then answers the
+reads with its commit index, once this leader has applied the first entry of its leadership. `log_replication` has the
+messages for reads of followers.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ ReadWaiter = Callable[[int | None], None]
 
 
 class ReadRounds:
-    """Rounds of heartbeats, at most one at a time; a read arriving meanwhile waits for the next one."""
+    """Rounds of heartbeats, at most one at a time. A read that arrives during a round waits for the next round."""
 
     def __init__(self) -> None:
         self._waiting: list[ReadWaiter] = []
@@ -19,7 +20,7 @@ class ReadRounds:
         self._asked_seq = 0
 
     def add(self, waiter: ReadWaiter) -> None:
-        """Wait for a round that starts from now on."""
+        """Let a read wait for the next round."""
         self._waiting.append(waiter)
 
     @property

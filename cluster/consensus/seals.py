@@ -1,16 +1,16 @@
-"""Seals: each entry carries the signature of the leader that accepted it, and a leader proves its election.
+"""Seals: each entry carries the signature of the leader that accepted it, and each leader proves its election.
 
-An attacker who knows all formats may write to the disk of a stopped replica. An entry added to the end of its log looks
-like one that a leader sent and that is not committed yet; that replica may then lead and commit it. An entry is
-therefore signed over its index, its term, the previous term and its bytes, with the leader's key from the
-configuration. The first entry of a term also carries the signed votes of a majority: a key stolen from a disk signs
-nothing for a term in which its replica was not elected.
+An attacker who knows all formats may write to the disk of a stopped replica. An entry appended to the log there looks
+like an uncommitted entry from a leader, and the replica could lead and commit it. Each entry is therefore signed over
+its index, term, previous term and bytes, with the leader's key from the configuration. The first entry of a term also
+carries the signed votes of a majority, so a key stolen from a disk cannot sign for a term in which the replica was not
+elected.
 
-Unsealed entries are never acknowledged: a replica that finds one in its own log does not start, and one that receives
-it from a leader stops following that leader (`leader_election.distrust`).
+Entries without a valid seal are never acknowledged. A replica that finds one in its own log does not start. A replica
+that receives one from a leader stops following that leader (`leader_election.distrust`).
 
-Entries from before this replica's membership are not checked: it takes them from the leader, like a snapshot. A member
-whose key is not in the configuration yet is trusted without a signature.
+Entries from before this replica's membership are not checked: they are trusted like a snapshot. A member whose key is
+not in the configuration yet is trusted without a signature.
 """
 
 import struct
@@ -45,17 +45,17 @@ _PLACE: Final = struct.Struct(">QQQ")
 _TERM: Final = struct.Struct(">Q")
 
 TERMS_KEPT: Final = 64
-"""Terms whose leader is remembered, count: those of unapplied entries are the newest few."""
+"""Number of terms whose leader is remembered. Unapplied entries are of the newest few terms."""
 
 Signature = Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 
 
 class SealBroken(BrokenInvariant):
-    """Entry that the leader of its term did not accept in this form; the message says how it was detected."""
+    """Entry that the leader of its term did not accept in this form; the message gives the evidence."""
 
 
 class KeyReplaced(BrokenInvariant):
-    """Key of this replica that differs from the cluster's: its directory is not its former one."""
+    """This replica's key differs from its key in the configuration, so its directory was replaced."""
 
     def __init__(self, me: str, version: int) -> None:
         super().__init__(
@@ -67,7 +67,7 @@ class KeyReplaced(BrokenInvariant):
 
 
 class Seal(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Seal of an entry: its leader, the leader's signature, and for the first one of a term the others' votes."""
+    """Seal of an entry: the leader and its signature; in the first entry of a term also the votes of others."""
 
     leader: Name
     signature: Signature
@@ -79,13 +79,13 @@ _decoder: Final = msgspec.msgpack.Decoder(Seal)
 
 
 def entry_text(cluster_id: str, entry: Entry, term_before: int) -> bytes:
-    """Return the text a leader signs for an entry, with a digest of its data: Ed25519 reads the text twice."""
+    """Return the text that a leader signs for an entry. It has a digest of the data, because Ed25519 reads it twice."""
     place = _PLACE.pack(entry.index, term_before, entry.term)
     return b"".join([_ENTRY_HEAD, cluster_id.encode(), b"\n", place, sha256(entry.data).digest()])
 
 
 def vote_text(cluster_id: str, term: int, candidate: str) -> bytes:
-    """Return the text a voter signs for a candidate."""
+    """Return the text that a voter signs for a candidate."""
     return b"".join([_VOTE_HEAD, cluster_id.encode(), b"\n", _TERM.pack(term), candidate.encode()])
 
 
@@ -102,7 +102,7 @@ class SealChecks:
     """Verifies seals in the order of the entries, and remembers the leaders of recent terms."""
 
     def __init__(self, cluster_id: str, me: str) -> None:
-        """Verify entries held and received by replica `me`."""
+        """Verify entries in the log of replica `me`."""
         self.cluster_id: Final = cluster_id
         self.me: Final = me
         self._leaders: dict[int, str] = {}
@@ -115,10 +115,10 @@ class SealChecks:
                 self._remember(entry.term, seal.leader)
 
     def check(self, entry: Entry, term_before: int, configuration: Configuration) -> None:
-        """Check an entry that follows one of `term_before`, with `configuration` in force.
+        """Check an entry whose predecessor has `term_before`, with `configuration` in force.
 
         Raises:
-            SealBroken: The leader of its term did not accept it.
+            SealBroken: The leader of the entry's term did not accept the entry.
         """
         if not configuration.holds(self.me) or not any(one.key for one in configuration.voters):
             self.note(entry)
@@ -137,7 +137,7 @@ class SealChecks:
         self._remember(entry.term, seal.leader)
 
     def is_vote(self, configuration: Configuration, voter: str, signature: bytes, term: int, candidate: str) -> bool:
-        """Return whether a voter has signed its vote; one whose key is unknown need not."""
+        """Return whether a vote has a valid signature; True for a voter without known key."""
         known = _voter(configuration, voter)
         if known is None:
             return False
@@ -171,7 +171,7 @@ class Seals(SealChecks):
     """Seal checks, and signatures of one replica."""
 
     def __init__(self, cluster_id: str, me: str, private: Ed25519PrivateKey) -> None:
-        """Sign with the replica's key for checkpoints."""
+        """Sign with the replica's private key, which also signs checkpoints."""
         super().__init__(cluster_id, me)
         self._private: Final = private
         self.key: Final = private.public_key().public_bytes_raw()
@@ -182,16 +182,16 @@ class Seals(SealChecks):
         return self._private.sign(vote_text(self.cluster_id, term, candidate))
 
     def sealed(self, entry: Entry, term_before: int, votes: Mapping[str, bytes]) -> Entry:
-        """Return an entry that this replica accepts as leader, with its seal."""
+        """Return the entry with this replica's seal as leader."""
         signature = self._private.sign(entry_text(self.cluster_id, entry, term_before))
         self._remember(entry.term, self.me)
         return entry._replace(seal=_encoder.encode(Seal(self.me, signature, tuple(sorted(votes.items())))))
 
     def check_own_key(self, configuration: Configuration) -> None:
-        """Check that the configuration has this replica's key or none.
+        """Check that the configuration has this replica's key, or no key for it.
 
         Raises:
-            KeyReplaced: It has another key.
+            KeyReplaced: The configuration has another key.
         """
         mine = configuration.by_id(self.me)
         if mine is not None and mine.key and mine.key != self.key:
@@ -201,9 +201,9 @@ class Seals(SealChecks):
 def check_tail(
     seals: SealChecks, entries: Iterable[Entry], term_before: int, configuration: Configuration, *, known_index: int
 ) -> None:
-    """Check entries of a replica's own log, the first of which follows one of `term_before`.
+    """Check entries of a replica's own log; the predecessor of the first has `term_before`.
 
-    `known_index`: the last entry known to be committed. Up to there a recovery may have begun an incarnation.
+    `known_index` is the last entry known to be committed. Up to there, a recovery may have begun an incarnation.
 
     Raises:
         SealBroken: The leader of an entry's term did not accept it.

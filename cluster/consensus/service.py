@@ -1,4 +1,4 @@
-"""Consensus interface used by controller and proposer; implemented by `cluster.consensus.Consensus` and by tests."""
+"""Interface of consensus for controller and proposer; implemented by `cluster.consensus.Consensus` and by tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forebay.wal import Configuration
 
 
 class Peer(Protocol):
-    """Peer as consensus sees it; a leader knows all peers, a follower its leader."""
+    """Status of a peer. A leader knows all peers; a follower knows its leader."""
 
     @property
     def name(self) -> str: ...
@@ -82,7 +82,7 @@ class Engine(Protocol):
     async def read_index(self, news: bytes) -> int:
         """Return the leader's commit index, confirmed after the call.
 
-        For a follower: its own state answers a linearizable read once applied that far. `news` is sent along.
+        A follower's own state answers a linearizable read once it has applied that index. `news` is sent to the leader.
 
         Raises:
             NotLeader: No leader is known, or no answer arrives in time.
@@ -101,11 +101,11 @@ class Engine(Protocol):
         ...
 
     def reach_at(self, members: Mapping[str, str]) -> None:
-        """Dial peers at these addresses first, by name, before those of the configuration."""
+        """Set addresses, by name, that are dialled before those of the configuration."""
         ...
 
     def address_of(self, name: str) -> str | None:
-        """Return the peer address of replica `name` if it is reached now, or None."""
+        """Return the address at which replica `name` is connected now, or None."""
         ...
 
     def promotable(self) -> str | None:

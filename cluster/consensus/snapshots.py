@@ -1,10 +1,9 @@
-"""Snapshot transfer (section 7): in chunks, few at a time, resumable, with heartbeats beside it.
+"""Snapshot transfer (section 7): in chunks, few in flight, resumable, beside the heartbeats.
 
-The sender first asks with an empty chunk how much of this snapshot the peer has. A peer that misses a chunk replies
-with the offset to resume from; a peer that loses its link keeps the received part until another snapshot is offered or
-entries arrive, even over a restart. The complete snapshot is verified in a thread. Until then the peer stays a follower
-with its present journal: it answers heartbeats and votes, and requests nothing. The snapshot is then installed in one
-step.
+The sender first asks with an empty chunk how much of the snapshot the peer has. A peer that misses a chunk replies with
+the offset to resume from. A peer that loses its link keeps the received part, even over a restart, until another
+snapshot is offered or entries arrive. The complete snapshot is verified in a thread; meanwhile the peer stays a
+follower with its present journal, and answers heartbeats and votes. The snapshot is then installed in one step.
 """
 
 import logging
@@ -20,14 +19,14 @@ from forebay.wal import BrokenInvariant, ConfigurationAt, StorageFailed
 _log = logging.getLogger(__name__)
 
 CHUNKS_IN_FLIGHT: Final = 4
-"""Unanswered chunks: 1 MiB keeps a LAN busy and leaves room between two heartbeats."""
+"""Number of unanswered chunks: 1 MiB keeps a LAN busy, and does not delay heartbeats."""
 
 RETRY_S: Final = 1.0
-"""Seconds without any reply, or after a rejection, before the snapshot is offered again."""
+"""Time without a reply, or after a rejection, before the snapshot is offered again, seconds."""
 
 
 class SnapshotSender:
-    """Leader's side of one transfer. The file stays open, so that pruning it does not disturb the transfer."""
+    """Leader's side of one transfer. The file stays open, so that pruning does not disturb the transfer."""
 
     def __init__(self, ref: SnapshotRef, now_s: float) -> None:
         self.ref: Final = ref
@@ -70,7 +69,7 @@ class SnapshotSender:
             return
         self._heard_s = now_s
         if reply.outcome == RESUME:
-            # Chunks in flight follow a gap; replies to them say nothing about later chunks.
+            # Chunks in flight follow a gap, so replies to them do not count for later chunks.
             self._asking = False
             self._offset = min(reply.offset, self.ref.size_bytes)
             self._in_flight = 0
@@ -99,9 +98,9 @@ class SnapshotReceiver:
         self._refused: tuple[int, int, int] | None = None
         """Rejected snapshot whose sender has not been notified yet."""
         self.verified: tuple[int, int] | None = None
-        """Index and term of a verified snapshot to be installed by `install`."""
+        """Index and term of a verified snapshot that `install` will install, or None."""
         self.on_verified: Callable[[], None] = lambda: None
-        """Called when `verified` is set, possibly without any other event."""
+        """Called when `verified` is set; no other event may follow."""
         self.configuration: ConfigurationAt | None = None
         """Configuration in the snapshot installed last."""
 
@@ -113,7 +112,7 @@ class SnapshotReceiver:
     def take(self, chunk: SnapshotChunk) -> tuple[int, int]:
         """Handle a chunk; return (outcome, offset) for the reply.
 
-        An exception of the sink rejects the installation without effect, unless it means that the storage is broken.
+        An exception of the sink rejects the snapshot without other effect, except for exceptions that stop the replica.
         """
         try:
             return self._take(chunk)
@@ -124,9 +123,10 @@ class SnapshotReceiver:
             return REFUSED, 0
 
     def install(self) -> tuple[int, int] | None:
-        """Let the machine take over the verified snapshot; return its (index, term), or None if it was rejected.
+        """Make the machine take over the verified snapshot; return its (index, term), or None if the machine rejects
+        it.
 
-        Its sender learns of a rejection with its next request.
+        The sender is notified of a rejection in the reply to its next request.
         """
         sink, place, identity = self._sink, self.verified, self._identity
         assert sink is not None and place is not None
@@ -190,7 +190,7 @@ class SnapshotReceiver:
         self.abort()
         sink = self._machine.begin_install(index, term)
         if sink.received_bytes >= size_bytes:
-            sink.abort()  # of a longer file: a part never holds the end
+            sink.abort()  # the part is of a longer file, because a part never includes the end
             sink = self._machine.begin_install(index, term)
         self._sink, self._identity, self._received = sink, identity, sink.received_bytes
 

@@ -1,7 +1,7 @@
-"""Raft state of one replica: one record, each field with its invariant, and steps shared by several rules.
+"""Raft state of one replica, as one record: each field with its invariant, and steps that several rules share.
 
-Modules of rules are functions of this record and keep no state of their own. Section numbers are those of the extended
-Raft paper (Ongaro and Ousterhout, 2014) and, with "thesis", of Ongaro's dissertation.
+The modules of rules are functions of this record and keep no state of their own. Section numbers refer to the extended
+Raft paper (Ongaro and Ousterhout, 2014); "thesis" refers to Ongaro's dissertation.
 """
 
 from collections import deque
@@ -27,34 +27,34 @@ READY_LAG_ENTRIES: Final = 256
 """Maximum lag of a ready follower behind its leader's commit index, entries: well under a second."""
 
 SEQ_BITS: Final = 40
-"""Bits of a sequence number that count the requests of one process: at 100,000 a second they last 127 days, after which
-only the protection below is lost. The bits above allow 2**22 membership changes.
+"""Bits of a sequence number that count the requests of one process. At 100,000 a second they last 127 days; after that
+only the protection of `first_seq` is lost. The higher bits allow 2**22 membership changes.
 """
 
 SYNCS: Final = 5
-"""Recent syncs, count. The fastest is this disk's sync time, so a checkpoint or a stall does not mean a slow disk."""
+"""Number of recent syncs. The fastest counts as the disk's sync time, to ignore checkpoints and stalls."""
 
 _LEADER: Final = Role.LEADER
 
 
 def first_seq(me: str) -> int:
-    """Return the first sequence number of a member; its successor at the same address has other numbers.
+    """Return the first sequence number of a member. The successor at the same address has other numbers.
 
-    A frame names its sender but not its addressee. One meant for a replaced member can reach the new one, which must
-    not mistake a reply to its predecessor (a vote, or a removal notice) for its own.
+    A frame names its sender but not its addressee. A reply to a replaced member (a vote, or a removal notice) can reach
+    the successor, which must not mistake it for a reply to its own request.
     """
     return incarnation_of(me) << SEQ_BITS
 
 
 class Transitions(Protocol):
-    """Changes of role and term: PySyncObj's own, behind `stock`, which write term and vote to the journal."""
+    """Changes of role and term by PySyncObj's setters (`stock`), which write term and vote to the journal."""
 
     def set_role(self, role: Role, leader: str | None) -> None: ...
     def set_term(self, term: int, voted_for: str | None) -> None: ...
 
 
 class Outbox:
-    """Messages to peers, with the durability gate: promises wait here for the sync that makes them true (H2)."""
+    """Messages to peers. Promises wait here for the sync that makes them true (H2)."""
 
     __slots__ = ("_held", "_links", "_queued")
 
@@ -78,7 +78,7 @@ class Outbox:
         return bool(self._held)
 
     def release(self) -> None:
-        """Send the promises: the journal was synced after the last of them was made."""
+        """Send the promises. The caller has synced the journal since the last promise."""
         if not self._held:
             return
         held, self._held = self._held, []
@@ -87,13 +87,13 @@ class Outbox:
             self._links.send(peer, message)
 
     def flush(self) -> None:
-        """Have the links send queued messages."""
+        """Make the links send queued messages."""
         if self._queued:
             self._queued = False
             self._links.flush()
 
     def drop(self) -> None:
-        """Drop the promises: they were never made."""
+        """Drop the promises before they are sent."""
         self._held.clear()
 
 
@@ -111,7 +111,7 @@ class SyncTimes:
 
     @property
     def least_s(self) -> float | None:
-        """Shortest of them, seconds; None before there were enough."""
+        """Shortest recent duration, seconds; None after fewer than SYNCS syncs."""
         return min(self._last) if len(self._last) == SYNCS else None
 
 
@@ -130,9 +130,9 @@ class RaftState:
     uniform: Uniform
     outbox: Outbox
     configurations: Configurations
-    """Configurations from the last committed one on; follows every append to and cut of the journal."""
+    """Configurations from the last committed one on; updated with every append to and cut of the journal."""
     bootstrap: Configuration | None
-    """Configuration appended by the first leader of a journal without one; None to append none."""
+    """Configuration that the first leader appends to a journal without one; None to append none."""
     receiver: SnapshotReceiver
     limiter: LogRateLimiter
     seals: Seals | None = None
@@ -140,32 +140,32 @@ class RaftState:
     found_without: frozenset[str] = frozenset()
     """Founders the operator excludes while the cluster is not founded."""
     clock_off: Callable[[str], bool] = lambda member: False
-    """Whether a member's wall clock deviates from a majority's; it then avoids leading."""
+    """Whether a member's wall clock deviates from a majority's; such a member avoids leading."""
     transitions: Transitions = field(init=False)
     """The only writer of role, leader, term and vote."""
     on_members: Callable[[], None] = lambda: None
-    """Called when another configuration is in force, or applied."""
+    """Called when the configuration in force changes, or when a configuration is applied."""
 
-    # ---- persistent (figure 2): as in the journal, and in every message sent ----
+    # ---- persistent (figure 2): same as in the journal ----
 
     term: int = 0
     """Current term; never decreases."""
     voted_for: str | None = None
-    """Vote in this term; changes from None to a member once in a term, and never otherwise."""
+    """Vote in this term; changes at most once in a term, from None to a member."""
 
     # ---- volatile, in every role ----
 
     role: Role = Role.FOLLOWER
     leader: str | None = None
-    """Leader of this term, if known: at most one in a term, this replica if and only if it leads."""
+    """Leader of this term, if known. Equals `me` if and only if this replica leads."""
     commit_index: int = 0
-    """At most `checked_index` on a follower; never decreases, and nothing up to it is cut or contradicted."""
+    """At most `checked_index` on a follower; never decreases. Entries up to here are never cut."""
     applied_index: int = 0
-    """At most `commit_index`; as in the journal, except while an entry is applied."""
+    """At most `commit_index`; equals the journal's, except while an entry is applied."""
     checked_index: int = 0
-    """Everything up to here is also in the journal of this term's leader (H25)."""
+    """Entries up to here equal those in the journal of this term's leader (H25)."""
     durable_index: int = 0
-    """Everything up to here is synced, at most `journal.last_index`: the leader's own copy for commits."""
+    """Entries up to here are synced: the leader's own copy, counted for commits."""
     connected: set[str] = field(default_factory=set)
     """Peers with an established link."""
     progress: dict[str, Progress] = field(default_factory=dict)
@@ -173,7 +173,7 @@ class RaftState:
     seq: int = 0
     """Sequence number of this process's last request; unique."""
     stopped: bool = False
-    """True permanently after an exception in a rule: nothing is promised or handled after it (H23)."""
+    """Set permanently after an exception in a rule: no promise or message follows (H23)."""
     stirred: bool = False
     """Whether a message or proposal arrived since the last tick, so that a tick may have work."""
 
@@ -182,27 +182,27 @@ class RaftState:
     election_timeout_s: float = 0.0
     """Tolerated silence, drawn anew for each leader and each attempt (5.2)."""
     election_deadline_s: float = 0.0
-    """Time at which a follower or candidate campaigns; only moves later while a leader is heard."""
+    """Time at which a follower or candidate campaigns; messages of a leader postpone it."""
     leader_heard_s: float = -NEVER
     """Time of this term's leader's last message; -NEVER if there was none, or its link broke."""
     led_s: float = 0.0
     """Time at which this replica last led or heard a leader of any term; its start if it never did."""
     grace_given: bool = False
-    """True once a deadline noticed late has had its grace period; cleared when a leader or a majority is heard."""
+    """Whether a deadline that was noticed late has had its grace period; reset by a leader or a majority."""
     grace_until_s: float = -NEVER
-    """Time until which silence does not count as a failure; in the past without a grace period."""
+    """End of the grace period, in which silence does not count as failure."""
     votes: set[str] = field(default_factory=set)
-    """Voters that granted the requested vote: a set, so that a duplicate counts once."""
+    """Voters that granted the vote; a set, so that duplicates count once."""
     vote_signatures: dict[str, bytes] = field(default_factory=dict)
-    """Signatures of those votes, by voter; shown by the first entry of the leadership."""
+    """Signatures of these votes, by voter; the first entry of the leadership contains them."""
     keys: dict[str, bytes] = field(default_factory=dict)
     """Public keys sent by members, by ID, for a configuration that lacks them."""
     distrusted: set[str] = field(default_factory=set)
-    """Members that sent, as leaders, an entry no leader had accepted: neither followed nor voted for."""
+    """Members that, as leaders, sent an entry that no leader accepted. They get no votes and no followers."""
     pre_vote: bool = False
     """Whether the candidate is still in its pre-vote (thesis 9.6)."""
     founding_said_s: float = 0.0
-    """Time of the last message about votes missing for the founding, or of this replica's start."""
+    """Time of the last log message about missing votes for the founding, or of the start."""
     campaign_seq: int = 0
     """Sequence number of the newest campaign; replies to earlier ones do not count."""
 
@@ -211,27 +211,27 @@ class RaftState:
     leader_ready: bool = False
     """Whether the leader has applied its own first entry."""
     leader_commit: int = 0
-    """Highest commit index named by a leader of this term; may be above `checked_index`."""
+    """Highest commit index that this term's leader has named; may exceed `checked_index`."""
 
     asked_reads: dict[int, ReadWaiter] = field(default_factory=dict)
     """Reads waiting for an index from the leader, by sequence number of the request."""
 
-    # ---- leader: nothing of an earlier leadership counts ----
+    # ---- leader: reset with every leadership ----
 
     no_op_index: int = 0
     """Index of the first entry of this leadership; proposals and reads wait until it is applied."""
     heartbeat_due_s: float = NEVER
-    """Time of the next message to every connected peer, with or without entries; NEVER unless leading."""
+    """Time of the next heartbeat to every connected peer; NEVER unless leading."""
     notice_due_s: float = NEVER
-    """Time at which followers without newer messages are sent the commit index."""
+    """Time at which the commit index is sent to followers that have not received it."""
     reads: ReadRounds = field(default_factory=ReadRounds)
     """Reads waiting for a round of heartbeats; empty unless leading."""
     senders: dict[str, SnapshotSender] = field(default_factory=dict)
     """Snapshots being sent, by peer; empty unless leading."""
     snapshot_after_s: dict[str, float] = field(default_factory=dict)
-    """Time at which a peer with a failed transfer is offered a snapshot again, by peer."""
+    """Time at which a snapshot is offered again after a failed transfer, by peer."""
     transfer_target: str | None = None
-    """Voter that is to lead next; None without a transfer. During a transfer no proposals are accepted."""
+    """Target of the leadership transfer, or None. During a transfer no proposals are accepted."""
     transfer_sent: bool = False
     """Whether the target was asked to campaign."""
     transfer_deadline_s: float = NEVER
@@ -241,15 +241,15 @@ class RaftState:
 
     sync_due_s: float = NEVER
     sync_owed_s: float = NEVER
-    """Time of the postponed sync of a leader, and its latest time; NEVER if none is owed."""
+    """Time of a leader's postponed sync, and the latest allowed time; NEVER if no sync is postponed."""
     unsynced_bytes: int = 0
     """Size of proposals since the last sync."""
     sync_times: SyncTimes = field(default_factory=SyncTimes)
-    """Sync times of this replica's disk: a slow one campaigns later than others."""
+    """Sync times of this replica's disk. A replica with a slow disk campaigns later."""
     _began_us: int = field(init=False)
-    """Start of this process."""
+    """Start of this process, microseconds."""
     hints_due_s: float = NEVER
-    """Time at which lazy marks are written; NEVER if there are none."""
+    """Time at which the lazy marks are written; NEVER if they are written."""
     fail_stop: "FailStop" = field(init=False)
     """Context of every step: an exception sets `stopped` and drops pending promises."""
 
@@ -283,15 +283,15 @@ class RaftState:
 
     @property
     def is_new(self) -> bool:
-        """Return whether this replica is a founder without promises, as one that never ran or lost its data."""
+        """Return whether this replica is a founder without data: it never ran, or lost its data."""
         return self.term == 0 and self.journal.last_index == 0 and self.founds
 
     @property
     def has_votes(self) -> bool:
-        """Return whether enough voters granted the request: a majority; for founding a cluster, all of them.
+        """Return whether enough voters granted the vote: a majority; to found a cluster, all of them.
 
-        An empty journal says nothing about entries acknowledged before a loss. Two of three replicas that lost theirs
-        are a majority, and would found a second history beside the third one's.
+        An empty journal does not prove that no entries were acknowledged. If two of three replicas lost their data, a
+        majority of these two would found a second history beside the third replica's.
         """
         voters = self.configuration.voter_ids
         granted = self.votes.intersection(voters)
@@ -329,7 +329,7 @@ class RaftState:
         """Check that the replica has not stopped.
 
         Raises:
-            RuntimeError: It has.
+            RuntimeError: The replica has stopped.
         """
         if self.stopped:
             raise RuntimeError("this engine has stopped; create a new one on the journal")
@@ -352,15 +352,15 @@ class RaftState:
     # ---- steps ----
 
     def next_seq(self) -> int:
-        """Return the sequence number of a new request."""
+        """Return the sequence number of the next request."""
         self.seq += 1
         return self.seq
 
     def next_question(self) -> int:
-        """Return the sequence number of a read request, unused by any earlier process of this member.
+        """Return the sequence number of a read request, which no earlier process of this member has used.
 
-        Each process begins at a different number: it uses less than one a microsecond. A late reply to a request from
-        before a restart would name an index known at that time, and is stale.
+        A late reply to a request from before a restart names an outdated index, and must not match. Each process
+        therefore begins at its start time in microseconds, and makes less than one request a microsecond.
         """
         counted = self.next_seq() + self._began_us
         return first_seq(self.me) | counted & (1 << SEQ_BITS) - 1
@@ -380,7 +380,7 @@ class RaftState:
             sender.close()
 
     def end_leadership(self) -> None:
-        """Release leader state; waiting readers are called with None."""
+        """Reset the leader's state, and call waiting readers with None."""
         self.end_transfer()
         self.heartbeat_due_s = self.notice_due_s = NEVER
         for peer in list(self.senders):

@@ -1,8 +1,8 @@
 """Adapter of PySyncObj 0.3.17: the only module that uses its private names.
 
 A `SyncObj` restores term, vote and commit mark from the journal, changes role and term by its own setters, and receives
-ticks and messages. Its variables are views of `RaftState`. Its rules are replaced or disabled: calling one raises.
-`tests/cluster/consensus/test_stock.py` hashes the source of each method that this module relies on or replaces.
+ticks and messages. Its variables are views of `RaftState`. Its rules are replaced or disabled; calling a disabled one
+raises. `tests/cluster/consensus/test_stock.py` hashes the source of each method that this module uses or replaces.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -36,13 +36,13 @@ _ROLES: Final = {state: role for role, state in _STATES.items()}
 
 
 class JournalAdapter:
-    """Journal in the form used by the stock constructor and setters; never empty, so that nothing is added to it."""
+    """Journal as the stock constructor and setters use it. It is never empty, so that the constructor adds nothing."""
 
     def __init__(self, journal: JournalLike) -> None:
         self._journal = journal
 
     def __len__(self) -> int:
-        # The stock engine holds a first entry that it never applies; the base takes its place.
+        # The stock engine has a first entry that it never applies; the base takes its place.
         return self._journal.last_index - self._journal.base_index + 1
 
     def __getitem__(self, position: int) -> tuple[bytes, int, int]:
@@ -83,12 +83,12 @@ class _Inlet(Transport):  # type: ignore[misc]
 
 
 class _NoPoller:
-    """Stock socket poller without sockets: the asyncio loop outside polls."""
+    """Replacement for the stock socket poller; the asyncio loop does the polling."""
 
 
 @contextmanager
 def _construction(adapter: JournalAdapter) -> Iterator[None]:
-    """Give the stock constructor this journal, and no poller."""
+    """Make the stock constructor use this journal, and no poller."""
     create_journal, create_poller = stock.createJournal, stock.createPoller
     stock.createJournal = lambda file: adapter
     stock.createPoller = lambda kind: _NoPoller()
@@ -112,7 +112,7 @@ def stock_configuration(**options: object) -> Any:
 
 
 def _view(name: str) -> property:
-    """Return a property that maps a stock variable to a field of the state, so that each fact is in one place."""
+    """Return a property that maps a stock variable to a field of the state, so that each value exists once."""
 
     def read(node: "StockNode") -> Any:
         return getattr(node._raft, name)
@@ -160,7 +160,7 @@ class StockNode(stock.SyncObj):  # type: ignore[misc]
         on_message: Callable[[str, AnyMessage], None],
     ) -> None:
         """Restore term, vote and commit mark of `raft` from its journal; pass ticks and messages to the rules."""
-        # Before the stock constructor, which calls overridden methods and evaluates every property.
+        # Set these first: the stock constructor calls overridden methods and evaluates every property.
         self._raft: Final = raft
         self._on_tick: Final = on_tick
         self._on_message: Final = on_message

@@ -1,12 +1,12 @@
-"""Links between replicas: TLS 1.3 with both certificates, MessagePack frames, one connection for each direction (H5).
+"""Links between replicas: TLS 1.3 with certificates on both sides, MessagePack frames, and two connections a pair (H5).
 
-A replica dials every peer and sends on that connection; it reads the connections its peers dialled. A broken connection
-thus loses everything in flight in one direction, order is kept, and no rule for crossing connections is needed. A peer
-that is not dialled, because its address is unknown here, is answered on its own connection.
+A replica dials every peer and sends on that connection; it reads the connections that its peers dialled. A broken
+connection thus loses all messages in flight in one direction and keeps the order of the others. A peer without a known
+address is not dialled, and gets replies on its own connection.
 
-Any replica of the cluster may connect: the engine decides by the configuration in force whether it is a member. A peer
-with a wrong certificate tries again every second until an operator helps. The first message therefore names the failed
-check, the peer as far as known, and the remedy; the next one follows after a while, with a count.
+Any replica of the cluster may connect: the engine decides by the configuration in force whether the replica is a
+member. A peer with a wrong certificate retries every second until an operator intervenes. The first log message
+therefore names the failed check, the peer as far as known, and the remedy; later messages are rate-limited and counted.
 """
 
 import asyncio
@@ -39,23 +39,23 @@ HANDSHAKE_S: Final = 3.0
 """Maximum time for TCP and TLS together, seconds; a LAN needs milliseconds, a loaded machine a second."""
 
 HANDSHAKES_MAX: Final = 16
-"""Maximum number of connections without a certificate yet; for a further one the oldest is closed."""
+"""Maximum number of connections without a verified certificate; one more closes the oldest."""
 
 QUEUED_BYTES_MAX: Final = 16 << 20
-"""Maximum size of data queued for one peer: several windows of entries and chunks; more means that it does not read."""
+"""Maximum size of data queued for one peer: several windows of entries and chunks; a peer with more does not read."""
 
 INBOUND_MAX: Final = 64
-"""Maximum number of connected replicas, one connection each: members, and some that were removed or are joining. The
-authority vouches for each name.
+"""Maximum number of connected replicas, with one connection each: members, and replicas that were removed or are
+joining. The authority's certificates limit the names.
 """
 
 BACKLOG: Final = 64
 
 AT_ONCE_S: Final = 1.0
-"""Seconds within which the end of a connection looks like a rejection."""
+"""Age below which the end of a connection counts as a rejection by the peer, seconds."""
 
 LINK_STEADY_S: Final = 5.0
-"""Seconds after which a connection counts as good, so that reconnecting starts without back-off."""
+"""Age above which a connection counts as stable, seconds: reconnecting then starts without back-off."""
 
 # ---- failures of connections ----
 
@@ -69,11 +69,11 @@ _MESSAGES: Final = {
     "TLSV1_ALERT_UNKNOWN_CA": f"it does not trust this replica's certificate; {_OWN_AUTHORITY}",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": f"it requires a certificate of this replica; {_OWN_AUTHORITY}",
 }
-"""OpenSSL's name of a handshake failure, and its meaning here."""
+"""Message for each handshake failure, by OpenSSL's name."""
 
 
 def why(error: BaseException) -> str:
-    """Return the failed check and its remedy; never empty."""
+    """Return a message with the failed check and its remedy; never empty."""
     match error:
         case IdentityError() | FrameRefused():
             return str(error)
@@ -108,14 +108,14 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 def check_of(error: BaseException) -> str:
-    """Return a short name of the failed check, out of a small set; it includes the certificate's holder."""
+    """Return a short key of the failed check, for rate limits. Identity errors include the holder."""
     if isinstance(error, ssl.SSLError):
         return _reason(error)
     return str(error) if isinstance(error, IdentityError) else type(error).__name__
 
 
 class ConnectionFailures:
-    """Log and count of failed connections, with one message for each peer and check in PERIOD_S."""
+    """Logs and counts failed connections, with at most one message per peer and check in PERIOD_S."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._limiter = LogRateLimiter(now_s)
@@ -144,7 +144,7 @@ class Listener(Protocol):
 
 
 def set_timeouts(connection: socket.socket, timing: Timing) -> None:
-    """Have the kernel give up on a peer that acknowledges nothing, so that a black hole becomes a broken link."""
+    """Make the kernel close a connection whose peer acknowledges nothing, so that lost packets break the link."""
     unacknowledged_ms = round(4 * timing.election_max_s * 1000)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unacknowledged_ms)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -153,7 +153,7 @@ def set_timeouts(connection: socket.socket, timing: Timing) -> None:
 
 
 class _Connection(ReadingProtocol):
-    """Connection with a peer identified by its certificate; its data are frames."""
+    """Connection that carries frames, with a peer identified by its certificate."""
 
     def __init__(self, links: "TlsLinks") -> None:
         super().__init__(links.buffer)
@@ -187,7 +187,7 @@ class _Connection(ReadingProtocol):
 
 
 class _Inbound(_Connection):
-    """Connection opened by a peer: frames are read; it is written to only for peers that are not dialled."""
+    """Connection opened by a peer. Frames are read from it; only peers that are not dialled get replies on it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         try:
@@ -200,7 +200,7 @@ class _Inbound(_Connection):
         self._links.entered(self)
 
     def write(self, data: bytes) -> None:
-        """Answer a peer that cannot be dialled."""
+        """Write a reply to a peer that cannot be dialled."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
@@ -215,7 +215,7 @@ class _Inbound(_Connection):
 
 
 class _Outbound(_Connection):
-    """Connection opened here: frames are written; a peer that cannot dial back answers on it."""
+    """Connection opened by this replica. Frames are written to it; a peer that cannot dial back replies on it."""
 
     def __init__(self, links: "TlsLinks", peer: str) -> None:
         super().__init__(links)
@@ -239,13 +239,13 @@ class _Outbound(_Connection):
 
 
 class _Dialler:
-    """Maintains one connection to one peer, at the first of its addresses that works, with its queue."""
+    """Maintains one connection to one peer, at the first address that works, with a queue of frames."""
 
     def __init__(self, links: "TlsLinks", peer: str, addresses: tuple[str, ...]) -> None:
         self.peer: Final = peer
         self.addresses = addresses
         self.address = addresses[0]
-        """Present or next address. A host name is resolved anew for each connection."""
+        """Current or next address. A host name is resolved again for each connection."""
         self._links: Final = links
         self._queue: list[bytes] = []
         self._transport: asyncio.Transport | None = None
@@ -289,7 +289,7 @@ class _Dialler:
                 level = logging.WARNING if is_refused else logging.INFO
                 message = f"no connection to replica {self.peer} at {self.address}"
                 self._links.failures.note(self.peer, message, error, level=level)
-                # A connection that had worked is retried at the same address; a failed one may need another address.
+                # After a failure, try the next address. A connection that worked is retried at the same one.
                 following = self.addresses.index(self.address) + 1 if self.address in self.addresses else 0
                 self.address = self.addresses[following % len(self.addresses)]
             if loop.time() - began_s > LINK_STEADY_S:
@@ -298,7 +298,7 @@ class _Dialler:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._links.uniform(delay_s / 2, delay_s)):
                     await self._nudge.wait()
-                    # Even a live peer may reject this replica, so a nudge shortens the wait but does not remove it.
+                    # A live peer may still reject this replica, so a nudge shortens the wait but does not remove it.
                     await asyncio.sleep(timing.reconnect_min_s / 2)
                     delay_s = timing.reconnect_min_s
             delay_s = min(2 * delay_s, timing.reconnect_max_s)
@@ -322,7 +322,7 @@ class _Dialler:
             up_s = loop.time()
             await protocol.lost
             if loop.time() - up_s < AT_ONCE_S:
-                # With TLS 1.3 the peer checks our certificate after the handshake has ended on this side.
+                # With TLS 1.3, the peer checks this replica's certificate after the handshake has ended on this side.
                 raise ConnectionAbortedError
         finally:
             was_up, self._transport = self._transport is not None, None
@@ -438,7 +438,7 @@ class TlsLinks:
                 inbound.transport.abort()
 
     def send(self, peer: str, message: AnyMessage) -> None:
-        """Queue a message for `peer`, an ID; it is lost without a connection."""
+        """Queue a message for the peer with this ID. Without a connection the message is lost."""
         self._acknowledges = self._acknowledges or type(message) is AppendReply
         frame = encode_frame(self.cluster_id, self._me, message)
         dialler = self._diallers.get(peer)
@@ -459,8 +459,9 @@ class TlsLinks:
         for dialler in self._diallers.values():
             dialler.flush()
         if self._acknowledges:
-            # The leader was woken and answers clients; this replica only applies what it acknowledged before. If they
-            # share a core, that can wait (docs/explain/performance.md); otherwise this returns at once.
+            # The leader was woken and replies to clients now; this replica only applies already acknowledged entries.
+            # On a shared core the leader should run first (docs/explain/performance.md); otherwise this call returns at
+            # once.
             self._acknowledges = False
             os.sched_yield()
 
@@ -474,7 +475,7 @@ class TlsLinks:
         if identity.role is not Role.REPLICA:
             raise IdentityError(f"{identity} is not a replica")
         if identity.name == name_of(self._me):
-            raise IdentityError(f"{identity} is this replica itself; each needs a certificate of its own")
+            raise IdentityError(f"{identity} is this replica itself; each replica needs its own certificate")
         return identity.name
 
     def met_other_incarnation(self, connection: _Connection, error: OtherIncarnation) -> None:
@@ -483,7 +484,7 @@ class TlsLinks:
         if error.theirs.number > error.mine.number:
             self.listener.on_later_incarnation(connection.peer, error.theirs)
         elif error.theirs.number < error.mine.number and isinstance(connection, _Inbound):
-            # The content does not matter: it is a frame of a later incarnation.
+            # Any frame of the later incarnation will do; its content does not matter.
             connection.write(encode_frame(self.cluster_id, self._me, RemovalNotice(0, 0, 0)))
         message = f"the connection of replica {connection.peer} is closed"
         if error.theirs.number == error.mine.number:
@@ -492,12 +493,12 @@ class TlsLinks:
         connection.transport.close()  # after sending written data
 
     def connection_failed(self, address: Any, error: BaseException) -> None:
-        """Record a failed incoming connection; `address` is a socket's."""
+        """Record a failed incoming connection from a socket address."""
         host = str(address[0]) if isinstance(address, tuple) and address else "an unknown address"
         self.failures.note(host, f"a connection from {host} to the peer address is rejected", error)
 
     def entered(self, inbound: _Inbound) -> None:
-        """Register a peer's connection and drop an older one, which is dead or should be: each peer has at most one."""
+        """Register a peer's connection, and close an older one: each peer has at most one."""
         assert inbound.peer is not None and inbound.transport is not None
         if len(self._inbound) >= INBOUND_MAX and inbound.peer not in self._inbound:
             too_many = IdentityError(
@@ -526,18 +527,19 @@ class TlsLinks:
             try:
                 connection, address = await loop.sock_accept(listening)
             except OSError as error:
-                # Out of descriptors, or the caller gave up: neither may stop the listener or make it spin.
+                # No descriptors are left, or the peer gave up. The listener must neither stop nor spin.
                 _log.error("a connection could not be accepted: %s", error)
                 await asyncio.sleep(self.timing.reconnect_min_s)
                 continue
             if len(self._handshakes) >= HANDSHAKES_MAX:
-                # The oldest: replicas finish in milliseconds, so a flood cannot keep them out.
-                # Shut down instead of close: the descriptor belongs to its transport, which ends at end of file.
+                # Close the oldest: replicas finish in milliseconds, so a flood of connections cannot keep them out.
+                # Shut down instead of closing, because the descriptor belongs to the transport, which ends at end of
+                # file.
                 with suppress(OSError):
                     self._handshakes.pop(next(iter(self._handshakes))).shutdown(socket.SHUT_RDWR)
                 _log.warning("%d connections have presented no certificate; the oldest is closed", HANDSHAKES_MAX)
             self._handshakes[self._spawn(self._handshake(connection, address))] = connection
-            await asyncio.sleep(0)  # accepting a waiting connection does not yield
+            await asyncio.sleep(0)  # sock_accept does not yield if a connection is waiting
 
     async def _handshake(self, connection: socket.socket, address: object) -> None:
         try:

@@ -34,7 +34,7 @@ def run(arguments: list[str]) -> int:
     leave_when_terminated()
     parser = argparse.ArgumentParser(prog="forebay run gateway", description="Run a login node's gateway.")
     parser.add_argument("--config", type=Path, default=Path("forebay.toml"), help="the cluster's configuration")
-    parser.add_argument("--name", required=True, help="name of its certificate in the tls directory")
+    parser.add_argument("--name", required=True, help="name of the gateway's certificate in the tls directory")
     chosen = parser.parse_args(arguments)
     begin_logging("forebay-gateway")
     try:

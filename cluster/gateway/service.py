@@ -1,7 +1,7 @@
 """The gateway service: identifies clients by their socket's UID and forwards their requests unchanged.
 
-A client names the target replica in `Host`, so retries and outcomes remain its own decision. The gateway forwards only
-the target, the body and three headers, and sets the account itself.
+A client names the target replica in `Host`, so retries and outcomes remain the client's decision. The gateway forwards
+only the target, the body and three headers, and sets the account itself.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from forebay.cluster.system.eventloop import HttpConnection, HttpServer, Malform
 LOGGER = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 1_000
-"""Open connections, count. Each may have one request at a replica, whose limit for a gateway is twice as high."""
+"""Maximum number of open connections. Each may have one request at a replica, whose limit for a gateway is double."""
 
 CONNECTIONS_PER_ACCOUNT_MAX: Final = 64
-"""Open connections of one account, count, so that no account shuts out the others."""
+"""Maximum number of open connections of one account, so that no account excludes the others."""
 
 REFUSED_PER_ACCOUNT_MAX: Final = 64
-"""Excess connections of an account that get an error response, count; further ones are closed."""
+"""Number of excess connections of an account that get an error response; further ones are closed."""
 
 SILENT_S_MAX: Final = 75.0
 """Longest idle time of a connection, and longest time to receive a request body, seconds."""
@@ -90,7 +90,7 @@ class _Connection(HttpConnection):
         super().__init__(*arguments, **options)
         self.uid: int | None = None
         self.full = ""
-        """Reason its requests are rejected; empty: none."""
+        """Reason why requests of this connection are rejected; empty if they are not."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection and record its account."""
@@ -112,7 +112,7 @@ class _Connection(HttpConnection):
             cast(asyncio.Transport, transport).abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Remove it from the account's count."""
+        """Remove the connection from the account's count."""
         server, uid = cast("_Server | None", self._manager), self.uid
         if server is not None and uid is not None:
             self.uid = None
@@ -148,7 +148,7 @@ class Gateway:
     """Listens on a local socket and forwards requests to the replicas."""
 
     def __init__(self, config: AccessConfig, files: TlsFiles, path: Path, clock: Clock) -> None:
-        """Create it. `files`: the gateway's own certificate.
+        """Initialize. `files` has the gateway's own certificate.
 
         Raises:
             TlsError: The files cannot be used.
@@ -268,7 +268,7 @@ class Gateway:
         return account
 
     def _replica(self, request: web.BaseRequest) -> Address:
-        """Return the target of a request: a configured replica, or one another replica redirected to."""
+        """Return the target of a request: a configured replica, or a replica named in a redirection."""
         wanted = request.headers.get("Host", "")
         path = request.raw_path.partition("?")[0]
         is_page = request.method == "GET" and (path in ("/", "/page") or path.startswith("/page/"))
@@ -301,7 +301,7 @@ def listen_at(path: Path) -> socket.socket:
     try:
         with short_path(path) as short:
             _clear(path, short)
-            # A later chmod could hit another account's link of the same name.
+            # Set the mode by umask: a later chmod could change another account's link of the same name.
             before = os.umask(0o777 & ~MODE)
             try:
                 listening.bind(short)
@@ -319,7 +319,7 @@ def _clear(path: Path, short: str) -> None:
     """Remove the socket of an earlier gateway.
 
     Raises:
-        GatewayError: The file is no socket, or a gateway listens there.
+        GatewayError: The file is not a socket, or a gateway listens there.
     """
     try:
         mode = path.lstat().st_mode

@@ -1,4 +1,4 @@
-"""A child's end: its start, and its socket where it has no event loop."""
+"""Start of a child process, and its socket for a child without an event loop."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _READ_BYTES: Final = 1 << 16
 def begin_child(arguments: Sequence[str], *, niceness: int = 0) -> tuple[socket.socket, list[str]]:
     """Set up this process as a child: `SOCKET PARENT …`; return the socket to its parent and the other arguments.
 
-    It ends with PARENT. It is scheduled so that its wake-ups do not preempt others, above all the controller; a lower
-    priority for all of its work (`niceness`) is for background work.
+    The child ends with PARENT. It is scheduled so that its wake-ups do not preempt other processes, above all the
+    controller. `niceness` lowers the priority further, for background work.
     """
     descriptor, parent, *rest = arguments
     ignore_hangup()
@@ -48,14 +48,14 @@ class ChildSocket(Generic[Sent, Received]):
         self._splitter: Final = codec.splitter()
 
     def is_readable(self, timeout_s: float = 0) -> bool:
-        """Wait up to `timeout_s` seconds for frames, and return whether there are any, or the end."""
+        """Wait up to `timeout_s` seconds; return whether frames, or the end of the socket, have arrived."""
         return bool(select.select([self._link], [], [], timeout_s)[0])
 
     def receive(self) -> list[Received]:
         """Return the frames that have arrived.
 
         Raises:
-            EOFError: The parent closed the socket: this process is to end.
+            EOFError: The parent closed the socket: this process must end.
             ChannelProtocolError: The parent sent an invalid frame.
         """
         data = self._link.recv(_READ_BYTES)
@@ -64,7 +64,7 @@ class ChildSocket(Generic[Sent, Received]):
         return [self._codec.decode(body) for body in self._splitter.feed(data)]
 
     def send(self, frame: Sent) -> None:
-        """Send a frame, and wait until the parent's buffer has it.
+        """Send a frame, and wait until it is in the socket's buffer.
 
         Raises:
             OSError: The parent has closed the socket.

@@ -16,7 +16,7 @@ Received = TypeVar("Received")
 LOGGER = logging.getLogger(__name__)
 
 UNSENT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Frames that the other process has not read, bytes; beyond that it is disconnected."""
+"""Maximum size of unsent frames, bytes. A process that reads too slowly is disconnected."""
 
 
 class FrameConnection(ReadingProtocol, Generic[Sent, Received]):
@@ -30,20 +30,20 @@ class FrameConnection(ReadingProtocol, Generic[Sent, Received]):
         self._splitter: Final = codec.splitter()
         self._transport: asyncio.Transport | None = None
         self.room: Final = asyncio.Event()
-        """Set while frames can be sent without a large buffer, and after the end."""
+        """Set while the send buffer is small, and after the end of the connection."""
         self.room.set()
         self.ended: Final = asyncio.Event()
         """Set when the connection has ended."""
 
     def connected(self) -> None:
-        """Do what the beginning of the connection calls for."""
+        """Handle the beginning of the connection."""
 
     def receive(self, frame: Received) -> None:
-        """Process a frame; ChannelProtocolError if it may not occur here."""
+        """Process a frame. Raise ChannelProtocolError for a frame that may not occur here."""
         raise NotImplementedError
 
     def disconnected(self) -> None:
-        """Do what the end of the connection calls for."""
+        """Handle the end of the connection."""
 
     @property
     def is_open(self) -> bool:
@@ -51,7 +51,7 @@ class FrameConnection(ReadingProtocol, Generic[Sent, Received]):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, frame: Sent) -> None:
-        """Send a frame; frames of one turn of the loop are written in one call. Does nothing after the end.
+        """Send a frame; frames of one turn of the loop are written in one call. No effect after the end.
 
         Raises:
             ValueError: The frame is too large.

@@ -1,6 +1,6 @@
 """Frames between a replica's processes: MessagePack with a length prefix.
 
-Both ends are of one release, since a process starts its children from its own tree. A kind of frame is a msgspec
+Both ends are of one release, because a process starts its children from its own tree. A kind of frame is a msgspec
 struct with a tag.
 """
 
@@ -23,7 +23,7 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 
 class FrameCodec(Generic[Sent, Received]):
-    """Frames of one end: kinds that it sends, and kinds that it receives."""
+    """Codec of one end: encodes frames to send, and decodes received frames."""
 
     def __init__(self, received: Any, *, bytes_max: int) -> None:
         """`received`: union of the frame kinds that arrive; `bytes_max`: largest frame, bytes."""

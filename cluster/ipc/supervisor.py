@@ -1,4 +1,4 @@
-"""The parent's end: starts a child, connects it, and starts it again with back-off when it ends."""
+"""Supervision of a child by its parent: start, connect, and restart with back-off."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 class RestartDelays(NamedTuple):
-    """Delays before a child is started again, seconds: doubled each time up to a limit, reset after a long run."""
+    """Delays before a child is restarted, seconds: doubled each time up to a limit, and reset after a long run."""
 
     first_s: float = 0.1
     most_s: float = 5.0
@@ -31,7 +31,7 @@ DELAYS: Final = RestartDelays()
 
 
 class SupervisedProcess:
-    """A child process, `python -m MODULE SOCKET PARENT ARGUMENTS`, that is kept running."""
+    """Child process, `python -m MODULE SOCKET PARENT ARGUMENTS`, that is restarted when it ends."""
 
     def __init__(
         self,
@@ -46,18 +46,18 @@ class SupervisedProcess:
         stop_signal: signal.Signals | None = None,
         stop_s: float = 5.0,
     ) -> None:
-        """Create a child that is not started.
+        """Initialize without starting the child.
 
-        `name` is for log messages; `connect` makes this end of each process's socket; `descriptors` are inherited.
-        `judge` is told how a process ended (exit code, or why it did not start) and the delay in seconds; it returns
-        the delay to keep, or None for no further start. To stop, a process gets `stop_signal`, or by default the end of
-        its socket, and SIGKILL after `stop_s` seconds.
+        `name` is for log messages. `connect` makes this end of each process's socket. `descriptors` are inherited.
+        `judge` receives the ending of a process (exit code, or the reason why it did not start) and the delay in
+        seconds; it returns the delay to use, or None for no restart. To stop, a process gets `stop_signal`, or by
+        default the end of its socket, and SIGKILL after `stop_s` seconds.
         """
         self.name: Final = name
         self.link: FrameConnection[Any, Any] | None = None
         """This end of the running process's socket."""
         self.started = 0
-        """Processes started, count."""
+        """Number of processes started."""
         self._module: Final = module
         self._connect: Final = connect
         self._arguments: Final = arguments
@@ -76,13 +76,13 @@ class SupervisedProcess:
         return None if self._process is None else self._process.pid
 
     def start(self, after: asyncio.Event | None = None, within_s: float = 0) -> None:
-        """Keep it running from now on, or from the time at which `after` is set, at the latest `within_s` from now."""
+        """Keep the child running from now on, or from the event `after` on, but at the latest `within_s` from now."""
         if self._keeper is None:
             self._stopping = False
             self._keeper = asyncio.get_running_loop().create_task(self._keep(after, within_s))
 
     async def stop(self) -> None:
-        """Have the process end, and do not start it again."""
+        """Stop the process, and do not restart it."""
         keeper, self._keeper = self._keeper, None
         if keeper is None:
             return
@@ -95,7 +95,7 @@ class SupervisedProcess:
         await asyncio.gather(keeper, return_exceptions=True)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send the running process a signal, if there is one."""
+        """Send a signal to the process, if it is running."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
@@ -125,7 +125,7 @@ class SupervisedProcess:
             delay_s = min(2 * delay_s, self._delays.most_s)
 
     async def _run(self) -> int:
-        """Start a process, serve it until it ends, and return its exit code."""
+        """Start a process, hold its connection until it ends, and return its exit code."""
         ours, its = socket.socketpair()
         ours.setblocking(False)
         descriptors = [its.fileno(), *self._descriptors]
@@ -149,7 +149,7 @@ class SupervisedProcess:
             if self.link is not None:
                 self.link.close()
                 self.link = None
-            # A process without its socket ends.
+            # The process ends because its socket is closed.
             await asyncio.shield(end_within(process, self._stop_s))
             self._process = None
         assert process.returncode is not None

@@ -16,10 +16,10 @@ from forebay.cluster.security.tls import parse_certificates, read_pem
 from forebay.replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 
 AUTHORITY_ROLE: Final = "authority"
-"""Role shown for ca.pem, which has none in the cluster."""
+"""Role displayed for ca.pem, which has no role in the cluster."""
 
 CERTIFICATES_LISTED_MAX: Final = 10_000
-"""Files read from one directory, count: every user of a large site."""
+"""Maximum number of files read from one directory: every user of a large site."""
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):

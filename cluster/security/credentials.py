@@ -1,7 +1,7 @@
 """Certificate, key and authorities of a process, reloaded from their files without a restart.
 
-Handshakes that start after a change use the new files. Unusable files, for example a half-copied pair, change nothing.
-They are logged once, and read again at their next change.
+Handshakes that start after a change use the new files. Unusable files, for example a half-copied pair, change nothing:
+they are logged once, and read again at their next change.
 """
 
 import logging
@@ -63,11 +63,11 @@ class Credentials:
         self._api = server_context(files, required=False) if open_to_all else self._server
         self._read_s = self._clock.monotonic_s()
         self.generation = 0
-        """Number of reloads; contexts of earlier generations belong to open connections."""
+        """Number of reloads. Open connections may use contexts of earlier generations."""
         self.on_renewed: list[Callable[[], None]] = []
         """Called after each reload."""
         self.on_authorities: list[Callable[[], None]] = []
-        """Called when the authorities changed, so that peers admitted by a removed one must reconnect."""
+        """Called when the authorities changed, so that peers of a removed authority must reconnect."""
 
     def client_context(self) -> ssl.SSLContext:
         """Return the context for the next outgoing connection."""

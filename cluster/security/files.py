@@ -1,6 +1,6 @@
-"""Certificate and key files: their paths, and checks of their permissions.
+"""Certificate and key files: paths, and checks of their permissions.
 
-Separate from their use, because access through a gateway needs no TLS library.
+This module is separate from `tls`, because access through a gateway needs no TLS library.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class TlsFiles(msgspec.Struct, frozen=True):
 
     @property
     def shows_nothing(self) -> bool:
-        """Return True if no certificate is shown; the client is then authenticated in another way."""
+        """Return True if the client presents no certificate, and is authenticated in another way."""
         return self.certificate == NO_CERTIFICATE
 
 
 NO_CERTIFICATE: Final = Path()
-"""Path of the certificate and key of a client that shows none."""
+"""Path of certificate and key for a client that presents no certificate."""
 
 
 def is_there(certificate: Path) -> bool:
@@ -54,7 +54,7 @@ def is_there(certificate: Path) -> bool:
 def find_unsafe_keys(directory: Path) -> tuple[str, str] | None:
     """Return (sentence, remedy) if other accounts can change the key directory or read a key in it, else None.
 
-    An account without access to the directory sees no keys; the key it uses is checked again when loaded.
+    An account without access to the directory finds no keys here. The key that it uses is checked when loaded.
     """
     try:
         mode = stat.S_IMODE(directory.stat().st_mode)

@@ -1,7 +1,7 @@
 """Role and name of a connection's peer, from its certificate.
 
-The API server and the peer transport share this function, so that they always agree. A peer without exactly one name
-and one known role has no identity: deny by default.
+The API server and the peer transport share this function, so that they always agree. Deny by default: a peer without
+exactly one name and one known role has no identity.
 """
 
 import re
@@ -17,8 +17,8 @@ AUTHORITY_NAME: Final = "ca"
 """Stem of the authority's files, ca.pem and ca.key; reserved."""
 
 HELPER_HOST: Final = "drill-helper.forebay.invalid"
-"""Host name in a drill helper's certificate, in place of an address. No host has this name (RFC 6761), so clients that
-connect to a replica reject a helper at its address; clients of a helper expect this name.
+"""Host name in a drill helper's certificate, in place of an address. No host has this name (RFC 6761). A client that
+connects to a replica therefore rejects a helper at the replica's address; a helper's clients expect this name.
 """
 
 NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
@@ -64,7 +64,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class IdentityError(Exception):
-    """The peer's certificate identifies no member of this cluster; the message is meant for the peer."""
+    """The peer's certificate does not identify it in this cluster; the message is for the peer."""
 
 
 def is_name(text: str) -> bool:

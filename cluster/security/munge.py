@@ -3,9 +3,9 @@
 libmunge is loaded on first use; a machine without it lacks only this feature. Calls block on munged's local socket, so
 servers make them in a thread (ctypes releases the interpreter lock).
 
-A credential contains its creator and time, and munged decodes it only once. Its payload is the digest of `purpose_of`:
-this cluster, this replica, this request. A stolen credential therefore serves no other request and cannot be replayed.
-Source of the interface: munge.h, munge(3), munge_enum(3).
+A credential contains its creator and time, and munged decodes it only once. Its payload is the digest of `purpose_of`
+over cluster, replica and request. A stolen credential therefore serves no other request and cannot be replayed. Source
+of the interface: munge.h, munge(3), munge_enum(3).
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _WORDS: Final = {
 
 
 class MungeUnavailable(Exception):
-    """libmunge or munged cannot be used on this machine; the message is a sentence."""
+    """libmunge or munged cannot be used on this machine; the message gives the reason."""
 
 
 class MungeError(Exception):
-    """A credential is invalid; the message is a sentence."""
+    """A credential is invalid; the message gives the reason."""
 
 
 class MungeCredential(NamedTuple):
@@ -77,7 +77,7 @@ class Munge:
     """libmunge bindings, safe for several threads."""
 
     def __init__(self, socket: Path | None = None) -> None:
-        """Load the library. `socket`: munged's socket; None: the library's default.
+        """Load the library. `socket` is munged's socket; None for the library's default.
 
         Raises:
             MungeUnavailable: The library cannot be loaded.
@@ -90,7 +90,7 @@ class Munge:
         """Return a credential of this process's account.
 
         Raises:
-            MungeUnavailable: munged created none.
+            MungeUnavailable: munged created no credential.
         """
         context, found = self._context(), ctypes.c_void_p()
         code = self._library.munge_encode(ctypes.byref(found), context, payload, len(payload))
@@ -124,7 +124,7 @@ class Munge:
                 raise MungeUnavailable(f"munged does not answer: {self._words(context, code)}")
             if code != _SUCCESS:
                 raise MungeError(_WORDS.get(code) or self._words(context, code))
-            # The creator sets the validity, and munged accepts up to an hour.
+            # The creator sets the validity, and munged accepts up to an hour, so check the age here.
             age_s = self._number(context, _OPTION_DECODED) - self._number(context, _OPTION_ENCODED)
             if age_s > TTL_S:
                 raise MungeError(f"the credential is {age_s} s old, and valid for {TTL_S} s")

@@ -1,8 +1,8 @@
-"""Open connections of one replica by certificate; a connection ends when its certificate does.
+"""Open connections of one replica by certificate. A connection ends when its certificate does.
 
-TLS checks a certificate only in the handshake, but a connection can outlive it. All listeners and links therefore
-register their connections here. They are closed when the certificate expires, is revoked, or when the authorities of
-this replica change.
+TLS checks a certificate only in the handshake, but the connection can outlive the certificate. All listeners and links
+therefore register their connections here. Connections are closed when the certificate expires or is revoked, or when
+the authorities of this replica change.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from forebay.replica.values import Instant
 LOGGER = logging.getLogger(__name__)
 
 CHECK_PERIOD_S: Final = 0.25
-"""Interval of checks of all connections, seconds: a revoked certificate is out within a second.
+"""Interval of checks of all connections, seconds: connections of a revoked certificate end within a second.
 
 Five thousand connections take about a millisecond.
 """
@@ -37,7 +37,7 @@ class PeerCertificate(msgspec.Struct, frozen=True):
     revocable_as: tuple[str, ...] = ()
     """Keys under which the revocation list can contain it (`replica.model.accounts`)."""
     through: str = ""
-    """Authenticator of an account without a certificate, `gateway:NAME` or `munge`; empty for a certificate's holder.
+    """Authenticator of an account without a certificate: `gateway:NAME` or `munge`; empty for a certificate's holder.
     """
 
 
@@ -48,8 +48,8 @@ THROUGH_MUNGE: Final = "munge"
 def revocable_as(identity: Identity, serial: str, through: str = "") -> tuple[str, ...]:
     """Return the keys under which the revocation list can contain a peer.
 
-    An account authenticated by a gateway or MUNGE is always also a user: `user:NAME` excludes it everywhere, as does a
-    revocation of its gateway or of the gateway's certificate.
+    An account authenticated by a gateway or MUNGE is always also a user. `user:NAME` therefore excludes it everywhere,
+    and so does a revocation of the gateway or of the gateway's certificate.
     """
     words = [f"serial:{serial}"] if serial else []
     words.append(f"{identity.role}:{identity.name}")
@@ -59,7 +59,7 @@ def revocable_as(identity: Identity, serial: str, through: str = "") -> tuple[st
 
 
 Revocations = Callable[[], Mapping[str, Revocation]]
-"""Returns the current list; a different object after each change."""
+"""Returns the current revocation list: a different object after each change."""
 
 _NONE_REVOKED: Final[Mapping[str, Revocation]] = {}
 
@@ -77,10 +77,10 @@ def certificate_shown(transport: asyncio.BaseTransport | None, cluster_id: str) 
 
 
 class Peers:
-    """Open connections, each with its peer's certificate."""
+    """Watched connections, each with the peer's certificate."""
 
     def __init__(self, cluster_id: str, clock: Clock) -> None:
-        """Start without connections; nothing counts as revoked before `follow`."""
+        """Start without connections. Before `follow` no certificate counts as revoked."""
         self._cluster_id: Final = cluster_id
         self._clock: Final = clock
         self._open: dict[asyncio.BaseTransport, PeerCertificate] = {}
@@ -97,7 +97,7 @@ class Peers:
         return len(self._open)
 
     def follow(self, revocations: Revocations) -> None:
-        """Use this revocation list: reject its certificates, and close connections of new entries at each check."""
+        """Use this revocation list: reject certificates on it, and close connections of new entries at each check."""
         self._revocations = revocations
 
     def admit(self, transport: asyncio.BaseTransport) -> Identity:
@@ -122,7 +122,7 @@ class Peers:
         return self._open[transport]
 
     def speak(self, transport: asyncio.BaseTransport | None, shown: PeerCertificate | None) -> None:
-        """Watch a connection on behalf of the account that uses it; None: no particular account uses it.
+        """Record the account that uses a connection now; None if no particular account uses it.
 
         Raises:
             IdentityError: The account or its authenticator is revoked.

@@ -1,9 +1,9 @@
 """The cluster's certificate authority: creation, renewal, and issuing of certificates.
 
-A certificate's subject is O = cluster ID, OU = role, CN = name. Only certificates of replicas and helpers may serve
-(extended key usage serverAuth), so agents and users cannot pose as a replica. A helper's certificate names only
-HELPER_HOST, which is no address, so it cannot pose as a replica either. `ca.key` is needed only to issue certificates;
-in a cluster of several machines it stays with the operator.
+A certificate's subject is O = cluster ID, OU = role, CN = name. Only certificates of replicas and helpers have the
+extended key usage serverAuth, so agents and users cannot pose as a replica. A helper's certificate names only
+HELPER_HOST, which is no address, so helpers cannot pose as a replica either. `ca.key` is needed only to issue
+certificates; in a cluster of several machines it stays with the operator.
 """
 
 import contextlib
@@ -35,15 +35,15 @@ CERTIFICATE_LIFETIME_DAYS: Final = 825
 """Validity of a certificate, days: yearly renewal with a year's grace."""
 
 CLOCK_TOLERANCE_MINUTES: Final = 10
-"""Minutes a certificate is valid before its creation, because another machine's clock may be behind."""
+"""Time that a certificate is valid before its creation, minutes, because another machine's clock may be behind."""
 
 MAX_SUBJECT_ALTERNATIVE_NAMES: Final = 64
-"""Addresses in one certificate, count: a replica has a handful; more is a mistake."""
+"""Maximum number of addresses in one certificate: a replica has a handful, so more is a mistake."""
 
 DIRECTORY_MODE: Final = 0o700
 
 SHARED_DIRECTORY_MODE: Final = 0o750
-"""Mode of a directory with keys of several accounts, such as a service's and root's; its group may list it."""
+"""Mode of a directory with keys of several accounts, such as a service's and root's. The group may list it."""
 
 FORBIDDEN_DIRECTORY_BITS: Final = stat.S_IWGRP | stat.S_IRWXO
 """Permission bits forbidden on a key directory, because write access allows replacing keys.
@@ -75,7 +75,7 @@ def create_authority(directory: Path, *, cluster_name: str, cluster_id: str, at:
     """Create an authority and write ca.pem and ca.key (mode 0600) to `directory` (created with mode 0700).
 
     Raises:
-        PkiError: An authority exists. A second one would lock out all holders of certificates of the first.
+        PkiError: An authority exists already. A second one would exclude all holders of certificates of the first.
     """
     _make_private_directory(directory)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -125,7 +125,7 @@ def load_authority(directory: Path) -> Authority:
 def renew_authority(directory: Path, *, at: Instant) -> Authority:
     """Create a new authority key, put its certificate first in ca.pem, and return the new authority.
 
-    Hosts with the new ca.pem trust certificates of both, so distribute it before issuing any.
+    Hosts with the new ca.pem trust certificates of both authorities. Distribute ca.pem before issuing certificates.
 
     Raises:
         PkiError: An earlier renewal is unfinished.
@@ -142,7 +142,7 @@ def renew_authority(directory: Path, *, at: Instant) -> Authority:
 
 
 def retire_authorities(directory: Path) -> int:
-    """Remove all authorities from ca.pem except ca.key's; return the number removed."""
+    """Remove all authorities from ca.pem except the one of ca.key; return the number removed."""
     current, known = load_authority(directory), _authorities(directory)
     if len(known) > 1:
         _write_pair(directory, AUTHORITY_NAME, [current.certificate], current.key, replace=True)

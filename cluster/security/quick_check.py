@@ -1,8 +1,9 @@
 """Quick certificate check without the X.509 library, whose import doubles the time of a command.
 
-It only confirms "a certificate issued by the cluster's authority, and valid", by its exact bytes except for the
-signature's value, which the peer verifies. Any other form goes to the full check (`cluster.security.tls`), which also
-explains the error. Source of the layout: RFC 5280, 4.1 and 4.2.1; X.690, 10.1 and 11.
+The check confirms only that a certificate is valid and issued by the cluster's authority. It compares the exact bytes
+except for the signature's value, which the peer verifies. A certificate of any other form goes to the full check
+(`cluster.security.tls`), which also explains the error. Source of the layout: RFC 5280, 4.1 and 4.2.1; X.690, 10.1 and
+11.
 """
 
 import datetime
@@ -42,8 +43,8 @@ _CONSTANT_EXTENSIONS: Final = frozenset(
         bytes.fromhex("0603551d25040c300a06082b06010505070302"),
     }
 )
-"""Basic constraints, key usage and extended key usage as written by `cluster.security.pki` for an authority and for a
-certificate that only connects.
+"""Basic constraints, key usage and extended key usage as `cluster.security.pki` writes them for an authority and for a
+certificate that only opens connections.
 """
 
 _SERIAL_BYTES_MAX: Final = 20
@@ -59,7 +60,7 @@ _FIRST_YEAR_OF_1900S: Final = 50
 
 
 class _PlainCertificate(NamedTuple):
-    """Fields of a certificate: dates as digits, `20260131120000`; names and key IDs as bytes."""
+    """Fields of a certificate. Dates are digits, `20260131120000`; names and key IDs are bytes."""
 
     issuer: bytes
     subject: bytes
@@ -117,9 +118,9 @@ def _at_second(at: Instant) -> str:
 
 
 def _is_plainly_usable(files: TlsFiles, at: Instant) -> bool:
-    """Return True if the certificate is valid and issued by the authority beside it.
+    """Return True if the certificate is valid and the authority beside it issued it.
 
-    False if the quick check cannot tell.
+    Returns False if the quick check cannot tell.
     """
     try:
         mine, authority = _read_plain(files.certificate), _read_plain(files.authority)
@@ -127,7 +128,7 @@ def _is_plainly_usable(files: TlsFiles, at: Instant) -> bool:
         return False
     now = _at_second(at)
     is_issuer = mine.issuer == authority.subject and mine.issuer_key_id == authority.key_id != b""
-    # Exclude the first and last second, which are left to the library.
+    # Leave the first and last second to the library.
     return is_issuer and mine.since < now < mine.until
 
 
@@ -222,7 +223,7 @@ def _check_key(key: bytes) -> None:
 
 
 def _key_ids(extensions: bytes) -> tuple[bytes, bytes]:
-    """Return the key ID and the issuer's key ID, empty if missing; each extension may occur only once."""
+    """Return the key ID and the issuer's key ID, each empty if missing. Reject an extension that occurs twice."""
     found: dict[bytes, bytes] = {}
     kinds = []
     for element in _elements(extensions):

@@ -1,8 +1,8 @@
 """TLS contexts: TLS 1.3, both sides with a certificate of the cluster's authority.
 
-Replicas, agents, the API and the CLI create their contexts here. Only the cluster's own authority is trusted, never the
+Replicas, agents, the API and the CLI create their contexts here. They trust only the cluster's own authority, not the
 system's. Sessions are never resumed, because a ticket could outlive its certificate. Witnesses belong to third parties:
-they are trusted by their signatures and do not authenticate clients (`open_…_context`).
+their signatures make them trusted, and they do not authenticate clients (`open_…_context`).
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ MAX_PEM_BYTES: Final = 256 * 1024
 _CLOCK: Final = SystemClock()
 
 VALIDITY_LOOK_S: Final = 5.0
-"""Interval of checks while a process waits for its certificate to become valid, seconds: a time service needs some."""
+"""Interval of checks while a process waits until its certificate is valid, seconds."""
 
 
 class NotValidNow(TlsError):
-    """A certificate is not valid by this machine's clock; either may be corrected while a process waits."""
+    """The certificate is not valid by this machine's clock. Either may be corrected while a process waits."""
 
 
 def server_context(files: TlsFiles, *, required: bool = True) -> ssl.SSLContext:
-    """Return a listener's context: TLS 1.3 only, rejecting clients without a certificate of the authority.
+    """Return a listener's context: TLS 1.3 only; clients need a certificate of the authority.
 
     Without `required`, a client without a certificate may connect unauthenticated; one with a wrong certificate is
     still rejected.
@@ -75,7 +75,7 @@ def client_context(files: TlsFiles, *, examined: bool = False) -> ssl.SSLContext
 
 
 def authority_context(authority: Path) -> ssl.SSLContext:
-    """Return the context of a connection to a replica without a client certificate; the replica's is still verified."""
+    """Return the context of a connection to a replica without a client certificate. The replica's is verified."""
     context = open_client_context(authority)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -99,7 +99,7 @@ def open_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 def open_client_context(authority: Path | None) -> ssl.SSLContext:
     """Return the context of a connection to a third party's listener, without a client certificate.
 
-    Its certificate is verified by the authority in a file, or by those the system trusts.
+    The listener's certificate is verified by the authority in a file, or by the authorities that the system trusts.
 
     Raises:
         TlsError: The authority file cannot be used.
@@ -163,13 +163,13 @@ def check_key_file(path: Path) -> None:
     """Check that no other account can access a private key.
 
     Raises:
-        TlsError: One can; the message names the file and the chmod.
+        TlsError: Another account can access the key; the message names the file and the chmod.
     """
     os.close(open_key_file(path))
 
 
 def open_key_file(path: Path) -> int:
-    """Return a descriptor (O_PATH) of a private key that only its owner can access. Exceptions as `check_key_file`.
+    """Return a descriptor (O_PATH) of a private key that only its owner can access. Raises as `check_key_file`.
 
     Reading through it (`/proc/self/fd/N`) reads the checked file, even if its name has been reused.
     """
@@ -276,7 +276,7 @@ def parse_certificates(pem: bytes) -> list[x509.Certificate]:
     """Parse the certificates of a PEM text.
 
     Raises:
-        ValueError: The text does not contain any, or is malformed.
+        ValueError: The text contains no certificate, or is malformed.
     """
     from cryptography import x509
 
@@ -288,7 +288,7 @@ def parse_certificates(pem: bytes) -> list[x509.Certificate]:
 
 
 def _unreadable(certificate: Path, key: Path) -> Path:
-    """Return the path that is unreadable: the certificate's or the key's."""
+    """Return the unreadable path: the certificate's or the key's."""
     try:
         certificate.open("rb").close()
     except OSError:
@@ -335,7 +335,7 @@ def check_validity(path: Path, at: Instant) -> None:
     """Check that a certificate is valid at `at`. The peer would only close the connection, without a reason.
 
     Raises:
-        NotValidNow: It is not; the message names the file and the date.
+        NotValidNow: The certificate is not valid; the message names the file and the date.
     """
     certificate = _load_certificate(path)
     moment = datetime.datetime.fromtimestamp(at / MICROSECONDS_PER_SECOND, tz=datetime.UTC)
@@ -356,7 +356,7 @@ def check_validity(path: Path, at: Instant) -> None:
 async def until_valid(path: Path, clock: Clock, stop: asyncio.Event) -> bool:
     """Wait until the certificate is valid by this machine's clock; return False if `stop` is set first.
 
-    At boot the clock is often wrong for a while, and a process that exits for it would stay down.
+    At boot the clock is often wrong for a while, and a process that exits because of that would stay down.
     """
     import asyncio
     import logging

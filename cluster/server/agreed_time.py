@@ -1,16 +1,18 @@
-"""Time stamped on batches by the leader (law 3), and the treatment of replicas with a deviating wall clock.
+"""Time that the leader stamps on batches (law 3), and the treatment of replicas with a deviating wall clock.
 
 Theory of operation
 ===================
 
 Time in the ledger continues from the last batch by this replica's own monotonic clock, measured since it applied or
-made that batch. No single wall clock influences it: it is kept between two bounds from a majority of the voters' wall
-clocks (`cluster.consensus.peer_clocks`), which a minority of wrong ones cannot move.
+made that batch. No single wall clock influences the time. It is kept between two bounds from a majority of the voters'
+wall clocks (`cluster.consensus.peer_clocks`), which a minority of wrong clocks cannot move.
 
-- Behind `earliest`, because all replicas were down or a majority's clocks were slow: it jumps there at once.
-- Ahead of `latest`: it runs at SLEW of its speed until the truth has caught up. It never goes backwards and never
-  stands still, so due work is delayed by at most the lead. Only an operator's command, `SetClock`, sets it back.
-- Without a readable majority it simply continues.
+- If the time is behind `earliest`, because all replicas were down or a majority's clocks were slow, it jumps to
+  `earliest` at once.
+- If the time is ahead of `latest`, it advances at SLEW of normal speed until the clocks have caught up. It never goes
+  backwards and never stops, so due work is delayed by at most the lead. Only an operator's command, `SetClock`, sets
+  it back.
+- Without readings from a majority, the time simply continues.
 """
 
 from __future__ import annotations
@@ -30,16 +32,16 @@ from forebay.replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 LOGGER = logging.getLogger(__name__)
 
 SLEW: Final = 0.5
-"""Speed of time while it is ahead of the truth: an hour is recovered in two."""
+"""Speed of time while it is ahead of a majority's clocks: a lead of an hour ends after two hours."""
 
 CLIENTS_STEP_S: Final = 0.01
-"""Time for which a reading of a majority's clocks is reused, seconds. It is compared with command IDs, which have whole
-seconds, and reading the clocks for each command would add a third to its cost.
+"""Time for which a reading of a majority's clocks is reused, seconds. The result is compared with command IDs, which
+have whole seconds. Reading the clocks for each command would add a third to its cost.
 """
 
 DRIFT_S: Final = 1.0
 """Deviation between this replica's wall clock and a peer's above which it is logged, seconds: a fifth of the limit, so
-that an operator can check the time service before anything happens.
+that an operator can check the time service in advance.
 """
 
 AHEAD_SAID_US: Final = round(OFF_S * MICROSECONDS_PER_SECOND)
@@ -49,11 +51,11 @@ AHEAD_SAID_US: Final = round(OFF_S * MICROSECONDS_PER_SECOND)
 class AgreedTime:
     """Agreed time from the ledger, the monotonic clock and a majority's wall clocks.
 
-    It is a `cluster.system.Clock` whose `now` returns that time.
+    It is a `cluster.system.Clock` whose `now` returns the agreed time.
     """
 
     def __init__(self, clock: Clock, *, bounds: Callable[[], ClockBounds], at: Instant) -> None:
-        """Continue from `at`, the time of the initial state; NEVER if there is none."""
+        """Continue from `at`, the time of the initial state; NEVER for an empty state."""
         self._clock = clock
         self._bounds = bounds
         self._at = at
@@ -62,15 +64,13 @@ class AgreedTime:
         self._of_clients_s = -math.inf
         """Monotonic time at which `_of_clients` was computed."""
         self._waits = False
-        """Whether the wait of the first batch for more clocks was logged."""
+        """Whether it was logged that the founding waits for more clocks."""
 
     def begin(self) -> bool:
-        """Return whether there is a time to continue from.
+        """Return whether there is a time to continue from. Before the first batch, only a majority's clocks provide it.
 
-        Before the first batch, only a majority's clocks provide one.
-
-        If one clock of a bare majority were an hour slow, a cluster founded at `earliest` would reject clients with
-        right clocks until the other clocks were read.
+        The bounds must be final: if one clock of a bare majority were an hour slow, a cluster founded at `earliest`
+        would reject clients with right clocks until the other clocks were read.
         """
         if self._at == NEVER:
             bounds = self._bounds()
@@ -88,12 +88,12 @@ class AgreedTime:
 
     @property
     def ahead_us(self) -> int:
-        """Lead of the agreed time over the possible time of a majority's wall clocks, microseconds; otherwise 0."""
+        """Lead of the agreed time over the latest possible time of a majority's clocks, microseconds; at least 0."""
         bounds = self._bounds()
         return 0 if bounds.latest is None or self._at == NEVER else max(0, self._between(bounds) - bounds.latest)
 
     def now(self) -> Instant:
-        """Return the time of a batch made now."""
+        """Return the agreed time, for a batch made now."""
         return self._between(self._bounds())
 
     def _between(self, bounds: ClockBounds) -> Instant:
@@ -109,11 +109,11 @@ class AgreedTime:
 
     @property
     def is_read(self) -> bool:
-        """Return whether a majority's wall clocks were read recently; a new leader waits for that."""
+        """Return whether a majority's wall clocks were read recently. A new leader waits for these readings."""
         return self._bounds().latest is not None
 
     def of_clients(self) -> Instant:
-        """Return the agreed time, or a majority's latest possible time if the agreed time is ahead of that.
+        """Return the agreed time, or the latest possible time of a majority's clocks if that is earlier.
 
         Commands of clients with right clocks have about this time. Called for each command; accurate to CLIENTS_STEP_S.
         """
@@ -128,7 +128,7 @@ class AgreedTime:
         return self._of_clients
 
     def at_most(self) -> Instant:
-        """Return the latest possible time of a right clock. The agreed time may lag it, if a leader caught up late."""
+        """Return the latest possible time of a right clock; without readings of a majority, the agreed time."""
         latest = self._bounds().latest
         return self.of_clients() if latest is None else max(self.of_clients(), latest)
 
@@ -137,19 +137,19 @@ class AgreedTime:
         return self._clock.monotonic_s()
 
     def stamp(self, base_at: Instant) -> Instant:
-        """Return the time of a batch made now on a state of `base_at`, and continue from there."""
+        """Return the time of a batch made now on a state with time `base_at`, and continue from the returned time."""
         self._at = Instant(max(self.now(), base_at))
         self._since_s = self._clock.monotonic_s()
         return self._at
 
     def applied(self, at: Instant) -> None:
-        """Continue from an applied time: another leader's batch, a snapshot, or an operator's `SetClock`."""
+        """Continue from the time of an applied batch of another leader, a snapshot, or an operator's `SetClock`."""
         self._at, self._since_s = at, self._clock.monotonic_s()
         self._of_clients_s = -math.inf
 
 
 class ClockWatch:
-    """Reports deviating wall clocks and a leading agreed time, and has a leader with a deviating clock step aside."""
+    """Logs deviating wall clocks and a fast agreed time; a leader with a deviating clock transfers leadership."""
 
     def __init__(self, me: str, engine: Engine, agreed: AgreedTime) -> None:
         self._me = me
@@ -158,7 +158,7 @@ class ClockWatch:
         self._off: set[str] = set()
         """Replicas whose clock deviated at the last check."""
         self._drifted: set[str] = set()
-        """Peers whose clock was DRIFT_S from this one's at the last check."""
+        """Peers whose clock differed by more than DRIFT_S from this replica's at the last check."""
         self._ahead = False
         self._task: asyncio.Task[None] | None = None
 
@@ -215,5 +215,5 @@ class ClockWatch:
         with suppress(NotLeader, ChangeRefused):
             leader = await self._engine.transfer()
             LOGGER.warning(
-                "leadership was transferred to %s: the wall clock of this replica is off", leader or "another replica"
+                "leadership was transferred to %s: this replica's wall clock deviates", leader or "another replica"
             )

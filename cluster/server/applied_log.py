@@ -1,8 +1,8 @@
 """Applied entries in order: the newest from memory, all others from the ledger.
 
-Histories, the event stream and queries of past states read here. The ledger on disk may lag by the journal's lazy
-marks, so the newest entries are kept in memory, within a bound. Older ones are read by a thread, a few at a time, and
-decoded in slices, so that reading the whole ledger blocks nothing.
+Histories, the event stream and queries of past states use this log. The ledger on disk may lag because the journal's
+marks are written lazily, so the newest entries are kept in memory, within a bound. A thread reads older entries, a few
+at a time, and they are decoded in slices, so that reading the whole ledger never blocks the loop.
 """
 
 from __future__ import annotations
@@ -34,20 +34,18 @@ from forebay.wal import (
 )
 
 RECENT_ENTRIES_MAX = 4096
-"""Applied entries kept in memory, count: event subscribers normally lag by less than ten."""
+"""Maximum number of applied entries in memory. Event subscribers normally lag by less than ten."""
 
 RECENT_BYTES_MAX = 16 * 1024 * 1024
-"""Size of those entries: sixteen of the largest."""
+"""Maximum size of the entries in memory: sixteen of the largest."""
 
 READ_ENTRIES = 256
 READ_BYTES = 256 * 1024
-"""Limits of one read from the ledger for one caller: entries, and their bytes without the last entry's, which are at
-most 1 MiB.
-"""
+"""Limits of one read from the ledger: entries, and their bytes without the last entry, which has at most 1 MiB."""
 
 
 class AppliedEntry(msgspec.Struct, frozen=True):
-    """Applied entry. `revision`: the state's after the entry; `void`: rejected by the base check."""
+    """Applied entry. `revision` is the state's after the entry; `void` means that the base check rejected the entry."""
 
     index: int
     term: int
@@ -55,7 +53,7 @@ class AppliedEntry(msgspec.Struct, frozen=True):
     base: Revision
     revision: Revision
     batch: Batch | None
-    """None if the entry holds no batch."""
+    """None if the entry is no batch."""
     void: bool
     size_bytes: int
     configuration: Configuration | None = None
@@ -69,11 +67,11 @@ class Transition(NamedTuple):
     after: State
     entry: AppliedEntry
     data: bytes = b""
-    """The entry as it stands in the ledger."""
+    """Data of the entry in the ledger."""
 
     @property
     def batch(self) -> Batch | None:
-        """Settled batch; None for an entry without one, and if the base check rejected it."""
+        """Settled batch; None for an entry that is no batch or is void."""
         return None if self.entry.void else self.entry.batch
 
 
@@ -102,7 +100,7 @@ class AppliedLog:
     """Reads applied entries by index or revision, and notifies waiters of new ones."""
 
     def __init__(self, journal: Journal, ledger: Ledger, *, index: int, revision: Revision) -> None:
-        """Start after `index`, whose state has `revision`; earlier entries are in the ledger."""
+        """Start after entry `index`, whose state has `revision`; earlier entries are in the ledger."""
         self._journal = journal
         self._ledger = ledger
         self._recent: deque[AppliedEntry] = deque()
@@ -119,7 +117,7 @@ class AppliedLog:
 
     @property
     def first_index(self) -> int:
-        """Index of the first entry this replica holds in its ledger."""
+        """Index of the first entry in this replica's ledger."""
         return self._ledger.first_index
 
     def applied(self, transition: Transition) -> None:
@@ -164,9 +162,9 @@ class AppliedLog:
         return [self._recent[position] for position in range(skipped, len(self._recent))]
 
     async def walk(self, first: int, last: int, work: SlicedWork) -> AsyncIterator[AppliedEntry]:
-        """Yield the entries from index `first` to `last` or the last applied one; gaps are skipped.
+        """Yield the entries from index `first` to `last`, or to the last applied entry; gaps are skipped.
 
-        Decoding takes slices of `work`; the caller takes slices for its own processing.
+        Decoding uses slices of `work`; the caller uses slices for its own processing.
         """
         while first <= min(last, self._index):
             if self._recent and first >= self._recent[0].index:
@@ -188,7 +186,7 @@ class AppliedLog:
         """Return the index of the entry that settled `revision`.
 
         Raises:
-            LookupError: This replica has not settled it or does not hold it; the message names the range held.
+            LookupError: This replica has not settled the revision, or lacks it; the message names the range it has.
         """
         if revision > self._revision:
             raise LookupError(f"revision {revision} is not settled here yet; the last one is {self._revision}")

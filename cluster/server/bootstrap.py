@@ -1,6 +1,6 @@
 """Bootstrap of a new cluster: its first command, and its initial feature level.
 
-A new cluster works at the highest level that all its members know: its leader raises it at once.
+The leader of a new cluster raises the level at once to the highest level that all members support.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 class Bootstrap:
-    """Founds a cluster without state, and raises a new cluster to the level that all its members know."""
+    """Founds a cluster without state, and raises a new cluster to the level that all its members support."""
 
     def __init__(
         self,
@@ -36,10 +36,10 @@ class Bootstrap:
         raises: bool = True,
         draw: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        """Create it.
+        """Initialize the bootstrap.
 
-        `leads`: whether this replica may decide and knows the time; `submit` as `Controller.submit`; `raises` False:
-        the level is raised manually; `draw` returns unpredictable bytes.
+        `leads` returns whether this replica may decide and knows the time. `submit` is `Controller.submit`. `raises`
+        False: operators raise the level. `draw` returns unpredictable bytes.
         """
         self._draw = draw
         self._config = config
@@ -74,7 +74,7 @@ class Bootstrap:
         self._answer.add_done_callback(self._founded)
 
     def poll(self) -> None:
-        """Found the cluster or start to raise its level, if this replica must and nothing is pending."""
+        """Found the cluster or start to raise its level, if due and nothing is pending."""
         self.begin()
         self._founded_here = self._founded_here and self._leads()
         if (self._task is None or self._task.done()) and self._is_due():

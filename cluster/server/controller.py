@@ -1,11 +1,11 @@
 """Controller of one replica: its state and everything that may change it, in one asyncio loop.
 
-Lifecycle: `open_storage` rebuilds the state from snapshot and ledger; `start` joins consensus; each committed entry is
-passed to `apply`, once and in order; `stop` ends it. The controller is the machine driven by consensus, and the
-interface for the API: the state, proof that it is current, and settling commands.
+Lifecycle: `open_storage` rebuilds the state from snapshot and ledger. `start` joins consensus. Consensus passes each
+committed entry to `apply`, once and in order. `stop` leaves consensus. For consensus, the controller is the machine.
+For the API, it provides the state, a proof that the state is current, and the settling of commands.
 
-Steps for an entry: decode, check the base and apply (`apply_batch`), chain (`record_applied`), swap the State
-reference, notify waiters. None of them may fail for an entry of a correct leader; a failure stops the replica (law 10).
+Steps for an entry: decode, check the base and apply (`apply_batch`), chain (`record_applied`), replace the State,
+notify waiters. None of these steps may fail for an entry of a correct leader; a failure stops the replica (law 10).
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ READY_POLL_S = 0.02
 
 COMPACTION_MARGIN_ENTRIES = 1024
 COMPACTION_MARGIN_PERIODS = 2
-"""Entries that consensus keeps before a snapshot, in snapshot periods. A replica absent for less needs no snapshot, and
-after a snapshot the following entries are available from a new leader too. At most HELD_BACK_ENTRIES, because a
-start reads all of them.
+"""Number of entries before a snapshot that consensus keeps, in snapshot periods. A replica that was absent for less
+time needs no snapshot, and after a snapshot a new leader also has the following entries. At most HELD_BACK_ENTRIES,
+because a start reads all of them.
 """
 
 EngineFactory = Callable[[Machine, Callable[[], None], Callable[[BaseException], NoReturn]], Engine]
@@ -103,11 +103,11 @@ EngineFactory = Callable[[Machine, Callable[[], None], Callable[[BaseException],
 
 
 class Unavailable(Exception):
-    """Read that this replica cannot prove to be current in time; retry, here or at another replica."""
+    """This replica could not prove in time that its state is current. Retry, here or at another replica."""
 
 
 class Controller:
-    """State of a replica and everything that may change it. Runs in one thread, the loop's."""
+    """State of a replica and everything that may change it. Runs in the event loop's thread."""
 
     def __init__(
         self,
@@ -125,10 +125,10 @@ class Controller:
         raises_level: bool = True,
         draw: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        """Take over the opened storage; `fail` must end the process (or, in tests, the test).
+        """Take over the opened storage. `fail` must end the process (in tests, the test).
 
-        `ask` returns the status of a peer, `version` is this release's; `checkpoints` compares states with the peers',
-        None for a replica without peers; `raises_level` and `draw` are passed to `Bootstrap`.
+        `ask` returns the status of a peer, `version` is this release's. `checkpoints` compares states with the peers';
+        None for a replica without peers. `raises_level` and `draw` are passed to `Bootstrap`.
         """
         self.name = name
         self.config = config
@@ -143,7 +143,7 @@ class Controller:
         self._term = storage.journal.term_of(storage.index) or 0
         self._digest = storage.journal.applied_digest
         self._placed = storage.configuration
-        """Membership as of the last applied entry."""
+        """Membership after the last applied entry."""
         self.applied_log = AppliedLog(
             storage.journal, storage.ledger, index=storage.index, revision=storage.state.revision
         )
@@ -171,7 +171,7 @@ class Controller:
             engine=self.engine, applied=lambda: self._state, fill_with=self.fill_with, clock=self.agreed, fail=fail
         )
         self._folding: tuple[Batch, StepRunner[State | None]] | None = None
-        """Batch of the next entry, while it is folded over several turns of the loop."""
+        """Batch of the next entry while it is folded over several turns of the loop."""
         self._appliers: list[tuple[int, asyncio.Future[None]]] = []
         self._snapshot_index = self._newest_snapshot_index()
         self._attempted_index = self._snapshot_index
@@ -247,7 +247,7 @@ class Controller:
 
     @property
     def incarnation(self) -> Incarnation:
-        """Incarnation of the cluster this replica belongs to."""
+        """Incarnation of the cluster."""
         return self._storage.environment.incarnation
 
     @property
@@ -281,7 +281,7 @@ class Controller:
         return self._storage.environment.fill
 
     def follow(self, observer: Observer) -> None:
-        """Have an observer told of each entry from now on."""
+        """Notify an observer of each entry from now on."""
         self._observers = (*self._observers, observer)
 
     def register(self, duty: Duty, *, on_change: Callable[[], None] | None = None) -> None:
@@ -299,7 +299,7 @@ class Controller:
         return self.proposer.submit(request)
 
     def queue(self, request: Request, asker: Asker) -> None:
-        """Submit a command whose answer goes to `asker`. Exceptions as `submit`."""
+        """Submit a command whose answer goes to `asker`. Raises the exceptions of `submit`."""
         self._check_founded(request)
         self.proposer.queue(request, asker)
 
@@ -308,9 +308,9 @@ class Controller:
             raise NotLeading(None)
 
     def fill_with(self, size_bytes: int) -> float:
-        """Return the used share of the journal, from 0 to 1, after adding this many bytes to pending ones.
+        """Return the used share of the journal, from 0 to 1, with pending entries and this many additional bytes.
 
-        Returns the used share of its disk instead, if that is fuller and no other replica's disk has space.
+        If the disk is fuller than the journal and no other replica's disk has space, return the used share of the disk.
         """
         stored_bytes = STORED_BYTES_PER_BYTE * (self.journal.behind_bytes + size_bytes)
         return max(self._storage.environment.fill_with(stored_bytes), self.disk_watch.fill_with(stored_bytes))
@@ -321,11 +321,11 @@ class Controller:
         return room_of(self.config.wal_directory(self.name), used_bytes)
 
     async def current(self) -> State:
-        """Return a state at least as new as any answer given before the call, after a scheduling cycle.
+        """Return a state that includes every answer given before this call, after a scheduling cycle.
 
         Raises:
             NotLeading: This replica does not lead.
-            Unavailable: It cannot prove its leadership within READ_WAIT_S.
+            Unavailable: This replica cannot prove its leadership within READ_WAIT_S.
         """
         try:
             async with asyncio.timeout(READ_WAIT_S):
@@ -355,10 +355,7 @@ class Controller:
                 self._appliers.remove(waiting)
 
     def save_snapshot(self) -> Future[Path]:
-        """Write a snapshot of the present state in the background.
-
-        The future returns its path or raises SnapshotFailed.
-        """
+        """Write a snapshot of the present state in the background; the future returns its path or SnapshotFailed."""
         # A snapshot ahead of the applied mark on disk could not be used after a crash.
         self.journal.flush_hints()
         image = Image(self._state, self._index, self._term, self._digest, self._placed)
@@ -371,7 +368,7 @@ class Controller:
         return future
 
     def fill_history(self, gap: Gap, handed: Sequence[HistoryEntry]) -> Gap | None:
-        """Add to the ledger the entries that a snapshot replaced; return the remaining gap (`wal.fill`)."""
+        """Add entries that a snapshot replaced to the ledger; return the remaining gap (`wal.fill`)."""
         return fill(self._storage.environment, gap, handed)
 
     def mend_history(self, stretch: Gap, handed: Sequence[HistoryEntry]) -> Gap | None:
@@ -402,8 +399,8 @@ class Controller:
     def apply(self, index: int, term: int, data: bytes) -> bool:
         """Settle a committed entry. An entry that no correct leader makes raises; consensus then stops the replica.
 
-        Large entries are folded one slice per call: returns True until the entry is settled. The state stays unchanged
-        until then.
+        A large entry is folded in slices, one per call: returns True until the entry is settled. The state does not
+        change before that.
         """
         if index != self._index + 1:
             raise BrokenInvariant(f"entry {index} was to be applied out of order, after entry {self._index}")
@@ -442,7 +439,7 @@ class Controller:
         return False
 
     def _folds_on(self, before: State, batch: Batch) -> bool:
-        """Fold a slice of a batch too large for one call; return whether some of it is left."""
+        """Fold a slice of a batch that is too large for one call; return whether a part is left."""
         if self._folding is None:
             if sum(1 + steps_of_events(entry.events) for entry in batch.entries) <= STEPS_PER_TURN:
                 return False
@@ -450,7 +447,7 @@ class Controller:
         return not self._folding[1].advance(STEPS_PER_TURN)
 
     def hear(self, peer: str, news: bytes) -> None:
-        """Record reports of agents, relayed by a follower. They are not trusted: unknown nodes are ignored."""
+        """Record reports of agents, relayed by a follower. Reports are untrusted: unknown nodes are ignored."""
         try:
             said = read_news(news)
         except ValueError as error:
@@ -460,7 +457,7 @@ class Controller:
             self._heard(one, peer)
 
     def _heard(self, said: AgentReport, through: str = "") -> None:
-        """Record an agent's news, received here or through a follower; other instances of the agent are ignored."""
+        """Record an agent's report, received here or through a follower. Ignore other instances of the agent."""
         known = self._state.nodes.get(said.node)
         if known is None or known.instance != said.instance:
             return
@@ -471,9 +468,10 @@ class Controller:
         )
 
     def newest_snapshot(self) -> SnapshotRef | None:
-        """Return the newest snapshot that may be sent to a peer; start a new one if it ends before the journal begins.
+        """Return the newest snapshot that may be sent to a peer. If it ends before the journal begins, start a new one.
 
-        All snapshots may have been damaged since the journal was compacted, and an idle cluster makes no new ones.
+        Snapshots may have been damaged since the journal was compacted, and an idle cluster makes no new ones by
+        itself.
         """
         newest = self.snapshots.newest()
         if (newest is None or newest.index < self.journal.base_index) and not self.snapshots.saving:
@@ -484,7 +482,7 @@ class Controller:
         return SnapshotRef(newest.path, newest.index, newest.term, newest.size_bytes)
 
     def snapshot_refused(self, index: int) -> None:
-        """Verify in a thread the snapshot that a peer rejected; if it is damaged, it is not sent again."""
+        """Verify a snapshot that a peer rejected, in a thread. A damaged snapshot is not sent again."""
         self.snapshots.doubt(index)
 
     def begin_install(self, index: int, term: int) -> SnapshotSink:
@@ -514,7 +512,7 @@ class Controller:
             image.state.revision,
             extra=about(revision=image.state.revision),
         )
-        # Only now: before the journal used this snapshot, a restart would have needed an older one.
+        # Prune only now: before the journal used this snapshot, a restart needed an older one.
         self.snapshots.prune_in_background()
 
     def _on_change(self) -> None:
@@ -540,7 +538,7 @@ class Controller:
         except StorageFailed as error:
             self._fail(error)
         self.clock_watch.check()
-        # A replica that is cut off gets no orders: agents waiting here should try another one.
+        # A replica without contact to a leader gets no orders, so agents that wait here should try another one.
         now_s = self.clock.monotonic_s()
         if self.engine.leader is not None:
             self._led_s = now_s

@@ -1,10 +1,11 @@
-"""Disk of the journal: the leader should have space and a fast disk; if no replica has space, commands are rejected.
+"""Watch of the journal's disk: the leader should have free space and a fast disk.
 
-All replicas store the same data, so their disks fill up together, and a failed write stops a replica: on all of them,
-it stops the cluster. If one disk alone is nearly full, another replica takes over leadership.
+All replicas store the same data, so their disks fill up together. A failed write stops a replica; failed writes on all
+replicas would stop the cluster. If only the leader's disk is nearly full, another replica takes over leadership. If no
+replica has space, users' commands are rejected.
 
-A disk that has become slow without failing triggers no timeout: each sync of the leader delays all its work, so the
-whole cluster is slow although the other disks are fine.
+A disk that has become slow without failing triggers no timeout. But each sync of the leader delays all its work, so the
+whole cluster is slow although the other disks are fast.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from forebay.cluster.system.eventloop import failure_logged
 LOGGER = logging.getLogger(__name__)
 
 BETTER: Final = 0.1
-"""Minimum advantage in free share of another disk for a transfer of leadership: prevents going back and forth."""
+"""Minimum advantage in free share of another disk for a transfer of leadership: prevents repeated transfers."""
 
 QUICKER: Final = 4
-"""Minimum speed ratio of another disk's sync for a transfer of leadership: prevents going back and forth."""
+"""Minimum speed ratio of another disk's sync for a transfer of leadership: prevents repeated transfers."""
 
 ASKED_S: Final = 2.0
 """Time limit for a peer's report on its disk, seconds."""
 
 ASKED_EVERY_S: Final = 10.0
-"""Interval between two requests to all peers, seconds, and thus between two transfers for this reason."""
+"""Interval between two requests to all peers, seconds, and so between two transfers because of disks."""
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -60,19 +61,19 @@ def room_of(directory: Path, used_bytes: int) -> Room | None:
 
 
 class _Disk(NamedTuple):
-    """Report of a replica on its disk: fill and speed, if known."""
+    """Fill and speed of a replica's disk, if known."""
 
     fill: float | None = None
     sync_s: float | None = None
 
 
 class DiskWatch:
-    """Leader's check of its disk, and of the others' if it is nearly full or slow."""
+    """Leader's check of its own disk, and of the peers' disks if its own is nearly full or slow."""
 
     def __init__(
         self, engine: Engine, *, measure: Callable[[], Room | None], map_size_bytes: int, ask: Ask, clock: Clock
     ) -> None:
-        """Create it; `ask` returns the status of a peer; `map_size_bytes` is the same on all replicas."""
+        """Initialize. `ask` returns the status of a peer; `map_size_bytes` must be the same on all replicas."""
         self._engine = engine
         self._measure = measure
         self._map_size_bytes = map_size_bytes
@@ -82,7 +83,7 @@ class DiskWatch:
         self._due_s = clock.monotonic_s()
         self._task: asyncio.Task[None] | None = None
         self.is_scarce = False
-        """Whether this disk is nearly full, and no other replica's has space either."""
+        """Whether this disk is nearly full and no other replica's disk has space."""
         self._said_slow = False
 
     def fill_with(self, size_bytes: int) -> float:
@@ -90,7 +91,7 @@ class DiskWatch:
         return self._room.fill_with(size_bytes) if self.is_scarce and self._room is not None else 0.0
 
     def poll(self) -> None:
-        """Check the disk, and request the others' reports if it is nearly full or slow."""
+        """Check this disk, and request reports from the peers if it is nearly full or slow."""
         self._room = self._measure()
         sync_s = self._engine.sync_s or 0.0
         is_full = self._room is not None and self._room.fill_with(0) > USERS.fill_max
@@ -115,11 +116,12 @@ class DiskWatch:
             self._task.cancel()
 
     async def _look(self, room: Room | None, sync_s: float) -> None:
-        """Transfer leadership to a replica with space, or mark space as scarce; otherwise to one with a faster disk.
+        """Transfer leadership to a replica with space, or to one with a faster disk; mark space as scarce if none has
+        any.
 
         `room` is given if this disk is nearly full.
         """
-        # The disk of a replica that cannot lead does not help.
+        # Ask only replicas that may lead.
         voters = [peer.name for peer in self._engine.peers() if peer.votes and not peer.clock_off]
         found = dict(zip(voters, await asyncio.gather(*map(self._disk_of, voters)), strict=True))
         if room is not None and not await self._gone_for_room(room, found):
@@ -134,7 +136,7 @@ class DiskWatch:
             await self._leave_to_quicker(sync_s, found)
 
     async def _gone_for_room(self, room: Room, found: dict[str, _Disk]) -> bool:
-        """Transfer leadership to the replica with the emptiest disk; return whether one has space."""
+        """Transfer leadership to the replica with the emptiest disk; return False if no replica has space."""
         fills = {name: disk.fill for name, disk in found.items() if disk.fill is not None}
         best = min(fills, key=fills.__getitem__, default=None)
         if best is None or fills[best] > min(room.fill_with(0), USERS.fill_max) - BETTER:

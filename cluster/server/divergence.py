@@ -1,19 +1,19 @@
-"""Comparison of the replicas' states and histories by digests; a replica that differs from the majority stops.
+"""Comparison of the replicas' states and histories by digests. A replica that differs from the majority stops.
 
-Every replica digests its State at the same entries: when the leader's clock in the batches passes a whole minute, every
-so many entries, and when nothing has changed for a minute. It keeps the last few digests and requests those of its
-peers. If a majority of the members agrees on another digest, its own state is wrong for whatever reason (a fault of
-memory, disk or program), so it stops with a message (law 10). Without a majority it logs an error and continues,
-because the right state is unknown.
+All replicas digest their State at the same entries: when the clock in the batches passes a whole minute, after a fixed
+number of entries, and after a minute without changes. Each keeps its last few digests and requests those of its peers.
+If a majority of the members agrees on another digest, this replica's state is wrong, whatever the cause (memory, disk
+or program), so it stops with a message (law 10). Without a majority it logs an error and continues, because the right
+state is unknown.
 
-Ledgers are compared in the same way: at the start of a replica, as of its last applied entry, and at each checkpoint. A
+Ledgers are compared in the same way: at the start of a replica, up to its last applied entry, and at each checkpoint. A
 history that was rewritten and rehashed while the replica was down is consistent in itself, and may lead to the same
-state; only the other replicas can tell. Until they have confirmed it, they do not elect this replica
+state, so only the other replicas can detect it. Until they have confirmed its history, they do not elect this replica
 (`cluster.consensus.leader_election`).
 
 The leader records the majority's digest in the ledger (`StateDigested`), so that an old ledger can be compared with it,
-and a snapshot with the ledger. A replica whose digest of that state differs from the record stops as well. An idle
-cluster records nothing, because a record would itself have to be recorded.
+and a snapshot with the ledger. A replica whose digest differs from the recorded one stops too. An idle cluster records
+nothing, because each record would require another one.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from forebay.replica.state import State, is_checkpoint, recorded_digests, state_
 LOGGER = logging.getLogger(__name__)
 
 QUIET_S = 66.0
-"""Quiet time after which the last state is digested, seconds: more than the minute between checkpoints, so that the
-next change passes a checkpoint, and replaying the ledger reaches this state when it reads its digest.
+"""Time without changes after which the last state is digested, seconds. It exceeds the minute between checkpoints, so
+that the next change passes a checkpoint, and a replay of the ledger reaches this state when it reads the digest.
 """
 
 CHECKPOINTS_KEPT = 16
-"""Digests kept, count: a peer a quarter of an hour behind still has one in common."""
+"""Number of digests kept: a peer that lags by a quarter of an hour still has one in common."""
 
 COMPARE_PERIOD_S = 5.0
-"""Interval of requests to peers while a digest was not compared with all of them, seconds."""
+"""Interval of requests until the newest digest was compared with all peers, seconds."""
 
 
 class Digests(NamedTuple):
@@ -56,8 +56,8 @@ class Digests(NamedTuple):
 
 
 Ask = Callable[[str, int], Awaitable[Digests]]
-"""Returns the digests of a peer, including that of its ledger up to the given index, or up to its last applied entry if
-that is lower. Any exception means that the peer cannot be asked.
+"""Returns the digests of a peer, including the digest of its ledger up to the given index, or up to its last applied
+entry if that is lower. Any exception means that the peer cannot be asked.
 """
 
 
@@ -70,7 +70,7 @@ class Chain(Protocol):
 
 
 class StateDiverged(Exception):
-    """State or ledger of this replica that differs from the majority's."""
+    """The state or the ledger of this replica differs from the majority's."""
 
 
 class Verdict(Enum):
@@ -81,7 +81,7 @@ class Verdict(Enum):
     UNDECIDED = "undecided"
     """Too few replies, and no contradiction."""
     DISPUTED = "disputed"
-    """A peer contradicts, and no majority is known."""
+    """A peer has another digest, and no majority is known."""
     ODD = "odd"
     """A majority agrees on another digest."""
 
@@ -98,12 +98,12 @@ def judge(mine: str, theirs: Mapping[str, str], members: int) -> Verdict:
 
 
 class _Pending(NamedTuple):
-    """State after an entry, to be digested."""
+    """State after an entry that will be digested."""
 
     entry_index: int
     state: State
     changed: int
-    """Last revision, up to this state's, that did more than record a digest."""
+    """Last revision up to this state that did more than record a digest."""
 
 
 class _Digested(NamedTuple):
@@ -128,21 +128,21 @@ class Checkpoints(Background):
         *,
         chain: Chain,
     ):
-        """Create it; `peers` returns the other members; `fail` stops the replica; `chain` is its own ledger."""
+        """Initialize. `peers` returns the other members; `fail` stops the replica; `chain` is its own ledger."""
         super().__init__(fail)
         self._name = name
         self._peers = peers
         self._ask = ask
         self._digests: dict[int, str] = {}
         self._digested: dict[int, _Digested] = {}
-        """Entry index -> digested state."""
+        """Entry index -> revisions of the digested state."""
         self._agreed = 0
         """Last entry at which a majority had this state."""
         self._recorded: dict[int, _Recorded] = {}
-        """Revision -> digest recorded in the ledger for the state after it; the last CHECKPOINTS_KEPT."""
+        """Revision -> digest that the ledger records for the state after it; the last CHECKPOINTS_KEPT."""
         self._changed = 0
         self._undigested: _Pending | None = None
-        """Last state with a change, unless it was a checkpoint."""
+        """Last changed state that is not digested yet, unless it was a checkpoint."""
         self._quiet: asyncio.TimerHandle | None = None
         self._pending: deque[_Pending] = deque()
         self._woken = asyncio.Event()
@@ -151,13 +151,13 @@ class Checkpoints(Background):
         self._ledger_index = chain.applied_index
         """Entry up to which ledgers are compared next."""
         self._is_ledger_compared = not self._ledger_index
-        """Whether every peer has answered for that entry."""
+        """Whether every peer has answered for `_ledger_index`."""
         self._of_states = self._of_ledgers = Verdict.UNDECIDED
         self._woken.set()  # compare the initial state at once
 
     @property
     def verdict(self) -> Verdict:
-        """Result of the last comparison: of the states, unless a ledger is disputed."""
+        """Verdict of the last comparison of states; DISPUTED if a ledger is disputed."""
         return Verdict.DISPUTED if self._of_ledgers is Verdict.DISPUTED else self._of_states
 
     @property
@@ -167,20 +167,20 @@ class Checkpoints(Background):
 
     @property
     def unrecorded(self) -> RecordStateDigest | None:
-        """Return the newest digest of a majority that should be recorded, if something changed since the last one."""
+        """Return the newest digest of a majority, if the state changed since the last record; else None."""
         digested = self._digested.get(self._agreed)
         if digested is None or digested.changed <= max(self._recorded, default=0):
             return None
         return RecordStateDigest(digested.revision, bytes.fromhex(self._digests[self._agreed]))
 
     async def stop(self) -> None:
-        """Cancel it, and wait for its end."""
+        """Cancel the comparison, and wait for its end."""
         if self._quiet is not None:
             self._quiet.cancel()
         await super().stop()
 
     def applied(self, transition: Transition) -> None:
-        """Handle an applied entry; at a checkpoint its state is digested in the background.
+        """Handle an applied entry. At a checkpoint, the state is digested in the background.
 
         Does not return if the entry records another digest than this replica's.
         """
@@ -198,14 +198,14 @@ class Checkpoints(Background):
             self._changed = after.revision
         # A record alone makes no checkpoint: an idle cluster would endlessly digest digests.
         if (changes or not records) and is_checkpoint(index, before.at, after.at):
-            # A State costs nothing to hold. If digesting is slower than applying for long, the newest states are
-            # skipped here, and the peers' digests of them are not compared.
+            # Keeping a State costs nothing. If digesting is slower than applying for a long time, the newest states are
+            # skipped here, and are not compared with the peers' digests.
             if len(self._pending) < CHECKPOINTS_KEPT:
                 self._pending.append(_Pending(index, after, self._changed))
             self._undigested = None
             self._woken.set()
         elif changes or (records and self._undigested is not None):
-            # The very last state, including a record of an earlier one: later changes follow it.
+            # Keep the very last state, even after a record of an earlier state, because later changes follow it.
             self._undigested = _Pending(index, after, self._changed)
             if self._quiet is None:
                 self._await_quiet(self._undigested)
@@ -225,7 +225,7 @@ class Checkpoints(Background):
         self._quiet = asyncio.get_running_loop().call_later(QUIET_S, passed)
 
     def _check_recorded(self, revision: int) -> None:
-        """Compare the digest of a state with the recorded one, if both are known; does not return if they differ."""
+        """Compare the digest of a state with the recorded digest, if both are known. Does not return if they differ."""
         recorded = self._recorded.get(revision)
         index = next((index for index, one in self._digested.items() if one.revision == revision), None)
         if recorded is None or index is None or self._digests[index] == recorded.digest:
@@ -264,7 +264,7 @@ class Checkpoints(Background):
         return self._compared < max(self._digests, default=0) or not self._is_ledger_compared
 
     async def _compare(self) -> None:
-        """Request the digests of every peer, and judge those in common."""
+        """Request the digests of every peer, and judge the common ones."""
         peers, index = self._peers(), self._ledger_index
         answers = await self._answers(peers, index)
         self._compare_states(peers, {peer: answer.states for peer, answer in answers.items()})
@@ -275,12 +275,12 @@ class Checkpoints(Background):
         return {peer: answer for peer, answer in zip(peers, answers, strict=True) if isinstance(answer, Digests)}
 
     async def _compare_ledgers(self, peers: tuple[str, ...], index: int, theirs: dict[str, Mapping[int, str]]) -> None:
-        """Judge the ledgers up to `index`, or as far as the peers have them."""
+        """Judge the ledgers up to `index`, or up to the entries that the peers have."""
         if not index:
             return
         verdict = self._judged_ledgers(theirs, len(peers) + 1)
         if verdict is Verdict.DISPUTED and len(theirs) > 1:
-            # Lagging peers name different entries without a majority; all of them have the first.
+            # Lagging peers may name different entries. Ask again for the first of these, which all peers have.
             first = min(max(digests, default=index) for digests in theirs.values())
             answers = await self._answers(peers, first)
             self._judged_ledgers({peer: answer.ledgers for peer, answer in answers.items()}, len(peers) + 1)
@@ -325,7 +325,7 @@ class Checkpoints(Background):
     def _compare_states(self, peers: tuple[str, ...], theirs: dict[str, Mapping[int, str]]) -> None:
         """Judge every checkpoint in common with a peer.
 
-        Not only the newest: if a peer constantly lags by a checkpoint, only the previous one has a majority.
+        The newest one is not enough: if a peer constantly lags by a checkpoint, only the previous one has a majority.
         """
         common = sorted(index for index in self._digests if any(index in digests for digests in theirs.values()))
         if not common:
@@ -354,7 +354,7 @@ class Checkpoints(Background):
             self._compared = newest
 
     def _judged(self, index: int, theirs: Mapping[str, Mapping[int, str]], members: int) -> Verdict:
-        """Return the verdict of one checkpoint; does not return if this replica differs from the majority."""
+        """Return the verdict of one checkpoint; does not return if the majority has another state."""
         mine, of_index = self._digests[index], _of_index(theirs, index)
         verdict = judge(mine, of_index, members)
         if verdict is Verdict.ODD:
@@ -374,16 +374,16 @@ def _of_index(theirs: Mapping[str, Mapping[int, str]], index: int) -> dict[str, 
 
 
 class DigestRecorder:
-    """Recording of majority digests in the ledger by the leader, each once."""
+    """Leader's duty to record each majority digest in the ledger once."""
 
     def __init__(self, checkpoints: Checkpoints, *, submit: Callable[[Request], Answer]) -> None:
-        """Create it; `submit` as `Controller.submit`."""
+        """Initialize. `submit` is `Controller.submit`."""
         self._checkpoints = checkpoints
         self._submit = submit
         self._answer: Answer | None = None
 
     def poll(self) -> None:
-        """Record the newest digest if something has changed since the last record, and none is pending."""
+        """Record the newest digest if the state has changed since the last record and none is pending."""
         unrecorded = self._checkpoints.unrecorded
         if unrecorded is not None and (self._answer is None or self._answer.done()):
             with suppress(QueueFull, NotLeading):
@@ -392,5 +392,5 @@ class DigestRecorder:
                 self._answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
 
     def stop(self) -> None:
-        """Drop the pending record: the next leader records the next one."""
+        """Drop the pending record, because the next leader makes its own."""
         self._answer = None

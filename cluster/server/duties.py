@@ -1,4 +1,4 @@
-"""Duties of a leader: work that no request causes, all called in the same way."""
+"""Duties of a leader: periodic work without requests, behind one interface."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Duties:
     """Duties of one replica, in the order of registration."""
 
     def __init__(self, *, leads: Callable[[], bool], check: Callable[[], None]) -> None:
-        """Create it; `check` is called as often as duties are polled, on leaders and followers."""
+        """Initialize. `check` is called at each polling interval, on leaders and followers."""
         self._leads = leads
         self._check = check
         self._registered: list[Duty] = []
@@ -39,7 +39,7 @@ class Duties:
         self._timer: asyncio.TimerHandle | None = None
 
     def register(self, duty: Duty, *, on_change: Callable[[], None] | None = None) -> None:
-        """Poll a duty while this replica leads; `on_change` starts urgent work, and must not raise."""
+        """Register a duty to poll while this replica leads. `on_change` starts urgent work, and must not raise."""
         self._registered.append(duty)
         if on_change is not None:
             self._on_change.append(on_change)
@@ -49,7 +49,7 @@ class Duties:
         self._timer = asyncio.get_running_loop().call_later(POLL_PERIOD_S, self.poll)
 
     def stop(self) -> None:
-        """Stop polling, and have every duty abandon pending work."""
+        """Stop polling, and make every duty abandon pending work."""
         if self._timer is not None:
             self._timer.cancel()
         for duty in self._registered:
@@ -70,12 +70,12 @@ class Duties:
 
 
 class AnswerExpiry:
-    """Expiry of cached replies and unused sessions: removed when due, some at a time (law 6)."""
+    """Duty to remove expired cached replies and unused sessions, some at a time (law 6)."""
 
     def __init__(
         self, *, state: Callable[[], State], now: Callable[[], Instant], submit: Callable[[Request], Answer]
     ) -> None:
-        """Create it; `submit` as `Controller.submit`; `now` returns the agreed time."""
+        """Initialize. `submit` is `Controller.submit`; `now` returns the agreed time."""
         self._state = state
         self._now = now
         self._submit = submit

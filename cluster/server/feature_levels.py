@@ -1,8 +1,8 @@
-"""Feature levels known by the members, collected before the cluster's level may be raised (law 12).
+"""Feature levels that the members support, collected before the cluster's level may be raised (law 12).
 
-Each replica reports the level it knows in its status; a release that reports none knows level 1. The leader asks every
-member of the configuration in force, voters and learners, and their reports go into the command as facts. A change
-between report and commit harms only the replica that changed: it stops with a message.
+Each replica reports its level in its status; a release that reports none supports level 1. The leader asks all members
+of the configuration in force, voters and learners, and includes their reports in the command as facts. If a replica
+changes between report and commit, only that replica is affected: it stops with a message.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ UNHEARD = 0
 """Level of a member that did not report."""
 
 Ask = Callable[[str], Awaitable[StatusView]]
-"""Returns the status of a peer, by name; any exception means that the peer cannot be asked."""
+"""Returns the status of a peer, by name; any exception means that no status is available."""
 
 
 class MemberLevel(msgspec.Struct, frozen=True):
-    """Highest feature level known by a member, UNHEARD without a report, and the version of its release."""
+    """Highest feature level that a member supports (UNHEARD without a report), and the version of its release."""
 
     id: str
     name: str
@@ -42,18 +42,18 @@ async def never_ask(peer: str) -> StatusView:
 
 
 class FeatureLevels:
-    """Collects the feature levels known by the members."""
+    """Collects the feature levels that the members support."""
 
     def __init__(self, name: str, engine: Engine, *, ask: Ask, version: str) -> None:
-        """Create it for the replica called `name`, whose release has `version`."""
+        """Initialize for the replica called `name`, whose release has `version`."""
         self._name = name
         self._engine = engine
         self.ask = ask
-        """Returns the status of a peer; any exception means that it cannot be asked."""
+        """Returns the status of a peer; any exception means that no status is available."""
         self._version = version
 
     async def gather(self) -> tuple[MemberLevel, ...]:
-        """Return the report of each member of the configuration in force, by name; all are asked at once."""
+        """Request and return the report of each member of the configuration in force, by name."""
         configuration = self._engine.configuration
         members = sorted(configuration.members(), key=lambda member: member.name)
         found = await asyncio.gather(*(self._ask(member.name) for member in members))

@@ -1,11 +1,12 @@
-"""Fetching of missing history: ranges replaced by a snapshot, or damaged in storage.
+"""Fetching of missing history: ranges that a snapshot replaced, or that are damaged in storage.
 
-Runs in the background, from any peer that has the entries, newest first, a megabyte at a time. Afterwards this replica
-can answer queries of old jobs again, and every member can prove the whole history. Peers are not trusted: each entry is
-proven by the digest after it (`wal.ledger`), and the entry itself determines the revisions it settled.
+The fetch runs in the background, from any peer that has the entries, newest first, a megabyte at a time. Afterwards
+this replica can answer queries about old jobs again, and every member can prove the whole history. Peers are not
+trusted: the digest after an entry proves the entry (`wal.ledger`), and the entry itself determines the revisions that
+it settled.
 
 The whole ledger is read and checked continuously and slowly, so that damage is found while a peer still has the
-original. A start checks the newest entries only.
+original. (A start checks the newest entries only.)
 """
 
 from __future__ import annotations
@@ -42,37 +43,37 @@ POLL_PERIOD_S = 15.0
 """Interval of checks for a gap, and of repeated requests without success, seconds."""
 
 PAUSE_S = 0.05
-"""Pause between two steps, seconds: at 1 MiB a step at most 20 MB a second, and the disk is idle most of the time."""
+"""Pause between two steps, seconds: at 1 MiB a step, at most 20 MB a second, so that the disk is mostly idle."""
 
 PRUNED: Final = "pruned"
-"""Code of a peer's answer that it has pruned the requested range."""
+"""Error code of a peer that has pruned the requested range."""
 
 PRUNED_AGAIN_S = 600.0
 """Pause before a range that all peers have pruned is requested again, seconds."""
 
 JOURNAL_FILL_MAX = 0.5
-"""Share of the journal's space up to which history is fetched: the rest is for new entries."""
+"""Share of the journal's space above which no history is fetched: the rest is for new entries."""
 
 SCRUB_ENTRIES = 32
 SCRUB_BYTES = 64 * 1024
-"""Limits of one check, in a thread: entries, and their bytes without the last entry's. The loop may wait for the
-interpreter meanwhile: less than a millisecond, or 2.5 ms with the largest entry.
+"""Limits of one check, in a thread: entries, and their bytes without the last entry. Meanwhile the event loop may wait
+for the interpreter: less than a millisecond, or 2.5 ms with the largest entry.
 """
 
 SCRUB_PAUSE_S = 0.05
-"""Pause between two checks, seconds: a hundredth of a processor; a million small entries in half an hour."""
+"""Pause between two checks, seconds: a million small entries take half an hour and a hundredth of a processor."""
 
 SCRUB_BYTES_PER_S = 2 << 20
-"""Maximum rate for large entries: other users of the disk are not slowed down."""
+"""Maximum rate for large entries, so that other users of the disk are not slowed down."""
 
 SCRUB_ROUND_S = 600.0
 """Pause between two rounds, seconds."""
 
 SCRUB_AGAIN_S = 60.0
-"""Pause between two rounds while damage could not be repaired, seconds."""
+"""Pause between two rounds if damage could not be repaired, seconds."""
 
 Ask = Callable[[str, int], Awaitable[Iterable[HandedView]]]
-"""Returns a peer's entries up to an index, newest first; any exception means that it has none."""
+"""Returns a peer's entries up to an index, newest first; any exception means that the peer has none."""
 
 Fill = Callable[[Gap, Sequence[HistoryEntry]], Gap | None]
 """Writes entries into the ledger; returns the remaining gap (`wal.ledger.fill`)."""
@@ -83,7 +84,7 @@ Mend = Callable[[Gap, Sequence[HistoryEntry]], Gap | None]
 
 
 class ScrubResults:
-    """Results of the scrub of one replica's ledger."""
+    """Results of the scrub, the continuous check of one replica's ledger."""
 
     def __init__(self) -> None:
         self.verified_index = 0
@@ -93,7 +94,7 @@ class ScrubResults:
         self.damaged: dict[int, int] = {}
         """Damaged ranges that could not be repaired: first index -> last index."""
         self.mended = 0
-        """Entries repaired, including the rows stored beside them."""
+        """Number of repaired entries, including entries of which only derived rows were damaged."""
 
     @property
     def damaged_entries(self) -> int:
@@ -114,7 +115,7 @@ class Backfill(Background):
         ask: Ask,
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """Create it; `peers` returns the other members; `fail` stops the replica."""
+        """Initialize. `peers` returns the other members; `fail` stops the replica."""
         super().__init__(fail)
         self._ledger = ledger
         self._fill = fill
@@ -124,7 +125,7 @@ class Backfill(Background):
         self._began = 0
         """Last entry of the gap being filled; 0 for none."""
         self._hopeless: tuple[Gap, tuple[str, ...], float] | None = None
-        """Gap that all peers have pruned, those peers, and the time of their answers."""
+        """Gap that all peers have pruned, the peers, and the time of their answers."""
 
     async def _run(self) -> None:
         while True:
@@ -134,7 +135,7 @@ class Backfill(Background):
         """Fill a part of the newest gap; return whether to continue at once.
 
         Raises:
-            BrokenInvariant: This replica's own history is not the cluster's.
+            BrokenInvariant: This replica's own history differs from the cluster's.
         """
         missing, peers = self._ledger.missing(), self._peers()
         if not missing or self._journal_fill() > JOURNAL_FILL_MAX or self._is_hopeless(missing[-1], peers):
@@ -159,7 +160,7 @@ class Backfill(Background):
             except NotThisHistory as error:
                 LOGGER.error("%s returned another history up to entry %d: %s", peer, gap.last_index, error)
                 continue
-            except Exception as error:  # peers that cannot be asked now, or lack it too
+            except Exception as error:  # the peer cannot be asked now, or lacks the entry too
                 LOGGER.debug("%s did not return entry %d: %s", peer, gap.last_index, error)
                 continue
             self._log(gap, left, peer)
@@ -231,7 +232,7 @@ class Scrub(Background):
         clock: Clock,
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """Create it; `found` receives the results; other arguments as for `Backfill`."""
+        """Initialize. `found` receives the results; other arguments as for `Backfill`."""
         super().__init__(fail)
         self._ledger = ledger
         self._found = found
@@ -243,12 +244,12 @@ class Scrub(Background):
         self._following = 1
         """Next entry to check."""
         self._singly_to = 0
-        """Entries up to here are checked one by one, because one of them is damaged."""
+        """Last entry of a range that is checked one by one, because an entry in it is damaged."""
         self._mended_at = 0
         """Last entry repaired in this round."""
 
     async def stop(self) -> None:
-        """Cancel it, and wait until the ledger is no longer read."""
+        """Cancel the scrub, and wait until it no longer reads the ledger."""
         await super().stop()
         self._thread.shutdown()
 
@@ -257,10 +258,10 @@ class Scrub(Background):
             await asyncio.sleep(await self.step())
 
     async def step(self) -> float:
-        """Check some entries; return the pause that follows, seconds.
+        """Check some entries; return the pause until the next call, seconds.
 
         Raises:
-            BrokenInvariant: This replica's own history is not the cluster's.
+            BrokenInvariant: This replica's own history differs from the cluster's.
         """
         first, is_single = self._following, self._following <= self._singly_to
         check = partial(
@@ -291,7 +292,7 @@ class Scrub(Background):
         return SCRUB_AGAIN_S if self._found.damaged else SCRUB_ROUND_S
 
     async def _damage(self, error: LedgerBroken) -> float:
-        """Repair the damaged range at the next entry, or continue after it."""
+        """Repair the damaged range at the next entry, or record it and continue after it."""
         first, find = self._following, partial(self._ledger.damaged_from, self._following, counted_revision_after)
         stretch = await asyncio.get_running_loop().run_in_executor(self._thread, find)
         if stretch is not None and self._mended_at != first:
@@ -320,7 +321,7 @@ class Scrub(Background):
         return SCRUB_PAUSE_S
 
     async def _mended(self, stretch: Gap) -> Gap | None:
-        """Return the remaining damaged range; stored entries are used if only the rows beside them are damaged."""
+        """Repair a damaged range from its own entries if only rows are damaged, else from a peer; return the rest."""
         try:
             return self._mend(stretch, self._ledger.held_in(stretch, counted_revision_after))
         except (LedgerBroken, NotThisHistory, CodecError):
@@ -334,6 +335,6 @@ class Scrub(Background):
                 raise
             except NotThisHistory as error:
                 LOGGER.error("%s returned another history at entry %d: %s", peer, stretch.last_index, error)
-            except Exception as error:  # peers that cannot be asked now, or lack it too
+            except Exception as error:  # the peer cannot be asked now, or lacks the entry too
                 LOGGER.debug("%s did not return entry %d: %s", peer, stretch.last_index, error)
         return stretch

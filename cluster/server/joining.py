@@ -1,13 +1,13 @@
-"""Joining: a replica without data becomes a member of an existing cluster, under an ID never used before.
+"""Joining: a replica without data becomes a member of an existing cluster, under a new ID.
 
-The cluster adds it first (`forebay cluster add`, or `cluster replace` for one that lost its data) and assigns a new ID.
-That record permits one start without data: the replica requests its ID, notes it durably, and starts. From then on the
-note holds its ID. `--join` has it wait longer for an answer and report why it may not join; on a replica that has
-joined already it has no effect.
+The operator adds the replica first (`forebay cluster add`, or `cluster replace` after a loss of data), and the cluster
+assigns a new ID. This permits one start without data: the replica requests its ID, writes it durably to a note, and
+starts. With `--join` the replica waits longer for an answer and reports why it may not join. On a replica that has
+already joined, `--join` has no effect.
 
-If it is killed in between, the next start continues, with or without `--join`: a file `joining` exists until the note
-and the first-start mark are written. It holds the replica's former ID, so that a replica that lost its data is not
-mistaken for a new one.
+If the process is killed in between, the next start continues, with or without `--join`: a file `joining` exists until
+the note and the first-start mark are written. The file contains the replica's former ID, so that a replica that lost
+its data is not mistaken for a new one.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ from forebay.wal import directory as directories
 LOGGER: Final = logging.getLogger(__name__)
 
 ASK_S: Final = 30.0
-"""Time limit for the cluster's answer with `--join`, seconds: some elections, and the operator's patience."""
+"""Time limit for the cluster's answer with `--join`, seconds: several elections; an operator is waiting."""
 
 
 PERMIT_S: Final = 10.0
-"""Time limit for an answer to a replica without data that starts without `--join`, seconds: some elections."""
+"""Time limit for an answer to a replica without data that starts without `--join`, seconds: several elections."""
 
 JOINING_NAME: Final = "joining"
 """File that exists while a replica joins: its former ID, empty if it had none."""
 
 
 class JoiningRefused(Exception):
-    """Replica that cannot join now; the message includes the remedy."""
+    """The replica cannot join now; the message includes the remedy."""
 
 
 class _NobodyAnswered(JoiningRefused):
-    """Join request without an answer from any replica; it may be repeated."""
+    """No replica answered the join request, which may be repeated."""
 
 
 async def join(config: Config, name: str, *, clock: Clock) -> str:
-    """Request the ID of replica `name` from the cluster, note it, and permit a start without data; return the ID.
+    """Request the ID of replica `name`, write it to the note, and permit a start without data; return the ID.
 
     Raises:
         JoiningRefused: The replica cannot join now.
-        StorageRefused: Its directory or a file in it cannot be used.
+        StorageRefused: The replica's directory or a file in it cannot be used.
     """
     note, joining = member_note(config, name), _joining(config, name)
     with starting(config, name, make=True):
@@ -75,28 +75,28 @@ async def join(config: Config, name: str, *, clock: Clock) -> str:
         _remove(joining)
         raise
     with starting(config, name, make=True):
-        # Another process may have joined and started meanwhile: the mark would outlive its data.
+        # Another process may have joined and started meanwhile: a mark must not lie beside its data.
         _refuse_if_data(config, name)
         identity = noted.partition(" ")[0]
         if joining.exists() and joining.read_text(encoding="utf-8").strip() == identity:
             _remove(joining)
             raise JoiningRefused(
-                f"{name} joined as {identity} before and lost its data since; run `forebay cluster replace {name}` and "
+                f"{name} joined as {identity} before, and has lost its data; run `forebay cluster replace {name}` and "
                 "start it again"
             )
         _write(note, noted)
         allow_first_start(config, name)
-        _remove(joining)  # durably, before there is data that could be lost
+        _remove(joining)  # durable before there is data that could be lost
     return identity
 
 
 def has_joined(config: Config, name: str) -> bool:
-    """Return whether replica `name` has data: `--join` then has no effect."""
+    """Return whether replica `name` has data, so that `--join` has no effect."""
     return any_of(config.wal_directory(name)) is not None
 
 
 async def is_permitted(config: Config, name: str, *, clock: Clock) -> bool:
-    """Return whether replica `name` has neither run nor joined, and the cluster has added or replaced it.
+    """Return whether the cluster has added or replaced replica `name`, which has neither run nor joined since.
 
     Nothing is written.
     """
@@ -112,7 +112,7 @@ async def is_permitted(config: Config, name: str, *, clock: Clock) -> bool:
 
 
 def is_joining(config: Config, name: str) -> bool:
-    """Return whether replica `name` was started with `--join` and does not have its ID yet."""
+    """Return whether replica `name` began to join and does not have its ID yet."""
     kept = (config.wal_directory(name), config.snapshot_directory(name))
     return _joining(config, name).exists() and all(any_of(directory) is None for directory in kept)
 
@@ -122,7 +122,7 @@ def _joining(config: Config, name: str) -> Path:
 
 
 def _refuse_if_data(config: Config, name: str) -> None:
-    """Reject a join if the directory has data of a former member, which may be needed for an investigation."""
+    """Reject a join if the directory has data of a former member, which an investigation may need."""
     for directory in (config.wal_directory(name), config.snapshot_directory(name)):
         if any_of(directory) is None:
             continue
@@ -133,7 +133,7 @@ def _refuse_if_data(config: Config, name: str) -> None:
 
 
 async def _ask(config: Config, name: str, clock: Clock, deadline_s: float) -> str:
-    """Return the ID the cluster assigned to this replica, followed by the incarnation unless that is the first."""
+    """Return the ID that the cluster assigned to this replica, with the incarnation if it is not the first."""
     try:
         async with Client.from_config(config, name, clock=clock, deadline_s=deadline_s) as client:
             answer = await client.call(ops.LIST_MEMBERS)
@@ -157,7 +157,7 @@ async def _ask(config: Config, name: str, clock: Clock, deadline_s: float) -> st
 
 
 def _remove(joining: Path) -> None:
-    """Remove a file durably."""
+    """Remove a file, durable on return."""
     try:
         joining.unlink(missing_ok=True)
         directories.sync(joining.parent)
@@ -166,7 +166,7 @@ def _remove(joining: Path) -> None:
 
 
 def _write(note: Path, identity: str) -> None:
-    """Write an ID to a file, atomically and durably."""
+    """Write an ID to a file, atomic and durable on return."""
     try:
         make_private_directory(note.parent)
         replace_private(note, f"{identity}\n".encode("ascii"))

@@ -1,9 +1,9 @@
-"""Unreplicated knowledge of agents: contacts, progress, and polls waiting for orders.
+"""Unreplicated knowledge about agents: contacts, progress, and polls that wait for orders.
 
-Any replica answers polls from its own state, once that is proven to be current; agents' reports travel to the leader
-with the request that proves it. All of this is soft state: a new leader starts without it. A node's
-silence therefore counts from the latest of these: its last report, the leader's own start, the end of the leader's last
-inactivity (it must not blame the nodes for its own pause), and the loss of the follower that relayed the reports.
+Any replica answers polls from its own state, once the state is proven to be current. The request for that proof carries
+the agents' reports to the leader. All of this is soft state: a new leader starts without it. A node's silence therefore
+counts from the latest of these times: its last report, the leader's start, the end of the leader's last pause (so that
+the leader does not blame nodes for its own pause), and the loss of the follower that relayed the node's reports.
 """
 
 from __future__ import annotations
@@ -45,55 +45,56 @@ NODE_DOWN_S = 30.0
 """Silence after which a node is marked down, seconds: long enough for a failover and an agent's restart."""
 
 INATTENTION_S = 5.0
-"""Gap between two polls that means that this process was inactive, not the nodes, seconds."""
+"""Gap between two checks above which this process itself was inactive, seconds."""
 
 AWAY_S = 2.0
-"""Silence of a replica after which its agents are assumed to look for another one, seconds: some elections."""
+"""Silence of a replica after which its agents are assumed to look for another replica, seconds: some elections."""
 
 WAIT_PARTS = 3
 WAIT_PARTS_MAX = 2
-"""Maximum wait of a poll, in thirds of the tolerated silence: one normally, two if many wait."""
+"""Maximum wait of a poll, in thirds of the tolerated silence: one third normally, two thirds if many polls wait."""
 
 POLLS_PER_S = 150
-"""Rate above which polls wait longer, counting those renewed only because their wait ended. Each costs about 0.9 ms of
-processor, so this is an eighth of a core.
+"""Rate above which polls wait longer, counting only polls that are renewed because their wait ended. Each costs about
+0.9 ms of processor time, so this rate takes an eighth of a core.
 """
 
 SPREAD_S_PER_POLL = 0.0015
 SPREAD_S_MAX = 6.0
-"""Period over which agents of a lost replica look for another one: seconds for each waiting agent, and the maximum.
-A handshake takes a replica at least 1 ms. With few nodes the period is negligible.
+"""Period over which agents of a lost replica look for another one, seconds: for each waiting agent, and the maximum. A
+handshake takes a replica at least 1 ms. With few nodes the period is negligible.
 """
 
 POLLS_MAX = 8192
-"""Maximum number of waiting polls: one per node. 10,000 nodes on two of three replicas are 5,000 each."""
+"""Maximum number of waiting polls: one per node, so 10,000 nodes on two of three replicas fit."""
 
 ROUND_S = 0.02
-"""Interval between two proofs for polls, seconds: each serves all polls that arrived meanwhile, so there are at most
-fifty a second for any number of agents. The first after a pause is immediate.
+"""Interval between two proofs, seconds. Each proof serves all polls that arrived meanwhile, so there are at most fifty
+a second for any number of agents. The first proof after a pause is immediate.
 """
 
 NEWS_S = 1.0
 """Maximum delay of an agent's report at a follower, seconds: negligible beside 30 s of silence."""
 
 NEWS_BYTES = 64 * 1024
-"""Maximum size of the reports a follower relays in one frame: about 1,000 nodes, a few milliseconds for the leader.
+"""Maximum size of the reports that a follower relays in one frame: about 1,000 nodes, a few milliseconds for the
+leader.
 
-Progress of a node that does not fit is cut off.
+A report that does not fit loses progress rows.
 """
 
 PROVE_S_MAX = 4.0
 """Time limit of a proof, seconds: a few elections, and less than an agent waits for one replica."""
 
 ASK_AGAIN_S = 0.05
-"""Interval of repeated read requests, seconds."""
+"""Interval of repeated proofs, seconds."""
 
 LEADERLESS_S = 3.0
 """Time without a leader after which polls are woken, so that agents try other replicas: elections take less."""
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """Progress of one operation, as its agent reported it at `updated_at`."""
+    """Progress of one operation, as reported by its agent at `updated_at`."""
 
     job: int
     attempt: int
@@ -143,7 +144,7 @@ class AgentReports(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Liveness:
-    """Contacts and reported progress of the agents; meaningful on the leader only."""
+    """Contacts and reported progress of the agents; valid on the leader only."""
 
     def __init__(self, clock: Clock, *, node_down_s: float = NODE_DOWN_S) -> None:
         self._clock = clock
@@ -158,12 +159,12 @@ class Liveness:
         self._progress: dict[str, tuple[Transfer, ...]] = {}
 
     def poll_wait_s_max(self, polls: int) -> float:
-        """Return the maximum wait of a poll, seconds, with this many waiting at this replica."""
+        """Return the maximum wait of a poll if `polls` are waiting at this replica, seconds."""
         least_s, most_s = self._node_down_s / WAIT_PARTS, self._node_down_s * WAIT_PARTS_MAX / WAIT_PARTS
         return min(max(least_s, polls / POLLS_PER_S), most_s)
 
     def lead(self) -> None:
-        """Start as a leader: no node has been silent yet."""
+        """Reset at the start of a leadership: no node has been silent yet."""
         self._since_s = self._polled_s = self._clock.monotonic_s()
         self._contacts_s.clear()
         self._through.clear()
@@ -171,7 +172,7 @@ class Liveness:
         self._progress.clear()
 
     def heard(self, node: str, through: str = "") -> None:
-        """Record a report of the node's agent; `through`: name of the follower that relayed it."""
+        """Record a report of the node's agent. `through` is the follower that relayed it, if any."""
         self._contacts_s[node] = self._clock.monotonic_s()
         if through:
             self._through[node] = through
@@ -205,7 +206,7 @@ class Liveness:
         return sorted(found)
 
     def progressed(self, node: str, transfers: Iterable[Transfer], state: State) -> None:
-        """Replace the progress of the node's operations; drop rows of other nodes' jobs and old attempts."""
+        """Replace the progress of the node's operations. Drop rows of other nodes' jobs and of old attempts."""
         kept = {row.job: row for row in transfers if row.node == node and _is_current(row, state)}
         if kept:
             self._progress[node] = tuple(kept[job] for job in sorted(kept))
@@ -231,7 +232,7 @@ def _is_current(row: Transfer, state: State) -> bool:
 
 
 class NodeWatch:
-    """Marks silent nodes down, and takes them back on contact."""
+    """Marks silent nodes as down, and marks them as up again on contact."""
 
     def __init__(
         self,
@@ -242,7 +243,7 @@ class NodeWatch:
         submit: Callable[[Request], Answer],
         peers: Callable[[], Sequence[Peer]] = tuple,
     ) -> None:
-        """Create it; `submit` as `Controller.submit`, `peers` as in consensus."""
+        """Initialize. `submit` is `Controller.submit`; `peers` returns the status of the peers."""
         self._peers = peers
         self._present: set[str] = set()
         """Followers present at the last check."""
@@ -254,14 +255,14 @@ class NodeWatch:
         """Nodes with a pending command."""
 
     def heard(self, node: str, through: str = "") -> None:
-        """Record a contact as `Liveness.heard` does, and take the node back if it was marked down."""
+        """Record a contact as `Liveness.heard` does. If the node is marked as down, mark it as up."""
         self._liveness.heard(node, through)
         known = self._state().nodes.get(node)
         if known is not None and known.down and self._leads():
             self._command(MarkNodeBack(node))
 
     def poll(self) -> None:
-        """Mark down nodes that have been silent for too long."""
+        """Mark nodes as down that have been silent for too long."""
         present = {
             peer.name
             for peer in self._peers()
@@ -274,7 +275,7 @@ class NodeWatch:
             self._command(MarkNodeDown(node, f"its agent has not been heard of for {silence_s:.0f} s"))
 
     def stop(self) -> None:
-        """Do nothing: submitted commands are in the leader's queue."""
+        """Do nothing: pending commands are already in the leader's queue."""
 
     def _command(self, command: MarkNodeDown | MarkNodeBack) -> None:
         if command.node in self._commanded:
@@ -300,7 +301,7 @@ _ABOUT_EVERY_NODE = frozenset((SiteConfigured, TransferRulesSet, FeatureLevelRai
 
 
 def _shared_with(before: State, after: State) -> Iterable[str]:
-    """Return the nodes whose share of a rate may have changed: those moving data when transfers begin or end."""
+    """Return the nodes whose share of a rate limit may have changed, because a transfer began or ended."""
     if before.moving is after.moving:
         return ()
     rules = active_rules(after)
@@ -310,10 +311,10 @@ def _shared_with(before: State, after: State) -> Iterable[str]:
 
 
 class OrderWatch:
-    """For each node, the revision at which its orders may last have changed, and the poll awaiting a later one."""
+    """Last possible change of each node's orders, and the polls that wait for a later change."""
 
     def __init__(self, revision: Revision) -> None:
-        """Start at `revision`: polls that have only seen earlier ones are answered at once."""
+        """Start at `revision`. Polls that have seen only earlier revisions are answered at once."""
         self._floor = revision
         self._changed: dict[str, Revision] = {}
         self._waiting: dict[str, asyncio.Future[None]] = {}
@@ -358,12 +359,12 @@ class OrderWatch:
         return self._changed.get(node, self._floor) > seen
 
     def wake_all(self) -> None:
-        """Have every poll check again, after a change of leadership or when the server stops."""
+        """Wake every poll to check again, after a change of leadership or when the server stops."""
         for node in list(self._waiting):
             self._wake(node)
 
     async def wait(self, node: str, timeout_s: float) -> None:
-        """Wait until the node's orders may have changed, a newer poll of the node arrives, or `timeout_s` seconds."""
+        """Wait until the node's orders may have changed or the node polls again, at most `timeout_s` seconds."""
         # A node has one agent: an earlier waiting poll belongs to a lost connection.
         self._wake(node)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -396,7 +397,7 @@ _DECODER = msgspec.msgpack.Decoder(list[AgentReport])
 
 
 def _row(said: AgentReport) -> msgspec.Raw:
-    """Encode a report for relaying; progress that does not fit is cut off."""
+    """Encode a report to relay. Progress rows that do not fit are dropped."""
     progress = said.progress
     while len(data := _ENCODER.encode(AgentReport(said.node, said.instance, progress))) > NEWS_BYTES and progress:
         progress = progress[: len(progress) // 2]
@@ -407,7 +408,7 @@ def read_news(news: bytes) -> list[AgentReport]:
     """Decode the reports relayed by a follower.
 
     Raises:
-        ValueError: They are malformed.
+        ValueError: The reports are malformed.
     """
     try:
         return _DECODER.decode(news)
@@ -416,11 +417,12 @@ def read_news(news: bytes) -> list[AgentReport]:
 
 
 class PollRounds:
-    """Decides when this replica may answer polls: one proof that its state is current, for all waiting polls.
+    """Proofs that this replica may answer polls: one proof that its state is current serves all waiting polls.
 
-    On the leader, a majority confirms it. On a follower, the leader names the entry this replica must have
-    applied, after a majority has confirmed the leader. The follower's request carries the agents' reports, so no poll
-    is answered before the leader has its agent's report: an agent with an answer relies on not being marked down soon.
+    On the leader, a majority confirms its leadership. A follower gets from the leader the entry that it must have
+    applied, after a majority has confirmed the leader. The follower's request carries the agents' reports, so the
+    leader has an agent's report before the agent's poll is answered. (An agent that got an answer relies on not being
+    marked as down soon.)
     """
 
     def __init__(
@@ -431,7 +433,7 @@ class PollRounds:
         wait_applied: Callable[[int], Awaitable[None]],
         hear: Callable[[AgentReport], None],
     ) -> None:
-        """Create it; `current` as `Controller.current`, on a leader; `hear` receives an agent's report on a leader."""
+        """Initialize. On a leader, `current` is `Controller.current`, and `hear` receives each agent's report."""
         self._engine = engine
         self._current = current
         self._wait_applied = wait_applied
@@ -465,9 +467,9 @@ class PollRounds:
             self._soon = asyncio.get_running_loop().call_later(NEWS_S, self._run)
 
     async def prove(self, node: str, said: AgentReport | None) -> None:
-        """Wait until this replica's state is proven no older than this call, and the leader has the report.
+        """Wait until this replica's state is proven to be no older than this call, and the leader has the report.
 
-        On a leader, exceptions as `current`.
+        On a leader, also raises the exceptions of `current`.
 
         Raises:
             NotLeading: There was no proof within PROVE_S_MAX.
@@ -516,7 +518,7 @@ class PollRounds:
             self._task = None
 
     def _take(self) -> tuple[dict[str, msgspec.Raw], list[tuple[str, asyncio.Future[None]]]]:
-        """Take the content of one round: as many reports as fit, and the polls whose reports are all included."""
+        """Take the content of one round: as many reports as fit, and the polls whose reports are included."""
         rows: dict[str, msgspec.Raw] = {}
         size_bytes = 0
         for node, row in self._said.items():

@@ -1,4 +1,4 @@
-"""Members of the cluster as this replica sees them, and membership operations of operators and the leader."""
+"""Members of the cluster as this replica knows them, and membership operations of operators and the leader."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ LEARNER = "learner"
 REFUSED = "rejected"
 
 CHANGE_WAIT_S = 4.0
-"""Maximum wait of a request for a membership change, seconds: less than a client waits for one replica."""
+"""Time limit for the commit of a membership change, seconds: less than a client waits for one replica."""
 
 HAND_OVER_S = 2.0
-"""Time limit for the leadership transfer of a stopping leader, seconds: the rest of a service manager's timeout is for
-writing.
+"""Time limit for the leadership transfer of a stopping leader, seconds. The service manager's timeout must also suffice
+for the final writes.
 """
 
 
 class Membership:
-    """Changes membership and leadership through consensus, and knows the members' addresses."""
+    """Changes membership and leadership through consensus, and resolves the members' addresses."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Membership:
         leads: Callable[[], bool],
         wait_applied: Callable[[int], Awaitable[None]],
     ) -> None:
-        """Create it; `leads` returns whether this replica may decide, `wait_applied` waits for an entry."""
+        """Initialize. `leads` returns whether this replica may decide; `wait_applied` waits for an entry."""
         self._me = me
         self._config = config
         self._engine = engine
@@ -49,10 +49,11 @@ class Membership:
         self._wait_applied = wait_applied
 
     def api_of(self, name: str) -> str | None:
-        """Return the API address of the replica called `name`: from this machine's file, otherwise from the cluster.
+        """Return the API address of replica `name`: from this machine's file, otherwise from the cluster's
+        configuration.
 
-        The cluster's address is also used while the replica is connected at the cluster's peer address and the file has
-        another: the file is then older than a `cluster update`.
+        If the replica is connected at the configuration's peer address and the file has another one, the file is older
+        than a `cluster update`; the configuration's API address is then used.
         """
         member = self._engine.configuration.member(name)
         row = next((replica for replica in self._config.replicas if replica.name == name), None)
@@ -68,16 +69,13 @@ class Membership:
         self._engine.reach_at(config.members)
 
     def peer_of(self, name: str) -> str | None:
-        """Return the peer address of `name`: its present connection's, else the file's, else the cluster's."""
+        """Return the peer address of `name`: of its connection, else from the file, else from the configuration."""
         member = self._engine.configuration.member(name)
         known = self._engine.address_of(name) or self._config.members.get(name)
         return known or (member.peer if member is not None else None)
 
     def addresses_differ(self, name: str) -> str:
-        """Return a message if file and cluster disagree about the address of `name`, with the remedy.
-
-        Otherwise empty.
-        """
+        """Return a message with the remedy if file and cluster have different addresses of `name`; else empty."""
         member = self._engine.configuration.member(name)
         row = next((replica for replica in self._config.replicas if replica.name == name), None)
         if member is None or row is None or not member.peer:
@@ -93,12 +91,12 @@ class Membership:
     async def change(self, wanted: MemberChange) -> Configuration:
         """Change the membership; return the configuration once it is applied.
 
-        A command whose ID is in the present configuration was carried out already. `wanted.action`: see consensus.
+        A command whose ID is in the present configuration was already carried out. For `wanted.action` see consensus.
 
         Raises:
             NotLeading: This replica does not lead.
             ChangeRefused: Consensus rejects the change.
-            OutcomeUnknown: This replica lost its leadership meanwhile.
+            OutcomeUnknown: This replica lost its leadership before the change was applied, or the wait took too long.
         """
         if wanted.id and self._engine.configuration.change.id == wanted.id and self._leads():
             index, term = self._engine.last_index, self._engine.term
@@ -130,7 +128,7 @@ class Membership:
             raise NotLeading(error.leader) from error
 
     async def hand_over(self) -> None:
-        """Transfer leadership before a requested stop, so that no election timeout is needed."""
+        """Transfer leadership before a requested stop, so that clients need not wait for an election timeout."""
         if not self._leads() or len(self._engine.configuration.voters) < 2:
             return
         with suppress(NotLeader, ChangeRefused, TimeoutError):
@@ -140,10 +138,11 @@ class Membership:
     def poll(self) -> None:
         """Promote a learner that has caught up, which completes `cluster add` and `cluster replace`.
 
-        Also record a voter's key that the configuration lacks, for example of a founder absent at the founding.
+        Also record a voter's key that the configuration lacks, for example of a founder that was absent at the
+        founding.
 
-        The ID of the operator's last command stays in the configuration: the command may be repeated after a lost
-        answer, and must not replace a member twice.
+        The ID of the operator's last command stays in the configuration, because the command may be repeated after a
+        lost reply, and must not replace a member twice.
         """
         command_id = self._engine.configuration.change.id
         learner, unrecorded = self._engine.promotable(), self._engine.unrecorded()
@@ -159,7 +158,7 @@ class Membership:
             LOGGER.info("%s of %s is postponed: %s", wanted.action.word, wanted.name, error)
 
     def stop(self) -> None:
-        """Do nothing: a promotion is an entry when `poll` returns."""
+        """Do nothing: when `poll` returns, a promotion is already an entry."""
 
 
 def members(
@@ -170,7 +169,7 @@ def members(
     applied_index: int,
     revision: Revision,
 ) -> list[MemberView]:
-    """Return one row per member of the configuration in force, by name; facts only another replica knows are null.
+    """Return one row per member of the configuration in force, by name. Unknown fields are null.
 
     A leader knows the progress of each peer's journal; a follower knows only that its leader leads.
     """

@@ -1,6 +1,6 @@
 """Restart of operations by a new leader, as Slurm's controller does, if the site has restart-policy slurm.
 
-See SEMANTICS.md, "When the controller dies". With the other policy operations continue.
+With the other policy, operations continue. See SEMANTICS.md, "When the controller dies".
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from forebay.replica.values import RESTARTED_MAX
 LOGGER = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""Seconds before retrying a portion that did not fit into the queue."""
+"""Pause before retrying a portion that did not fit into the queue, seconds."""
 
 _NOTHING_UNDER_WAY = frozenset({BufferState.RUNNING, BufferState.SUSPENDED, BufferState.TEARDOWN_FAIL})
 
 
 def jobs_under_way(state: State) -> list[int]:
-    """Return the jobs with an operation under way, ascending: those that a new leader restarts."""
+    """Return the IDs of jobs with an operation under way, ascending."""
     return sorted(
         job_id
         for job_id, buffer in state.buffers.items()
@@ -35,7 +35,7 @@ def jobs_under_way(state: State) -> list[int]:
 
 
 class OperationRestart:
-    """Restarts operations once in each term this replica leads."""
+    """Restarts operations once in each term that this replica leads."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class OperationRestart:
         term: Callable[[], int],
         submit: Callable[[Request], Answer],
     ) -> None:
-        """Create it; `submit` as `Controller.submit`; `term` returns the term this replica leads, 0 if it does not."""
+        """Initialize. `submit` is `Controller.submit`; `term` returns the term that this replica leads, or 0."""
         self._state = state
         self._leads = leads
         self._term_led = term

@@ -1,8 +1,8 @@
-"""Timing of the leader's scheduling cycles: with a batch, after a rest, when work becomes due, never idly.
+"""Timing of the leader's scheduling cycles: with a batch, after a rest, or when work becomes due; never without cause.
 
-A cycle over the scheduling index costs as much as has changed, not as much as is waiting, so a single command has its
-cycle with it. Under load, cycles cover many batches, within a bounded share of the time. Without commands a cycle runs
-when the last one enabled further work, and at times at which it could do something.
+The cost of a cycle depends on the number of changes, not on the number of waiting jobs, so a single command gets its
+cycle at once. Under load, one cycle covers many batches, within a bounded share of the time. Without commands, a cycle
+runs if the last cycle enabled further work, and at times at which a cycle could start something.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from forebay.replica.values import MICROSECONDS_PER_SECOND, NEVER, Instant
 LOGGER = logging.getLogger(__name__)
 
 PASSES_IN_A_ROW_MAX = 64
-"""Consecutive cycles without a command, count: a plan settles after two or three; one that never does is slowed down to
-one cycle in PASS_PAUSE_S instead of filling the disk.
+"""Number of consecutive cycles without a command. A plan settles after two or three cycles; a plan that never settles
+is slowed down to one cycle in PASS_PAUSE_S, instead of filling the disk.
 """
 
 PASS_PAUSE_S = 1.0
 
 PASS_CHEAP_S = 0.0002
-"""Duration below which a cycle runs with every batch, seconds: it examined a few jobs."""
+"""Duration below which a cycle runs with every batch, seconds: such a cycle examines a few jobs."""
 
 PASS_REST = 5
-"""Rest after a longer cycle, as a multiple of its duration: deciding and answering commands keep five sixths of the
-processor for any number of jobs.
+"""Rest after a longer cycle, as a multiple of its duration: commands get five sixths of the processor for any number of
+jobs.
 """
 
 PASS_REST_LONG = 20
 PASS_REST_LONG_S = 0.1
-"""Longer rest, as a multiple of the duration, if it is at most this many seconds: a tenth of a second goes unnoticed,
-and a job that changes several times meanwhile is examined once.
+"""Longer rest, as a multiple of the duration, up to this many seconds. Users do not notice a tenth of a second, and a
+job that changes several times in it is examined once.
 """
 
 ARM_DELAY_S = 0.02
-"""Delay before the next due time is computed while idle, seconds: one computation serves many batches."""
+"""Delay before an idle leader computes the next due time, seconds: one computation serves many batches."""
 
 TIMER_S_MAX = 30.0
-"""Maximum sleep before the next due time is checked again, seconds: time may jump forward meanwhile."""
+"""Maximum sleep before the next due time is checked again, seconds, because the agreed time may jump forward."""
 
 
 class PassTimer:
-    """Decides whether a batch includes or precedes a cycle, and wakes the pump if one is needed without a batch."""
+    """Decides whether a batch includes or precedes a cycle, and wakes the pump for a cycle without a batch."""
 
     def __init__(
         self,
@@ -57,10 +57,11 @@ class PassTimer:
         clock: Clock,
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """Create it.
+        """Initialize without a planned cycle.
 
-        `next_due`: earliest time after another at which a cycle over the applied state could do something by time
-        alone; `idle`: whether this replica leads and nothing is queued or in flight; `wake`: run the pump.
+        `next_due` returns the earliest time, after a given one, at which a cycle over the applied state could do
+        something by time alone. `idle` returns whether this replica leads and nothing is queued or in flight. `wake`
+        runs the pump.
         """
         self._next_due = next_due
         self._idle = idle
@@ -72,12 +73,12 @@ class PassTimer:
         self._in_a_row = 0
         self._rest_until_s = 0.0
         self._passed_at = NEVER
-        """Time of the last cycle: work due by then was done or impossible, and need not be checked again."""
+        """Time of the last cycle: work due until then is done or impossible."""
         self._timer: asyncio.TimerHandle | None = None
         self._arming: asyncio.TimerHandle | None = None
         self._resting: asyncio.TimerHandle | None = None
         self.due = False
-        """Whether the next batch includes a cycle regardless of its content, and is made for it if necessary."""
+        """Whether a cycle is requested: the next batch includes it, and an empty batch is made for it if necessary."""
 
     @property
     def sleeping(self) -> bool:
@@ -90,12 +91,12 @@ class PassTimer:
         return self._unsettled and self._in_a_row < PASSES_IN_A_ROW_MAX
 
     def schedule(self) -> None:
-        """Request a cycle, with the next batch or in one of its own."""
+        """Request a cycle, with the next batch or in a batch of its own."""
         self.due = True
         self._wake()
 
     def wanted(self, *, decided: bool) -> bool:
-        """Return whether the batch under construction includes a cycle; `decided`: whether it has events so far."""
+        """Return whether the batch under construction gets a cycle. `decided`: the batch has events."""
         if self.due:
             return True
         if not decided:
@@ -108,7 +109,7 @@ class PassTimer:
         return False
 
     def passed(self, at: Instant, *, cost_s: float, found: bool, decided: bool) -> None:
-        """Record a cycle at `at` that took `cost_s` seconds. `found`: it has events; `decided`: so had the batch."""
+        """Record a cycle at `at` that took `cost_s` seconds. `found`: it has events; `decided`: its batch had some."""
         self.due = False
         self._passed_at = at
         self._unsettled = found
@@ -117,7 +118,7 @@ class PassTimer:
         self._rest_until_s = self._clock.monotonic_s() + (rest_s if cost_s > PASS_CHEAP_S else 0.0)
 
     def rest(self) -> None:
-        """Schedule the next cycle when nothing is queued or in flight any more."""
+        """Schedule the next cycle, because nothing is queued or in flight."""
         # Under load the next batch includes the next cycle; without load it needs a timer.
         if self._goes_on:
             self.schedule()
@@ -142,18 +143,18 @@ class PassTimer:
         self.schedule()
 
     def _check_due(self) -> None:
-        """Run the cycle that is due by time, or sleep until one is."""
+        """Run a cycle that is due by time, or set a timer for the next one."""
         self._arming = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         try:
             if not self._idle():
-                # The end of pending work calls `rest` again.
+                # `rest` is called again when the pending work ends.
                 return
             loop = asyncio.get_running_loop()
             if self._goes_on:
-                # Cycles have been following each other since the timer was set: the next one is on its way.
+                # Other cycles have run since the timer was set, and the next one follows at once.
                 self.schedule()
                 return
             if self._unsettled:

@@ -51,7 +51,7 @@ class TooManyAnswers(QueueFull):
 
 
 class NotLeading(Exception):
-    """Command at a replica that cannot decide; nothing has happened. `leader` is the leader's name, if known."""
+    """Command sent to a replica that cannot decide; nothing has happened. `leader` is the leader's name, if known."""
 
     def __init__(self, leader: str | None) -> None:
         super().__init__(f"this replica does not lead; leader: {leader or 'unknown'}")
@@ -59,15 +59,15 @@ class NotLeading(Exception):
 
 
 class OutcomeUnknown(Exception):
-    """Loss of leadership with the command under way: resend the same ID to learn the outcome."""
+    """Leadership was lost before the command was committed. Resend it with the same ID to learn the outcome."""
 
 
 class CannotDecide(Exception):
-    """Program fault while deciding the command; nothing has happened."""
+    """A fault of the program prevents deciding the command; nothing has happened."""
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """Answer to one command. `state` is the applied state at that time; `revision` is the command's."""
+    """Answer to one command: its revision, and the applied state at the time of the answer."""
 
     revision: Revision
     job: int
@@ -78,10 +78,10 @@ class Settlement(msgspec.Struct, frozen=True):
 
 
 class Asker(Protocol):
-    """Receiver of a command's answer: a future, or an object with the same methods that handles it at once.
+    """Receiver of a command's answer: a future, or an object with these methods that handles the answer at once.
 
-    The methods are called from the loop, never from within `Proposer.submit`; `set_result` and `set_exception` at most
-    once, and they must not raise, because consensus would stop.
+    The methods are called from the loop, never inside `Proposer.submit`. `set_result` or `set_exception` is called at
+    most once. Neither may raise, because that would stop consensus.
     """
 
     def done(self) -> bool:
@@ -123,7 +123,7 @@ class Waiter(msgspec.Struct, frozen=True):
 
     @property
     def is_hurried(self) -> bool:
-        """Return whether the answer only confirms the commit, so that it need not wait for the scheduling cycle.
+        """Return whether the receiver only needs the commit, so that the answer need not wait for the scheduling cycle.
 
         The receiver of a future gets a state in which the scheduler has examined the decision.
         """
@@ -152,13 +152,13 @@ class InFlight:
 
     @property
     def after(self) -> State:
-        """State after the batch. Computed on first use: by then the batch is on its way to the others."""
+        """State after the batch. Computed on first use, when the batch has usually been sent to the peers."""
         return self.speculative.state()
 
 
 def resolve(answer: Asker, settled: Settlement) -> None:
     """Deliver the answer if it is still awaited."""
-    # The waiter may be gone because of a timeout or a lost connection: the command stands.
+    # After a timeout or a lost connection nothing awaits the answer; the command remains valid.
     if not answer.done():
         answer.set_result(settled)
 
@@ -173,7 +173,7 @@ def reject(answer: Asker, error: Exception) -> None:
     """Deliver an exception as the answer."""
     answer.set_exception(error)
     if isinstance(answer, asyncio.Future):
-        # Retrieve it once: if the waiter is gone, asyncio would report the exception as never retrieved.
+        # Retrieve the exception: otherwise asyncio reports it if nothing awaits the future.
         answer.exception()
 
 
@@ -200,18 +200,18 @@ ENTRY_OVERHEAD_BYTES = 64
 """Overhead of an entry in a batch beside its own encoding, bytes, rounded up generously."""
 
 ENTRIES_BYTES_MAX = BATCH_BYTES_MAX - 1024
-"""Maximum size of a batch's entries: the rest (kind, base, time) takes far less than the difference."""
+"""Maximum size of a batch's entries: the rest (kind, base, time) takes far less than 1 KiB."""
 
 
 def entry_of(request: Request, events: tuple[Event, ...] = (), rejection: Rejection | None = None) -> Entry:
     """Return the entry that settles `request` with these events, or with this rejection."""
-    # Commands without fields need no proof, and the leader's own commands are never repeated.
+    # Commands without fields need no digest, and the leader's own commands are never resent.
     digest = command_digest(request) if request.id or request.command.__struct_fields__ else b""
     return Entry(request.id, request.actor, kind_of(request.command), events, rejection, digest)
 
 
 def entry_too_large(request: Request, size_bytes: int) -> Entry:
-    """Return the entry that rejects `request`, whose own entry would have this size."""
+    """Return the entry that rejects `request`, because its entry would have `size_bytes`."""
     rejection = Rejection(
         RejectionCode.LIMIT_EXCEEDED,
         f"the command would take {size_bytes} bytes of the ledger; an entry has at most {ENTRIES_BYTES_MAX}",
@@ -221,7 +221,7 @@ def entry_too_large(request: Request, size_bytes: int) -> Entry:
 
 
 def weight_bytes(request: Request) -> int:
-    """Return the memory a waiting command takes, bytes: its texts, and an allowance for the rest."""
+    """Return the memory that a waiting command takes, bytes: its texts, and an allowance for the rest."""
     command = request.command
     if type(command) is UpdateJob:
         return ENTRY_OVERHEAD_BYTES + (0 if command.buffer is None else len(command.buffer.text))
@@ -234,26 +234,26 @@ def weight_bytes(request: Request) -> int:
 
 
 def steps_of(entry: Entry) -> int:
-    """Return the cost of folding an entry in steps, by its jobs and events."""
+    """Return the cost of folding an entry, in steps (at least 1)."""
     return max(1, steps_of_events(entry.events))
 
 
 def steps_of_events(events: Sequence[Event]) -> int:
-    """Return the cost of folding events in steps: one each, and one for each task of an array."""
+    """Return the cost of folding events, in steps: one for each event, or for each task of a submitted array."""
     return len(events) if not events or type(events[0]) is not JobSubmitted else len(jobs_of(events[0]))
 
 
 STEPS_PER_TURN = 128
-"""Commands decided, and events folded, in one turn of the loop, count: about 20 us each, and 40 us with both. A command
-about an array counts once for each task; a submit also counts once for each DIRECTIVES_PER_STEP bytes of directives.
+"""Commands decided, and events folded, in one turn of the loop: 20 us each, 40 us for both. A command about an array
+counts once for each task; a submit also counts once for each DIRECTIVES_PER_STEP bytes of directives.
 """
 
 DIRECTIVES_PER_STEP = 64
-"""Size of directives read in the time of one step: one line."""
+"""Size of directives that are parsed in the time of one step, bytes: one line."""
 
 
 def steps_to_decide(state: Facts, request: Request) -> int:
-    """Estimate the steps to decide a command and to fold the result."""
+    """Estimate the cost of deciding a command and folding the result, in steps."""
     command, buffer = request.command, None
     jobs = jobs_of_command(state, command)
     if type(command) is SubmitJob:
@@ -276,20 +276,20 @@ class Draft:
         self.size_bytes = 0
         self.steps = 0
         self.is_decided = False
-        """Whether it contains an event."""
+        """Whether the batch contains an event."""
         self.long: StepRunner[Decided | None] | None = None
-        """First command of the queue while it is decided and folded over several turns."""
+        """Run of the first command in the queue, if it is decided and folded over several turns."""
 
 
 Decided = tuple[Entry, bytes, int]
-"""Entry that settles a command, its encoding, and the job it made or concerns."""
+"""Entry that settles a command, its encoding, and the job that it creates or concerns."""
 
 
 # ---- space in the journal: order of rejection when it becomes scarce
 
 
 class Level(msgspec.Struct, frozen=True):
-    """Maximum fill of the journal for commands of one kind, from 0 to 1, and their origin."""
+    """Maximum fill of the journal for commands of one origin, from 0 to 1, and the origin's name."""
 
     fill_max: float
     words: str
@@ -301,10 +301,10 @@ CANCELS = Level(0.85, "commands of users")
 OPERATORS = Level(0.90, "commands of operators")
 AGENTS = Level(0.95, "reports of agents")
 OWN = Level(0.98, "commands of the leader itself")
-"""The rest is for elections and membership changes, which an operator may need to make space."""
+"""The rest is reserved for elections and membership changes, which an operator may need to make space."""
 
 STORED_BYTES_PER_BYTE = 2
-"""Maximum size of an entry in LMDB as a multiple of its size: rows of digest and revision, pages half full."""
+"""Maximum size of an entry in LMDB as a multiple of its data: digest and revision rows, half-full pages."""
 
 
 def level_of(request: Request) -> Level:
@@ -321,7 +321,7 @@ def level_of(request: Request) -> Level:
 
 
 def journal_full(level: Level, fill: float) -> JournalFull:
-    """Return the rejection of a command for which there is no space."""
+    """Return the exception for a command for which the journal has no space."""
     return JournalFull(
         f"the journal is {fill:.0%} full; above {level.fill_max:.0%} {level.words} are rejected, because the "
         "remaining space is reserved for more important commands"
@@ -329,7 +329,7 @@ def journal_full(level: Level, fill: float) -> JournalFull:
 
 
 def too_many_answers(state: Facts, actor: Actor) -> TooManyAnswers:
-    """Return the rejection of a command whose reply could not be cached."""
+    """Return the exception for a command whose reply could not be cached."""
     kept, total = state.kept.get(actor, 0), state.replies_kept
     return TooManyAnswers(
         f"the deduplication cache has {kept} replies for {actor}, and {total} in total; an actor may have at most "

@@ -1,7 +1,8 @@
-"""Leader's scheduling index (`replica.scheduler`), kept in step with the speculative state to make cycles cheap.
+"""Leader's scheduling index (`replica.scheduler`), kept up to date with the speculative state to make cycles cheap.
 
-It follows each batch as it is decided, so it always describes the newest speculative state. When batches in flight are
-dropped, so is the index: it is rebuilt in portions, one a turn, because 100,000 jobs take most of a second.
+The index follows each batch while it is decided, so it always describes the newest speculative state. When batches in
+flight are dropped, the index is dropped too. It is rebuilt in portions, one a turn, because 100,000 jobs take most of a
+second.
 """
 
 from __future__ import annotations
@@ -13,21 +14,22 @@ from forebay.replica.state import State
 from forebay.replica.values import Instant
 
 JOBS_PER_TURN = 128
-"""Jobs indexed in one turn of the loop in addition to one for each command of the batch, count: about four
-milliseconds, after which heartbeats and commands proceed. A leader under load keeps up with the jobs its batches touch.
+"""Number of jobs indexed in one turn of the loop, beside one job for each command of the batch: about four
+milliseconds, after which heartbeats and commands proceed. A leader under load keeps up with the jobs that its batches
+touch.
 """
 
 
 class Planner:
-    """Scheduling index, and its progress through the batch under construction."""
+    """Scheduling index, and the part of the batch under construction that it includes."""
 
     def __init__(self) -> None:
         self._index: SchedulingIndex | None = None
         self._noted = 0
-        """Entries of the batch under construction known to the index."""
+        """Number of entries of the batch under construction that the index includes."""
 
     def prepare(self, batch: SpeculativeState) -> bool:
-        """Follow the batch; return whether a cycle over it is cheap now. If not, call again in another turn."""
+        """Update the index with the batch; return whether it is complete. If not, call again in another turn."""
         return self._follow(batch).prepare(JOBS_PER_TURN + len(batch.entries))
 
     def run_cycle(self, batch: SpeculativeState) -> tuple[Event, ...]:
@@ -35,7 +37,7 @@ class Planner:
         return run_cycle(self._follow(batch), batch.at)
 
     def closed(self, batch: SpeculativeState) -> None:
-        """Follow the batch to its end: the next one starts on the state after it."""
+        """Update the index to the end of the batch. The next batch starts on the state after it."""
         if self._index is not None:
             self._follow(batch)
         self._noted = 0
@@ -43,14 +45,14 @@ class Planner:
     def next_due(self, state: State, after: Instant) -> Instant | None:
         """Return the earliest time after `after` at which a cycle over `state` could do something by time alone.
 
-        If that takes long to compute, it is `after` itself: the resulting cycle then prepares the index.
+        Returns `after` if computing the time takes long; the resulting cycle then prepares the index.
         """
         if self._index is None or self._index.state is not state:
             self._index, self._noted = SchedulingIndex(state), 0
         return self._index.next_due(after) if self._index.prepare(JOBS_PER_TURN) else after
 
     def forget(self) -> None:
-        """Drop an index built on batches of unknown outcome, or in an earlier term."""
+        """Drop the index, because batches in it have an unknown outcome, or the term has ended."""
         self._index, self._noted = None, 0
 
     def _follow(self, batch: SpeculativeState) -> SchedulingIndex:

@@ -5,27 +5,28 @@ Theory of operation
 
 Commands wait in one bounded queue. The pump takes as many as fit, decides them in order against the *speculative* state
 (the applied state and all batches in flight), and proposes them as one batch (law 5). Up to `BATCHES_IN_FLIGHT_MAX`
-batches are under way at once: meanwhile the queue collects the next one, so batches grow with the load and a single
-command never waits for company. When the entry is applied, its waiters are notified; an answer never precedes the
-commit (law 4).
+batches are under way at once. Meanwhile the queue collects the next batch, so batches grow with the load, and a single
+command is never delayed to fill a batch. When an entry is applied, its waiters are notified; an answer never precedes
+the commit (law 4).
 
 A command that takes long to decide and fold, such as the submit of the largest array, takes several turns of the loop.
-Its batch is a private draft meanwhile, and other commands wait behind it. A loss of leadership drops the draft.
+Its batch is a private draft meanwhile, and other commands wait. A loss of leadership drops the draft.
 
-A scheduling cycle follows each decision. While other batches are under way it ends the batch. A batch that is proposed
-alone does not wait for it: the cycle runs while the others write the batch, and its result follows in an entry of its
-own, which the batch's waiters then also wait for. Waiters that only need the commit are notified first; the cycle
-runs after that, or with the next command or read.
+A scheduling cycle follows each decision. While other batches are under way, the cycle is the last part of the batch. A
+batch that is proposed alone does not wait for the cycle: the cycle runs while the peers write the batch, and its result
+follows in a separate entry, for which the batch's waiters also wait. Waiters that only need the commit are notified
+first; the cycle then runs afterwards, or with the next command or read.
 
-A known command ID is answered from its cached reply, without an entry (law 6): at once if the reply is applied, with
-the batch that carries it if it is in flight.
+A known command ID is answered from its cached reply, without an entry (law 6): at once if the reply is applied, or with
+the batch in flight that contains the command.
 
-When leadership is lost, the outcome of batches in flight is unknown here: their waiters get OutcomeUnknown. Commands
-that were only queued have certainly not happened: NotLeading. In both cases the client resends the same ID.
+When leadership is lost, the outcome of batches in flight is unknown here, and their waiters get OutcomeUnknown.
+Commands that were only queued have certainly not happened, and get NotLeading. In both cases the client resends the
+same ID.
 
-A command that makes `decide` raise is answered with CannotDecide and not proposed. Otherwise one request, resent to
-each new leader as clients do, could stop all replicas (hazard H6); `decide` is pure, so nothing is left half done. Any
-other exception in this module stops the replica.
+If `decide` raises for a command, the command is answered with CannotDecide and not proposed. Otherwise one request that
+clients resend to each new leader could stop all replicas (hazard H6). `decide` is pure, so nothing is left half done.
+Any other exception in this module stops the replica.
 """
 
 from __future__ import annotations
@@ -92,17 +93,17 @@ __all__ = [
 LOGGER = logging.getLogger(__name__)
 
 QUEUE_COMMANDS_MAX = 4096
-"""Maximum number of waiting commands: eight full batches, a tenth of a second of work at the measured rate."""
+"""Maximum number of waiting commands: eight full batches, a tenth of a second of work."""
 
 QUEUE_BYTES_MAX = 64 * 1024 * 1024
-"""Maximum size of scripts and directives in the queue: 4096 of the largest would take more than a gigabyte."""
+"""Maximum size of scripts and directives in the queue: 4096 of the largest would exceed a gigabyte."""
 
 BATCHES_IN_FLIGHT_MAX = 4
-"""Maximum number of batches proposed and not applied: measured; more do not hide the latency of a sync (HAZARDS.md)."""
+"""Maximum number of batches proposed and not applied: by measurement, more do not help (HAZARDS.md)."""
 
 
 _BATCH_ROOM_BYTES = 2 * ENTRIES_BYTES_MAX
-"""Maximum size of a batch including a command that is measured and left for the next one."""
+"""Maximum size of a batch together with a command that then turns out not to fit."""
 
 
 class Proposer:
@@ -117,7 +118,7 @@ class Proposer:
         clock: AgreedTime,
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """Create an idle proposer; `applied` returns the applied state, `fail` stops the replica.
+        """Initialize an idle proposer. `applied` returns the applied state; `fail` stops the replica.
 
         `fill_with` returns the used share of the journal after adding this many bytes, from 0 to 1.
         """
@@ -138,9 +139,9 @@ class Proposer:
         self._draft: Draft | None = None
         """Batch under construction over several turns of the loop; nothing else is proposed until it is complete."""
         self._unpassed: InFlight | None = None
-        """Batch proposed alone, whose cycle is still to come."""
+        """Batch that was proposed alone, and whose cycle has not run yet."""
         self._passed_index = 0
-        """Last entry with such a cycle."""
+        """Index of the last entry with a separate cycle."""
         self._open = False
         """Whether commands are accepted."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -175,9 +176,9 @@ class Proposer:
         return answer
 
     def queue(self, request: Request, asker: Asker) -> None:
-        """Queue a command whose answer goes to `asker`. Exceptions as `submit`."""
-        # As of consensus' last notification: asking the engine each time would cost as much as queueing. A command that
-        # arrives before the notification is rejected with it.
+        """Queue a command whose answer goes to `asker`. Raises the exceptions of `submit`."""
+        # `_open` is as of consensus' last notification, because asking the engine each time would cost as much as
+        # queueing. A command that arrives just before the notification is rejected by it.
         if not self._open:
             raise NotLeading(self._engine.leader)
         weight = weight_bytes(request)
@@ -194,11 +195,11 @@ class Proposer:
         return self._pass_timer
 
     def schedule(self) -> None:
-        """Request a scheduling cycle, with the next batch or in one of its own."""
+        """Request a scheduling cycle, with the next batch or in a batch of its own."""
         self._pass_timer.schedule()
 
     def pass_now(self) -> int:
-        """Run the pending cycle; return the last entry with a cycle of its own, 0 for none."""
+        """Run the pending cycle; return the index of the last entry with a separate cycle, or 0."""
         try:
             if self._unpassed is not None and self.leading:
                 self._pass_behind(self._unpassed)
@@ -207,7 +208,7 @@ class Proposer:
         return self._passed_index
 
     def leadership_changed(self) -> None:
-        """Handle a change of role, term or readiness; called by consensus, must not raise."""
+        """Handle a change of role, term or readiness. Called by consensus; must not raise."""
         term = self._engine.term if self._engine.role == Role.LEADER else 0
         if term != self._leading_term:
             self._abandon()
@@ -219,10 +220,11 @@ class Proposer:
             self._pass_timer.stop()
 
     def precomputed(self, before: State, data: bytes) -> tuple[Batch, State] | None:
-        """Return the batch in `data` and the state after it, if it is the next one in flight, decided on `before`.
+        """Return the batch in `data` and the state after it, if `data` is the next batch in flight, decided on
+        `before`.
 
-        It was folded entry by entry when it was decided; for this state and these bytes `apply_batch` would return the
-        same, so the leader need not fold twice. None for any other entry.
+        The leader folded the batch while deciding it. For this state and these bytes `apply_batch` would return the
+        same, so the leader need not fold twice. Returns None for any other entry.
         """
         if not self._in_flight:
             return None
@@ -236,7 +238,7 @@ class Proposer:
         index, state = transition.entry.index, transition.after
         if self._in_flight:
             head = self._in_flight[0]
-            # A proposal may be applied before `propose` has returned: it then has no index yet.
+            # An entry may be applied before `propose` has returned; the batch then has no index yet.
             if head.index in (0, index):
                 if (
                     transition.entry.void
@@ -246,7 +248,7 @@ class Proposer:
                     self._abandon()
                 else:
                     self._in_flight.popleft()
-                    waits = head is self._unpassed and self.leading  # not during a transfer: the target runs the cycle
+                    waits = head is self._unpassed and self.leading  # during a transfer, the new leader runs the cycle
                     notified, head.waiters = head.by_hurry() if waits else (head.waiters, [])
                     notify(notified, state)
                     if waits:
@@ -260,7 +262,7 @@ class Proposer:
                 self._pass_timer.rest()
 
     def installed(self) -> None:
-        """Handle a snapshot that replaced the state: batches in flight can no longer be followed."""
+        """Handle a snapshot that replaced the state: the outcome of batches in flight is unknown."""
         self._abandon()
 
     def stop(self) -> None:
@@ -276,7 +278,7 @@ class Proposer:
 
     def _wake(self) -> None:
         if self._pump_handle is None:
-            # Not at once: other arrivals in this turn of the loop share the batch.
+            # Run later in this turn of the loop, so that other arrivals share the batch.
             self._pump_handle = asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
@@ -284,21 +286,21 @@ class Proposer:
         try:
             if not self.leading or len(self._in_flight) >= BATCHES_IN_FLIGHT_MAX:
                 return
-            # Commands wait for the command that founds the cluster, which waits for a majority's clocks.
+            # Founding the cluster waits for a majority's clocks, and all other commands wait for the founding.
             if not self._clock.begin():
                 return
             if self._unpassed is not None:
                 self._pass_behind(self._unpassed)
             elif self._queue or self._pass_timer.due:
                 self._propose_batch()
-            # At most one batch a turn: heartbeats and other connections get their share of the loop.
+            # At most one batch a turn, so that heartbeats and other connections get their share of the loop.
             if (self._queue or self._pass_timer.due) and len(self._in_flight) < BATCHES_IN_FLIGHT_MAX:
                 self._wake()
         except Exception as error:
             self._fail(error)
 
     def _propose_batch(self) -> None:
-        """Propose the next batch; if it takes long to make, continue in another turn."""
+        """Propose the next batch. A batch that takes long to make continues in another turn."""
         draft = self._draft
         if draft is None:
             base = self._in_flight[-1].after if self._in_flight else self._applied()
@@ -344,7 +346,7 @@ class Proposer:
                 if waiting.answer.cancelled() or not (is_routine_one or self._is_to_be_decided(waiting, draft)):
                     self._dequeue()
                     continue
-                # If a whole batch fits below the lowest level, its commands need not be measured.
+                # If a whole batch fits below the lowest level, individual commands need no check.
                 wants_bytes = draft.size_bytes + waiting.weight_bytes
                 if (is_scarce or wants_bytes > _BATCH_ROOM_BYTES) and self._refused_for_room(waiting, wants_bytes):
                     self._dequeue()
@@ -392,14 +394,14 @@ class Proposer:
         return True
 
     def _clock_was_set(self, batch: SpeculativeState, entries: list[bytes], waiters: list[Waiter]) -> None:
-        """Propose a batch that ends with the clock set back: later commands are decided at the new time."""
+        """Propose a batch that ends by setting the clock back. Later commands are decided at the new time."""
         self._clock.applied(Instant(batch.facts.at))
         self._propose(batch, entries, waiters)
         self._planner.forget()
         self._pass_timer.set_back()
 
     def _pass_behind(self, flight: InFlight) -> None:
-        """Run the cycle of a batch proposed without it; the batch's waiters wait for both."""
+        """Run the cycle of a batch that was proposed without one. The batch's waiters wait for both entries."""
         self._unpassed = None
         self._planner.closed(flight.speculative)
         batch = SpeculativeState(flight.after, self._clock.stamp(flight.after.at))
@@ -448,13 +450,13 @@ class Proposer:
         return False
 
     def _answered_before(self, waiting: Waiting, batch: SpeculativeState, waiters: list[Waiter]) -> bool:
-        """Answer a command with a known ID, or attach it to the batch that will; return False if it is new."""
+        """Answer a command with a known ID, or let it wait for the batch that settles it; return False if it is new."""
         known = look_up_reply(batch.facts, waiting.request) if waiting.request.id else None
         if known is None:
             return False
         applied = self._applied()
         if isinstance(known, Rejection):
-            # Nothing was or will be decided, so no entry is needed.
+            # The cached outcome needs no decision, and so no entry.
             self.counts.rejections[known.code.name.lower()] += 1
             resolve(waiting.answer, Settlement(applied.revision, 0, known, applied, True))
             return True
@@ -473,9 +475,11 @@ class Proposer:
         raise AssertionError(f"no batch in flight carries revision {known.revision}")
 
     def _refused_for_room(self, waiting: Waiting, wants_bytes: int) -> bool:
-        """Reject a command if the journal lacks space for its batch with this many bytes; return whether it did.
+        """Reject a command if the journal lacks space for its batch with this many bytes; return whether it was
+        rejected.
 
-        Checked here, not on queueing, because earlier commands take space first. Nothing is written for the command.
+        The check is here, not in `queue`, because earlier commands take space first. Nothing is written for the
+        command.
         """
         level = level_of(waiting.request)
         fill = self._fill_with(wants_bytes)
@@ -490,7 +494,7 @@ class Proposer:
             reject(waiting.answer, error)
 
     def _decide(self, waiting: Waiting, batch: SpeculativeState) -> tuple[Entry, bytes] | None:
-        """Return the entry that settles the command, encoded; None after a failure, which is answered."""
+        """Return the entry that settles the command, and its encoding; None if deciding failed and was answered."""
         request = waiting.request
         try:
             facts = batch.facts if is_by_key(request.command) else batch.state()
@@ -500,7 +504,7 @@ class Proposer:
             return None
 
     def _settle(self, waiting: Waiting, batch: SpeculativeState, entry: Entry) -> int | None:
-        """Add the entry to the batch; return its job. None if its events cannot be folded, which is answered."""
+        """Add the entry to the batch; return its job. None if folding failed and was answered."""
         try:
             return batch.add(entry)
         except Exception as error:
@@ -518,13 +522,13 @@ class Proposer:
             reject(waiting.answer, CannotDecide(f"{type(error).__name__}: {error}"))
 
     def _pass(self, batch: SpeculativeState, decided: bool) -> Entry | None:
-        """Return the entry of a scheduling cycle over the batch so far; None if it finds nothing or must wait."""
+        """Return the entry of a scheduling cycle over the batch so far; None without events or if it must wait."""
         if not batch.facts.feature_level or self._fill_with(0) > OWN.fill_max:
             self._pass_timer.due = False
             return None
         started_s = self._clock.monotonic_s()
         if not self._planner.prepare(batch):
-            # A new leader indexes all jobs once, a portion per turn of the loop: the cycle follows the last.
+            # A new leader indexes all jobs once, a portion per turn of the loop; the cycle runs after the last portion.
             self._pass_timer.due = True
             return None
         events = self._planner.run_cycle(batch)

@@ -1,9 +1,9 @@
 """Pruning of a running replica's ledger, in small steps, as approved by `forebay audit prune`.
 
-A request is a note in the replica's directory, so it needs write access there. Its content was checked against
-archives, checkpoint and snapshot in a separate process (`cluster.audit.archive`), which takes a while; the replica only
-repeats the checks that protect itself. The note is moved into the storage, so that a started removal is completed
-whenever the replica is killed.
+A request is a note in the replica's directory, so it needs write access there. A separate process has checked the note
+against archives, checkpoint and snapshot (`cluster.audit.archive`), which takes a while. The replica only repeats the
+checks that protect itself. It then records the range in its storage, so that a removal is completed even if the replica
+is killed.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ POLL_PERIOD_S: Final = 2.0
 """Interval of checks for a note, seconds."""
 
 PAUSE_S: Final = 0.05
-"""Pause between two steps, seconds: at most 5,000 entries or 20 MB a second, and the disk is idle most of the time."""
+"""Pause between two steps, seconds: at most 5,000 entries or 20 MB a second, so that the disk is mostly idle."""
 
 AGAIN_S: Final = 60.0
-"""Pause before a retry if the digest that must stay is damaged, seconds: the scrub repairs it meanwhile."""
+"""Pause before a retry if the digest that must stay is damaged, seconds. The scrub may repair it meanwhile."""
 
 
 class PruneNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Range to prune: the entries before `below`, the last of which leads to `digest`, and their archive segments
-    (`wal.PrunedSegment`).
+    """Range to prune: the entries before `below`, the ledger's digest after the last of them, and their archive
+    segments (`wal.PrunedSegment`).
     """
 
     cluster_id: str
@@ -54,12 +54,12 @@ class PruneNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def pruned(self) -> PrunedRange:
-        """Recorded form of the range."""
+        """Range in the form that the storage records."""
         return PrunedRange(self.below, self.segments)
 
 
 def leave_note(home: Path, note: PruneNote) -> None:
-    """Leave a note for the replica of a directory, atomic and durable on return.
+    """Write a note for the replica in this directory, atomic and durable on return.
 
     Raises:
         OSError: The note cannot be written.
@@ -70,7 +70,7 @@ def leave_note(home: Path, note: PruneNote) -> None:
 
 
 def answer_to_note(home: Path) -> str | None:
-    """Return the reason for a note's rejection, an empty text if it was accepted, None while it waits.
+    """Return the reason for a note's rejection; empty if the note was accepted, None while it waits.
 
     Raises:
         OSError: The answer cannot be read.
@@ -83,7 +83,7 @@ def answer_to_note(home: Path) -> str | None:
 
 
 class Pruner(Background):
-    """Takes notes, and prunes the ranges they name."""
+    """Accepts notes, and prunes the ranges that they name."""
 
     def __init__(
         self,
@@ -93,10 +93,10 @@ class Pruner(Background):
         prune_some: Callable[[], bool],
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """Create it.
+        """Initialize.
 
-        `authorise` records the range, or raises BrokenInvariant; `prune_some` removes some of it, and returns whether
-        some is left (`wal.prune_some`); `fail` stops the replica.
+        `authorise` records the range, or raises BrokenInvariant. `prune_some` removes a part of the range, and returns
+        whether entries remain (`wal.prune_some`). `fail` stops the replica.
         """
         super().__init__(fail)
         self._home = home
@@ -109,7 +109,7 @@ class Pruner(Background):
             await asyncio.sleep(self.step())
 
     def step(self) -> float:
-        """Take a note, or prune some entries; return the pause that follows, seconds.
+        """Accept a note, and prune some entries; return the pause until the next call, seconds.
 
         Raises:
             StorageFailed: The ledger cannot be read or written.
@@ -129,7 +129,7 @@ class Pruner(Background):
         return PAUSE_S if more else POLL_PERIOD_S
 
     def _take(self) -> None:
-        """Record the content of the note and remove it, or write the reason for a rejection beside it."""
+        """Record the range in the note, or write the reason for a rejection beside it; remove the note."""
         path = self._home / NOTE_NAME
         try:
             with path.open("rb") as file:

@@ -1,6 +1,6 @@
-"""Installation of the leader's snapshot, and the description of snapshots for API and command line.
+"""Installation of the leader's snapshot, and conversion of snapshot summaries for API and command line.
 
-Chunks are written as they arrive. The complete snapshot is verified in a thread, and then adopted.
+Chunks are written as they arrive. The complete snapshot is verified in a thread, and then installed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SnapshotInstall:
     """Receiver of a snapshot for consensus (cluster.consensus.SnapshotSink); the store holds the bytes."""
 
     def __init__(self, snapshots: SnapshotStore, index: int, term: int, *, installed: Callable[[Image], None]) -> None:
-        """Start, or continue from an earlier process; `installed` takes over the verified image, or raises."""
+        """Start, or continue the part of an earlier process. `installed` receives the verified image, and may raise."""
         self._snapshots = snapshots
         self._installed = installed
         self._receiver = snapshots.receive(index, term)
@@ -30,25 +30,25 @@ class SnapshotInstall:
 
     @property
     def received_bytes(self) -> int:
-        """Bytes already received."""
+        """Number of bytes received."""
         return self._receiver.next_offset
 
     def write(self, offset: int, data: bytes) -> None:
         """Write the bytes at `offset`.
 
         Raises:
-            SnapshotRefused: They are out of order.
+            SnapshotRefused: The bytes are out of order.
         """
         self._receiver.write(offset, data)
 
     def verify(self, done: Callable[[], None]) -> None:
-        """Start to verify the snapshot in a thread; `done` is called in the loop at the end, whatever the result."""
+        """Verify the snapshot in a thread. `done` is called in the loop at the end, with any result."""
         loop = asyncio.get_running_loop()
         self._verified = self._snapshots.verify(self._receiver)
         self._verified.add_done_callback(lambda verified: call_soon(loop, done))
 
     def finish(self) -> ConfigurationAt | None:
-        """Finalize the snapshot and adopt it; raises the error found by `verify`."""
+        """Finalize and install the snapshot. Raises the error that `verify` found."""
         if self._verified is None:
             raise BrokenInvariant("an unverified snapshot was to be installed")
         self._verified.result()
@@ -68,7 +68,7 @@ class SnapshotInstall:
 
 def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
     """Call a function in the loop, from another thread."""
-    # The loop may be closed when a replica stops while its snapshot is being abandoned.
+    # The loop may already be closed if the replica stops while a snapshot is abandoned.
     if not loop.is_closed():
         loop.call_soon_threadsafe(call, *arguments)
 

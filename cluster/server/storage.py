@@ -1,9 +1,9 @@
-"""Storage of a starting replica: its journal, ledger and snapshots, and the state they lead to.
+"""Storage of a starting replica: journal, ledger and snapshots, and the state rebuilt from them.
 
-The newest snapshot that belongs to this replica's own ledger is loaded, and the entries after it are folded up to the
-applied mark; states are compared with the digests recorded in the ledger on the way. A snapshot whose digest differs
-from the ledger's at its index belongs to another history and is skipped. Without a usable one, everything is folded
-from the first entry, if this replica holds it.
+The newest snapshot that belongs to this replica's own ledger is loaded. The entries after it are folded up to the
+applied mark, and states are compared with the digests recorded in the ledger. A snapshot whose digest differs from the
+ledger's at the same index belongs to another history and is skipped. Without a usable snapshot, all entries are folded
+from the first one, if this replica has it.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ SUPERSEDED_NAME = "superseded"
 """File beside `wal` of a replica whose cluster continues as a later incarnation without it; it prevents a start."""
 
 NOTE_CHARACTERS_MAX = 1_000
-"""Characters read of those two files: a sentence."""
+"""Maximum number of characters read of these two files, which contain a sentence."""
 
 MEMBER_CHARACTERS_MAX = 96
 """Maximum length of a member ID: a name of at most 64 characters, '#' and a number."""
 
 REPLAY_STEP_ENTRIES = 1024
-"""Entries read at a time while folding at start, count."""
+"""Number of entries read at a time while folding at start."""
 
 FILE_REMEDY = "check the permissions of its directory and the free space of the disk"
 """Remedy for a small file of a replica that cannot be written or removed."""
 
 
 class StorageRefused(Exception):
-    """Storage that cannot be used as it is; the message names place and remedy.
+    """Storage that cannot be used; the message names location and remedy.
 
-    `condition` is the row of the recovery table (`wal.Condition`); None for conditions other than damage, such as a
-    mark that cannot be created.
+    `condition` is the row of the recovery table (`wal.Condition`); None for problems other than damage, such as a mark
+    that cannot be created.
     """
 
     def __init__(self, sentence: str, condition: Condition | None = None) -> None:
@@ -92,7 +92,7 @@ class Storage(msgspec.Struct, frozen=True):
     identity: str
     """ID of this replica as a member: its name if it founded the cluster."""
     configuration: ConfigurationAt | None
-    """Membership as of `index`, as far as snapshot and ledger have it."""
+    """Membership at `index`; None if snapshot and ledger have none."""
 
     def close(self) -> None:
         """Write pending marks and close everything."""
@@ -103,13 +103,13 @@ class Storage(msgspec.Struct, frozen=True):
 
 
 def open_storage(config: Config, name: str, *, first_start: bool = False) -> Storage:
-    """Open the storage of replica `name` and rebuild its state. `first_start`: the operator declares that it never ran.
+    """Open the storage of replica `name` and rebuild its state. `first_start`: the operator declares a first start.
 
     Raises:
-        RecoveryRefused: The ledger is damaged or another replica's (`wal`).
+        RecoveryRefused: The ledger is damaged or belongs to another replica (`wal`).
         StorageFailed: The ledger cannot be read or written (`wal`).
         SnapshotFailed: The snapshots cannot be read (`snapshots`).
-        StorageRefused: The storage cannot be used as it is.
+        StorageRefused: The storage cannot be used.
     """
     directory = config.wal_directory(name)
     snapshot_directory = config.snapshot_directory(name)
@@ -177,17 +177,17 @@ def member_note(config: Config, name: str) -> Path:
 
 
 def identity_of(config: Config, name: str) -> str:
-    """Return the ID of replica `name` as a member. Exceptions as `noted_member`."""
+    """Return the ID of replica `name` as a member. Raises the exceptions of `noted_member`."""
     return noted_member(config, name)[0]
 
 
 def noted_member(config: Config, name: str) -> tuple[str, Incarnation]:
-    """Return the ID of replica `name` as a member, and the incarnation of the cluster it joined.
+    """Return the ID of replica `name` as a member, and the incarnation of the cluster that it joined.
 
     The file contains `r2#6`, or `r2#6 2-…` for an incarnation after the first.
 
     Raises:
-        StorageRefused: The file is unreadable or another replica's.
+        StorageRefused: The file is unreadable or belongs to another replica.
     """
     note = member_note(config, name)
     try:
@@ -205,12 +205,12 @@ def noted_member(config: Config, name: str) -> tuple[str, Incarnation]:
 
 
 def note_forgotten(config: Config, name: str, sentence: str) -> None:
-    """Record that replica `name` has lost promised entries, so that a restart does not start over."""
+    """Record that replica `name` has lost promised entries, so that it does not start again."""
     _write_note(config, name, FORGOTTEN_NAME, sentence)
 
 
 def note_superseded(config: Config, name: str, sentence: str) -> None:
-    """Record that the cluster continues without replica `name`, so that a restart does not revive the previous one."""
+    """Record that the cluster continues without replica `name`, so that it does not start again."""
     _write_note(config, name, SUPERSEDED_NAME, sentence)
 
 
@@ -235,12 +235,12 @@ def _refuse_if_noted(config: Config, name: str) -> None:
             continue
         except OSError as error:
             raise _refused(condition, f"{note} cannot be read ({error.strerror})", name) from error
-        # The file's own sentence comes first. A damaged file is still a reason not to start.
+        # The file's sentence comes first. A damaged file also prevents a start.
         raise _refused(condition, f"{note}: {sentence}", name)
 
 
 def _refuse_if_of_another_id(error: RecoveryRefused, directory: Path, note: Path, name: str) -> None:
-    """Report a wrong `member` file if the storage is this replica's under another ID."""
+    """Report a wrong `member` file if the storage belongs to this replica under another ID."""
     if error.condition is not Condition.REPLICA_FOREIGN:
         return
     with Environment.open_readonly(directory) as stored:
@@ -257,9 +257,10 @@ def _refused(condition: Condition, place: str, name: str) -> StorageRefused:
 
 @contextmanager
 def starting(config: Config, name: str, *, make: bool) -> Iterator[None]:
-    """Prevent other processes from starting or joining replica `name` meanwhile. With `make` its directory is created.
+    """Prevent other processes from starting or joining replica `name` in this block. `make`: create its directory.
 
-    The decision whether it may start without data is made here, and holds until there is data or the mark is removed.
+    Inside the block, the caller decides whether the replica may start without data. The decision holds until there is
+    data or the mark is removed.
 
     Raises:
         StorageRefused: The directory is unusable, or another process uses it.
@@ -269,7 +270,7 @@ def starting(config: Config, name: str, *, make: bool) -> Iterator[None]:
     try:
         if make:
             directories.make(home)
-        # Without the directory there is no mark in it.
+        # Without the directory there is no mark, and nothing to lock.
         with suppress(FileNotFoundError, NotADirectoryError):
             descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -291,7 +292,7 @@ def starting(config: Config, name: str, *, make: bool) -> Iterator[None]:
 
 
 def _may_be_empty(config: Config, name: str, mark: Path, *, first_start: bool) -> bool:
-    """Return whether this replica may start without data. A mark beside data of an earlier run is removed.
+    """Return whether this replica may start without data. Remove a mark that lies beside data of an earlier run.
 
     Raises:
         StorageRefused: The operator declared a first start, but the replica has run.
@@ -301,10 +302,10 @@ def _may_be_empty(config: Config, name: str, mark: Path, *, first_start: bool) -
     trace = may_have_run(config.wal_directory(name)) or any_of(config.snapshot_directory(name))
     note = member_note(config, name)
     if trace is not None:
-        # The mark is not meant for a replica that has run, and would outlive the loss of its data.
+        # A replica that has run must not keep the mark: after a loss of its data, the mark would allow a start.
         _consume(mark, name)
     elif first_start and os.path.lexists(note) and not mark.exists():
-        trace = note  # a joining replica has file and mark before it has data
+        trace = note  # a joining replica has both the file and the mark before it has data
     if first_start and trace is not None:
         raise _refused(Condition.HAS_RUN, str(trace), name)
     return trace is None
@@ -321,9 +322,9 @@ def any_of(directory: Path) -> Path | None:
 
 
 def first_start_mark(config: Config, name: str) -> Path:
-    """Return the path of the mark that permits a start without data, consumed by the first start.
+    """Return the path of the mark that permits a start without data. The first start removes the mark.
 
-    It is created by `forebay cluster init`, or for a replica that joins.
+    `forebay cluster init` creates the mark, and so does a replica that joins.
     """
     return config.storage.directory / name / FIRST_START_NAME
 
@@ -343,7 +344,7 @@ def allow_first_start(config: Config, name: str) -> None:
 
 
 def _consume(mark: Path, name: str) -> None:
-    """Remove the mark durably before the replica promises anything."""
+    """Remove the mark durably, before the replica makes any promise."""
     try:
         mark.unlink()
         directories.sync(mark.parent)
@@ -354,20 +355,21 @@ def _consume(mark: Path, name: str) -> None:
 
 
 def _usable_image(store: SnapshotStore, journal: Journal) -> Image | None:
-    """Return the newest snapshot that belongs to this ledger; unusable ones are not kept.
+    """Return the newest snapshot that belongs to this ledger, or None.
 
-    The newest one may be unusable: a replica killed while installing it has the file, but not yet the mark.
+    The newest snapshot may be unusable: a replica that was killed while installing it has the file, but not yet the
+    mark.
     """
     found = store.newest_usable(lambda image: _why_not(image, journal))
     return None if found is None else found[1]
 
 
 def _why_not(image: Image, journal: Journal) -> str | None:
-    """Return the reason why a sound snapshot is unusable on this ledger, or None."""
+    """Return the reason why a valid snapshot is unusable on this ledger, or None."""
     if image.index > journal.applied_index:
-        return f"it is newer than the applied mark {journal.applied_index}"
+        return f"the snapshot is newer than the applied mark {journal.applied_index}"
     if journal.digest_at(image.index) != image.chain_digest:
-        return f"it contradicts entry {image.index} of the ledger"
+        return f"the snapshot contradicts entry {image.index} of the ledger"
     return None
 
 
@@ -406,7 +408,7 @@ def _replay(
 
 
 def _log_digests(digests: DigestChecker, state: State, image: Image | None) -> None:
-    """Log up to which entry the state was compared with the recorded digests."""
+    """Log how many recorded digests the replayed state was compared with."""
     if not state.revision:
         return
     start = "the first entry" if image is None else f"the snapshot of entry {image.index}"

@@ -1,6 +1,6 @@
 """Accounts and groups of this machine, and the account of a local socket's peer.
 
-The name service may take any time to answer; the kernel names a peer at once.
+The name service may take any time to answer. The kernel returns the account of a peer at once.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _CREDENTIALS: Final = struct.Struct("iII")
 """struct ucred of unix(7)."""
 
 OVERFLOW_UID: Final = 65534
-"""UID the kernel reports for an account unknown in this user namespace (/proc/sys/kernel/overflowuid)."""
+"""UID that the kernel reports for an account without a UID in this namespace (/proc/sys/kernel/overflowuid)."""
 
 
 def uid_of(name: str) -> int | None:
-    """Return the UID of an account, or None if it does not exist; a number stands for itself."""
+    """Return the UID of an account, or None if it does not exist. A decimal number is returned as UID."""
     if name.isascii() and name.isdigit():
         return int(name)
     try:
@@ -72,7 +72,7 @@ def group_name(gid: int) -> str | None:
 
 
 class PeerAccount(NamedTuple):
-    """Credentials of a peer: of a client when it connected, of a server when it began to listen."""
+    """Credentials of a peer: of a client when it connected, or of a server when it began to listen."""
 
     pid: int
     uid: int
@@ -91,7 +91,7 @@ def peer_account(connection: socket.socket) -> PeerAccount:
 
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Provide a name for `path` that fits a socket address of 108 bytes while the context lasts.
+    """Provide a path to the same file that fits into a socket address (108 bytes), valid inside the context.
 
     Raises:
         OSError: The directory of `path` does not exist.

@@ -41,12 +41,12 @@ class Address(msgspec.Struct, frozen=True, order=True):
 
     @property
     def url(self) -> str:
-        """Address as the beginning of a URL, without a trailing slash."""
+        """Address as a URL without a trailing slash."""
         return f"https://{self}"
 
     @property
     def is_loopback(self) -> bool:
-        """Return whether only this machine can reach it."""
+        """Return whether only this machine can reach the address."""
         if self.host == "localhost":
             return True
         import ipaddress

@@ -1,7 +1,7 @@
 """Clocks: the only importer of `time`.
 
-Everything below `cluster` takes time as an argument (law 3 of the design); everything in `cluster` takes a `Clock`, so
-that tests can pass one that stands still or jumps.
+Packages below `cluster` take time as an argument (law 3 of the design). Modules in `cluster` take a `Clock`, so that
+tests can pass a clock that stands still or jumps.
 """
 
 import datetime
@@ -59,13 +59,13 @@ def parse_instant(text: str) -> Instant:
     A text without a zone is rejected: client and replica in different zones would read two different times.
 
     Raises:
-        ValueError: The text is not such a time; the message has the valid form.
+        ValueError: The text is not a time with a zone; the message has the valid form.
     """
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(f"{text!r} is not a time; write it as 2026-01-31T12:00:00Z") from None
     if moment.tzinfo is None:
-        raise ValueError(f"the time {text!r} has no zone; write {text}Z for UTC, or {text}+01:00")
+        raise ValueError(f"the time {text!r} has no zone; write {text}Z for UTC, or for example {text}+01:00")
     since = moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     return Instant((since.days * 86_400 + since.seconds) * MICROSECONDS_PER_SECOND + since.microseconds)

@@ -49,8 +49,8 @@ def try_lock(descriptor: int) -> bool:
 def names_in(directory: int) -> list[str]:
     """Return the names in an open directory, unordered.
 
-    Names created since it was opened or listed are included: from Linux 6.5 on, btrfs shows them only after a seek to
-    the start, which os.listdir omits.
+    Includes names created since it was opened or listed: from Linux 6.5 on, btrfs shows them only after a seek to the
+    start, which os.listdir omits.
 
     Raises:
         OSError: The directory cannot be read.

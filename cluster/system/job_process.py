@@ -1,8 +1,9 @@
 """Environment of a job's processes: rights, limits, priority, signals, umask, keyring.
 
-Nothing of it is inherited from the agent, which runs as root, or under a unit with limits and priorities that are not
-meant for jobs. `LIMITS` gives the value of each resource limit; call `limit`, `prepare`, `forgo` and `reset` in this
-order. Sources: capabilities(7), prctl(2), setrlimit(2), session-keyring(7), proc(5).
+None of these is inherited from the agent, which runs as root, or in a unit with limits and priorities that are not
+meant for jobs. `LIMITS` gives the value of each resource limit. Call `limit`, `prepare`, `forgo` and `reset` in this
+order.
+Sources: capabilities(7), prctl(2), setrlimit(2), session-keyring(7), proc(5).
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class JobProcess(msgspec.Struct, frozen=True, kw_only=True):
     open_files: int = 524_288
     """Hard limit of open files; the soft limit is SOFT_FILES, above which select(2) fails."""
     processes: int = 0
-    """Maximum number of the user's processes on the node; 0: the kernel's limit for its first process."""
+    """Maximum number of the user's processes on the node; 0 for the kernel's limit of its first process."""
     no_new_privs: bool = True
-    """Whether programs are kept from gaining rights: sudo, ping and the like have no effect."""
+    """Whether programs cannot gain rights, so that sudo, ping and the like have no effect."""
     capabilities: tuple[str, ...] = ()
     """Maximum capabilities of privileged programs, by their names in capabilities(7); none with `no_new_privs`."""
 
@@ -165,7 +166,7 @@ def prepare(wanted: JobProcess) -> None:
         try:
             _prctl(_PR_CAPBSET_DROP, number)
         except PermissionError:
-            # An ordinary account has none to drop, and the rights of its programs are not the agent's decision.
+            # An ordinary account has no capabilities to drop, and the agent does not decide on rights of its programs.
             if os.geteuid() == 0 and not wanted.no_new_privs:
                 raise
 

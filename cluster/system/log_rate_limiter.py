@@ -1,4 +1,4 @@
-"""Log rate limiter for messages that peers can cause at will: one of a kind per period, with a count of the others."""
+"""Log rate limiter for messages that peers can cause at will: one of each kind per period, with a count of others."""
 
 import logging
 from collections import OrderedDict
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 PERIOD_S: Final = 60.0
-"""Seconds between two messages of a kind."""
+"""Minimum time between two messages of one kind, seconds."""
 
 KEYS_MAX: Final = 256
-"""Maximum number of kinds remembered; the one idle for longest is dropped first."""
+"""Maximum number of kinds remembered. The least recently used kind is dropped first."""
 
 
 class _Logged(NamedTuple):
@@ -25,7 +25,7 @@ class LogRateLimiter:
         self._logged: OrderedDict[tuple[str, str], _Logged] = OrderedDict()
 
     def due(self, peer: str, what: str) -> str | None:
-        """Return a suffix for the message about `what` of `peer`, possibly empty; None if it must not be logged now."""
+        """Return a suffix for a message about `what` of `peer`, maybe empty; None if it must not be logged."""
         now_s, key = self._now_s(), (peer, what)
         logged = self._logged.pop(key, None)
         if logged is not None and now_s - logged.at_s < PERIOD_S:
@@ -43,7 +43,7 @@ class LogRateLimiter:
     ) -> None:
         """Log a message, with the traceback of a fault, unless one of its kind was logged recently.
 
-        Kinds do not include the peer here: a client can use any number of addresses.
+        The kind does not include the peer, because a client can use any number of addresses.
         """
         more = self.due("", kind)
         if more is not None:

@@ -1,10 +1,10 @@
 """Logging of a process in one of three forms: lines of text, JSON objects, or journald entries.
 
-Text and JSON go to standard error. No content of a message, wherever it came from, can begin a line or a field:
-unprintable characters are escaped, fields have a maximum length, and long messages are cut. The caller states the job,
-revision or term of a record with `extra=about(…)`; nothing is parsed out of a message.
+Text and JSON go to standard error. No content of a message can begin a line or a field: unprintable characters are
+escaped, fields have a maximum length, and long messages are cut. The caller states the job, revision or term of a
+record with `extra=about(…)`; nothing is parsed out of a message.
 
-journald is addressed directly in its native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL), without waiting: systemd's
+journald is addressed directly in its native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL), without waiting. systemd's
 Python bindings need its C library to build, and block the caller while journald does not read.
 """
 
@@ -32,7 +32,7 @@ from forebay.cluster.system.service_manager import (
 from forebay.replica.values import plain
 
 FIELDS: Final = ("job", "revision", "node", "replica", "term")
-"""Subjects of a record, in the order they are written."""
+"""Subjects of a record, in output order."""
 
 JOURNAL_VARIABLE: Final = "JOURNAL_STREAM"
 """Environment variable of systemd: device and inode of the journal stream that is a service's standard error."""
@@ -40,10 +40,10 @@ JOURNAL_VARIABLE: Final = "JOURNAL_STREAM"
 JOURNAL_SOCKET: Final = "/run/systemd/journal/socket"
 
 MESSAGE_CHARS_MAX: Final = 16 * 1024
-"""Maximum length of a message; longer ones are cut. Escaping that many characters takes some milliseconds."""
+"""Maximum length of a message; longer messages are cut. Escaping so many characters takes some milliseconds."""
 
 TRACEBACK_CHARS_MAX: Final = 32 * 1024
-"""Maximum length of a traceback: its end is kept, which names the cause."""
+"""Maximum length of a traceback. The end, which names the cause, is kept."""
 
 VALUE_CHARS_MAX: Final = 256
 """Maximum length of a field: names and numbers are shorter."""
@@ -59,7 +59,7 @@ _Value = int | str
 def about(
     *, job: _Value = "", revision: int | None = None, node: str = "", replica: str = "", term: int | None = None
 ) -> dict[str, _Value]:
-    """Return the subject of a record as its `extra`; a job is its ID, or its display form such as 12_3."""
+    """Return the subject of a record for `extra`. A job is given by ID, or in its display form such as 12_3."""
     said = {"job": job, "revision": revision, "node": node, "replica": replica, "term": term}
     return {name: value for name, value in said.items() if value is not None and value != ""}
 
@@ -96,7 +96,7 @@ def handler_for(form: str, process: dict[str, _Value]) -> logging.Handler:
 
 
 def say_at_last(sentence: str) -> None:
-    """Write to standard error why this process ends: as text, or as a JSON record if logs are JSON."""
+    """Write the reason why this process ends to standard error: as text, or as a JSON record if logs are JSON."""
     if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
         logging.getLogger("forebay").critical("%s", sentence)
     else:
@@ -104,7 +104,7 @@ def say_at_last(sentence: str) -> None:
 
 
 def is_logged(line: str) -> bool:
-    """Return whether a line from a child process is already a JSON record, with JSON logs in use."""
+    """Return whether logs are JSON and this line of a child process is already a JSON record."""
     try:
         found = json.loads(line) if _is_json() and line.startswith("{") else None
     except (ValueError, RecursionError):
@@ -120,7 +120,7 @@ def as_logged(line: str, logger: str) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """Formats each record as a line; lines of a traceback are indented, so that none looks like a record."""
+    """Formats each record as a line. Lines of a traceback are indented, so that they do not look like records."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the text without a trailing newline."""
@@ -153,9 +153,8 @@ class JsonFormatter(logging.Formatter):
 class JournalHandler(logging.Handler):
     """Sends each record to journald as an entry.
 
-    Entries it cannot take at once are dropped, counted, and reported later.
-
-    Without journald, a record is a line of text on standard error.
+    Entries that journald cannot take at once are dropped, counted, and reported later. Without journald, a record is a
+    line of text on standard error.
     """
 
     def __init__(self, identifier: str, said: dict[str, _Value], path: str = JOURNAL_SOCKET) -> None:
@@ -167,7 +166,7 @@ class JournalHandler(logging.Handler):
         self._instead = logging.StreamHandler(sys.stderr)
         self._instead.setFormatter(TextFormatter())
         self.lost = 0
-        """Records dropped since the last one journald took, count."""
+        """Number of records dropped since journald last accepted one."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send an entry; never raises, never waits for journald."""
@@ -225,7 +224,7 @@ class JournalHandler(logging.Handler):
 
 
 _DATAGRAM_BYTES: Final = 2048
-"""Size every socket accepts as a datagram (SO_SNDBUF, socket(7)): a smaller one that fails has another cause."""
+"""Size that every socket accepts as a datagram (SO_SNDBUF, socket(7)). If a smaller one fails, the cause is another."""
 
 
 def _field(name: str, value: _Value) -> bytes:

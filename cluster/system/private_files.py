@@ -21,7 +21,7 @@ FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
 
 _TOKEN_BYTES: Final = 8
-"""Random bytes in a temporary name: too many to guess."""
+"""Number of random bytes in a temporary name: too many to guess."""
 
 
 def make_private_directory(directory: Path) -> None:
@@ -74,9 +74,9 @@ def open_private_file(path: Path, flags: int) -> int:
 
 
 def replace_private(path: Path, data: bytes, *, durable: bool = True, mode: int = FILE_MODE) -> None:
-    """Replace the whole file; a new one gets this mode.
+    """Replace the whole file, or create it with this mode.
 
-    A crash leaves the old file or the new one; with `durable` the new one is on disk on return.
+    A crash leaves the old or the new file. With `durable`, the new file is on disk on return.
 
     Raises:
         OSError: The file cannot be written; the old file remains.
@@ -94,11 +94,11 @@ def replace_private(path: Path, data: bytes, *, durable: bool = True, mode: int 
 
 
 def keep_ownership(descriptor: int, name: str | os.PathLike[str], *, directory: int | None = None) -> None:
-    """Give an open file the owner, group and mode of the file `name`, if that exists and is a regular file.
+    """Give an open file the owner, group and mode of the file `name`, if `name` exists and is a regular file.
 
-    Call it before the rename. A command run by root would otherwise leave a service with a file it cannot read. `name`
-    is relative to the open `directory` if one is given. A file in a directory that other accounts may write to is
-    ignored: an attacker may have put it there to be given a key.
+    Call it before the rename. Otherwise a command run by root would leave a service with a file that the service cannot
+    read. `name` is relative to the open `directory` if given. A file in a directory that other accounts may write to is
+    ignored, because an attacker may have created it to receive a key.
 
     Raises:
         OSError: The owner, group or mode cannot be set.

@@ -1,6 +1,6 @@
-"""Processes of this machine: identifying them, and signalling one without ever hitting another.
+"""Processes of this machine: identification, and signals that never reach another process.
 
-A process is identified by its ID and start time, and signalled through a descriptor that cannot come to mean another
+A process is identified by its ID and start time. It is signalled through a descriptor, which never refers to another
 process.
 """
 
@@ -37,7 +37,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; exit at once if `parent` is no longer the parent."""
+    """Let the kernel kill this process when its parent ends. Exit at once if `parent` is no longer the parent."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -55,7 +55,7 @@ def python_of(tree: Path) -> tuple[str, dict[str, str]]:
 
 
 def become_subreaper() -> None:
-    """Adopt orphaned descendants of this process, so that none can leave its tree."""
+    """Adopt orphaned descendants, so that none can leave this process's tree."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -87,7 +87,7 @@ def start_time(pid: int) -> int | None:
 
 @functools.cache
 def boot_id() -> str:
-    """Return the ID of this boot: start times are comparable only within one."""
+    """Return the ID of this boot. Start times are comparable only within one boot."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read(64).strip()
 
@@ -114,7 +114,7 @@ def descendants(root: int) -> list[int]:
 
 
 def environment_variables(pid: int) -> list[bytes]:
-    """Return the initial `NAME=value` pairs of a process; none if it is inaccessible or has ended."""
+    """Return the initial `NAME=value` pairs of a process; empty if the process is inaccessible or has ended."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return file.read(_ENVIRONMENT_BYTES_MAX).split(b"\0")
@@ -126,7 +126,7 @@ def cgroup_of(pid: int) -> str:
     """Return a process's cgroup directory (v2).
 
     Raises:
-        LookupError: There is no such cgroup; the message gives the reason and the remedy.
+        LookupError: The cgroup cannot be found; the message gives reason and remedy.
         OSError: The process has ended.
     """
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
@@ -145,20 +145,20 @@ def cgroup_of(pid: int) -> str:
 
 
 def hold_termination() -> None:
-    """Block SIGTERM until the next program in this process unblocks it with `leave_when_terminated`."""
+    """Block SIGTERM until the next program in this process calls `leave_when_terminated`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
 def ignore_hangup() -> None:
     """Ignore SIGHUP in this process, its forks and the programs it executes.
 
-    `systemctl kill -s HUP UNIT` signals every process of the unit, and only the main process reloads anything.
+    `systemctl kill -s HUP UNIT` signals every process of the unit, but only the main process reloads its configuration.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def leave_when_terminated() -> None:
-    """Exit with code 0 on SIGTERM, including one since `hold_termination`, until an event loop handles the signal.
+    """Exit with code 0 on SIGTERM until an event loop handles the signal; also on a SIGTERM since `hold_termination`.
 
     SIGHUP is ignored until then.
     """
@@ -170,7 +170,7 @@ def leave_when_terminated() -> None:
 def is_terminated() -> bool:
     """Return whether SIGTERM arrived before an event loop handled it.
 
-    The exit can fall into a callback whose exceptions Python ignores, for example during a fork.
+    Needed because the exit may be raised in a callback whose exceptions Python ignores, for example in a fork.
     """
     return bool(_terminations)
 
@@ -181,10 +181,7 @@ def _leave(number: int, frame: object) -> NoReturn:
 
 
 def send(pid: int, number: int, *, still: Callable[[], bool] = lambda: True) -> bool:
-    """Signal a process if `still` confirms its identity after it is held by a descriptor.
-
-    Returns whether it was signalled.
-    """
+    """Signal a process through a descriptor, if `still` then confirms its identity; return whether it was signalled."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:

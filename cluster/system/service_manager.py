@@ -1,4 +1,4 @@
-"""Interface to the service manager: logging settings inherited by a process, exit codes, and status notifications."""
+"""Interface to the service manager: logging settings from the environment, exit codes, and status notifications."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import sys
 from typing import Final
 
-# ---- logging settings; `logs`, which uses them, takes too long to import for commands
+# ---- logging settings: here and not in `logs`, which takes too long to import for commands
 
 FORMATS: Final = ("text", "json", "journald")
 LEVELS: Final = ("debug", "info", "warning", "error")
@@ -30,10 +30,10 @@ SOCKET_VARIABLE: Final = "NOTIFY_SOCKET"
 """Environment variable: socket of the service manager; an abstract one if it starts with @ (unix(7))."""
 
 PERIOD_VARIABLE: Final = "WATCHDOG_USEC"
-"""Environment variable: microseconds of silence after which the service manager kills the process."""
+"""Environment variable: time without notification after which the service manager kills the process, microseconds."""
 
 OWNER_VARIABLE: Final = "WATCHDOG_PID"
-"""Environment variable: process ID the service manager expects notifications from."""
+"""Environment variable: ID of the process from which the service manager expects notifications."""
 
 _MICROSECONDS: Final = 1_000_000
 
@@ -66,7 +66,7 @@ def start_command(kind: str, name: str) -> str:
 def tell_manager(*lines: str, status: str = "") -> None:
     """Send assignments such as READY to the service manager; `status` is shown by `systemctl status`.
 
-    It never waits and never fails: a manager that does not read receives the next one.
+    Never waits and never fails. A service manager that does not read misses this notification.
     """
     address = os.environ.get(SOCKET_VARIABLE, "")
     if not address:
@@ -78,7 +78,7 @@ def tell_manager(*lines: str, status: str = "") -> None:
 
 
 def watchdog_s() -> float | None:
-    """Return the silence after which the service manager kills this process, seconds; None if it does not."""
+    """Return the time without notification after which the service manager kills this process, seconds, or None."""
     text, owner = os.environ.get(PERIOD_VARIABLE, ""), os.environ.get(OWNER_VARIABLE, "")
     if not text.isdecimal() or int(text) == 0 or owner not in ("", str(os.getpid())):
         return None

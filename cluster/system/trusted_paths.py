@@ -1,7 +1,7 @@
-"""Trusted files: those only root and this process's account can change, opened once and judged by descriptor.
+"""Trusted files: files that only root and this process's account can change, opened once and checked by descriptor.
 
-Each step of the path is checked by descriptor. If the whole path is trusted, no other account can replace the file
-afterwards, whatever is later done by name.
+Each directory of the path is checked by descriptor. If the whole path is trusted, no other account can replace the file
+afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class UntrustedFile(Exception):
     """File that another account could change, or that is not regular; `remedy` says how to fix it."""
 
     def __init__(self, sentence: str, remedy: str) -> None:
-        """Keep message and remedy."""
+        """Store message and remedy."""
         super().__init__(sentence)
         self.remedy = remedy
 
@@ -30,8 +30,8 @@ def open_trusted(path: str, look: Callable[[os.stat_result, str], None] | None =
     files there. `look` is called with the status and the path of each directory.
 
     Raises:
-        UntrustedFile: the file cannot be trusted.
-        OSError: the file cannot be opened, also if the last step is a link (ELOOP).
+        UntrustedFile: The file cannot be trusted.
+        OSError: The file cannot be opened, or its last part is a link (ELOOP).
     """
     *above, name = path.split("/")[1:]
     directory = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
 """Witness process: `python -m cluster.witness --key KEY --db DB --listen ADDRESS --keys FILE`.
 
-It needs only the public keys of the clusters it watches. Exit codes: 0 stopped on request, 64 wrong usage, 66 unusable
-key or database, 69 unusable address, 78 unusable log keys or certificate. Every other code than 0 comes with one
-sentence on standard error.
+The process needs only the public keys of the clusters that it witnesses. Exit codes: 0 stopped on request, 64 wrong
+usage, 66 unusable key or database, 69 unusable address, 78 unusable log keys or certificate. Every code except 0 comes
+with one sentence on standard error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EXIT_STATE_REFUSED: Final = 66
 EXIT_ADDRESS_UNUSABLE: Final = 69
 
 LOGS_MAX: Final = 1024
-"""Logs of one witness, count: each is a row and some keys in memory."""
+"""Maximum number of logs of one witness: each is a row and some keys in memory."""
 
 
 class _WitnessUsageError(Exception):

@@ -1,7 +1,8 @@
-"""Checkpoints a witness has cosigned: one row per log in SQLite, durable before the cosignature is sent.
+"""Store of the checkpoints that a witness has cosigned: one row per log in SQLite, durable before a cosignature is
+sent.
 
-It also stores evidence of forks: validly signed checkpoints that contradict a cosigned one, because their root differs
-or they are not consistent with it.
+The store also has evidence of forks: validly signed checkpoints that contradict a cosigned checkpoint, because the root
+differs or the trees are not consistent.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from forebay.cluster.security.proofs import EMPTY_ROOT
 from forebay.cluster.witness.keys import WitnessError
 
 EVIDENCE_MAX: Final = 64
-"""Rejected checkpoints kept per log, count: the first ones, since one proves as much as a thousand."""
+"""Maximum number of rejected checkpoints kept per log: the first ones, because one is enough as proof."""
 
 LOCK_WAIT_S: Final = 5.0
 """Wait for another process's lock, seconds; `forebay audit witness list` holds it briefly."""
@@ -35,7 +36,7 @@ _T = TypeVar("_T")
 
 
 class SeenCheckpoint(NamedTuple):
-    """Last cosigned checkpoint of a log, its time (seconds since 1970), and its note without the cosignature."""
+    """Last cosigned checkpoint of a log, with the time (seconds since 1970), and the note without the cosignature."""
 
     origin: str
     size: int
@@ -101,7 +102,7 @@ class CheckpointStore:
         self._connection.close()
 
     def last(self, origin: str) -> SeenCheckpoint:
-        """Return the last cosigned checkpoint of a log, by default the empty tree at second 0."""
+        """Return the last cosigned checkpoint of a log; the empty tree at second 0 if there is none."""
         found = self._with_errors(
             lambda: self._connection.execute(
                 "SELECT origin, size, root, at_s, note FROM seen WHERE origin = ?", (origin,)
@@ -167,7 +168,7 @@ class CheckpointStore:
 def _open_database(path: Path) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
-        # In this mode a commit and its journal's directory entry are durable.
+        # With these settings, a commit is durable, including the directory entry of SQLite's journal.
         connection.execute("PRAGMA journal_mode = DELETE")
         connection.execute("PRAGMA synchronous = EXTRA")
     except sqlite3.Error as error:

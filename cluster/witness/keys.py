@@ -1,4 +1,4 @@
-"""Private key of a witness: one file, accessible to its owner only, with the name it cosigns under."""
+"""Private key of a witness: one file, accessible to its owner only, with the name for cosignatures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEY_BYTES_MAX: Final = 4096
 
 
 class WitnessError(Exception):
-    """The witness cannot work: a sentence, and `remedy`."""
+    """The witness cannot work. `sentence` gives the problem, `remedy` the solution."""
 
     def __init__(self, sentence: str, remedy: str) -> None:
         super().__init__(f"{sentence}; {remedy}")

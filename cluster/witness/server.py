@@ -1,7 +1,7 @@
 """HTTP listener of a witness, open to all clients, with bounds on connections, sizes and times.
 
-Clients are not authenticated, because only a checkpoint's signatures count. Unlike a replica's listener it requests no
-certificate, and it reveals only cosignatures and the last cosigned size.
+Clients are not authenticated, because only a checkpoint's signatures count. Unlike a replica's listener, this one
+requests no certificate. It reveals only cosignatures and the last cosigned size.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LOGGER = logging.getLogger(__name__)
 PATH: Final = "/add-checkpoint"
 
 CONNECTIONS_MAX: Final = 64
-"""Open connections, count; a cluster needs one, from its leader. A further connection replaces the one that has waited
-longest without a response, so that silent or slow clients cannot block others.
+"""Maximum number of open connections; a cluster needs one, from its leader. One more replaces the connection that has
+waited longest without a response, so that silent or slow clients cannot exclude others.
 """
 
 REST_S_MAX: Final = 60.0
@@ -47,7 +47,7 @@ HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosnif
 
 
 class _Connection(HttpConnection):
-    """Connection, which can be replaced until its request is being decided."""
+    """Connection that can be replaced until its request is complete."""
 
     __slots__ = ("is_decided_about",)
 
@@ -59,7 +59,7 @@ class _Connection(HttpConnection):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.is_decided_about = False
-        """Whether its request is complete and being answered; it is then not replaced."""
+        """Whether the request is complete and being answered; the connection is then not replaced."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection; close another one if there are too many."""
@@ -89,10 +89,10 @@ class _GuardedServer(HttpServer):
 
 
 class WitnessServer:
-    """Accepts requests and has the witness decide in a thread."""
+    """Accepts requests, and lets the witness decide in a thread."""
 
     def __init__(self, witness: CheckpointWitness, address: Address, tls: Callable[[], ssl.SSLContext] | None) -> None:
-        """Create it. `tls` returns the context of the next handshake; None: plain HTTP, behind a local proxy."""
+        """Initialize. `tls` returns the context of the next handshake; None for plain HTTP behind a local proxy."""
         self._witness = witness
         self._address = address
         self._tls = tls

@@ -1,7 +1,7 @@
-"""Decision of a witness: whether a checkpoint extends the last one it cosigned (C2SP tlog-witness).
+"""Decision of a witness whether a checkpoint extends the last one that it cosigned (C2SP tlog-witness).
 
-It trusts a log by its signatures: a checkpoint of a Forebay ledger is signed by a majority of the replicas, each from
-its own ledger. It rejects a smaller size, another root for the same size, and inconsistent growth.
+The signatures make a log trusted: a majority of the replicas signs each checkpoint of a Forebay ledger, each from its
+own ledger. The witness rejects a smaller size, another root for the same size, and inconsistent growth.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def logs_in(text: str) -> list[WitnessedLog]:
 
 
 class CheckpointWitness:
-    """Witness. Its calls block on the disk, so they run in a thread, one at a time."""
+    """Witness of configured logs. Calls block on the disk, so they run in a thread, one at a time."""
 
     def __init__(
         self, name: str, private: Ed25519PrivateKey, logs: Iterable[WitnessedLog], seen: CheckpointStore, clock: Clock
@@ -106,12 +106,12 @@ class CheckpointWitness:
         self._turn = threading.Lock()
 
     def renew(self, logs: Iterable[WitnessedLog]) -> None:
-        """Replace the logs and their keys from the next request on; stored checkpoints of other logs are kept."""
+        """Replace the logs and their keys from the next request on. Stored checkpoints of other logs are kept."""
         self._logs = {log.origin: log for log in logs}
 
     @property
     def key(self) -> VerifierKey:
-        """Return the public key of its cosignatures."""
+        """Return the public key of this witness's cosignatures."""
         return verifier_of(self._name, self._private, COSIGNATURE_KEY)
 
     def add_checkpoint(self, body: bytes) -> WitnessResponse:
@@ -170,6 +170,6 @@ class CheckpointWitness:
         signature = cosign(text, self._name, self._private, at_s)
         after = SeenCheckpoint(checkpoint.origin, checkpoint.size, checkpoint.root, at_s, note)
         if not self._seen.go_on(last, after):
-            # Another process with the same database was faster.
+            # Another process with the same database has cosigned meanwhile.
             return WitnessResponse(409, f"{self._seen.last(checkpoint.origin).size}\n", SIZE_TYPE)
         return WitnessResponse(200, signature.line())

@@ -1,4 +1,4 @@
-"""What the construction steps 0.1 to 0.3 left on disks is refused by name, with what to do, and stays as it is.
+"""Files of the preliminary versions 0.1 to 0.3 are rejected with a remedy and stay unchanged.
 
 `step-0.1.tar.gz` and `step-0.3.tar.gz` were made by trees of those steps, with their `tests.golden.make_ledger`: the
 first without a sync log, the last with one.
@@ -34,7 +34,7 @@ def test_a_replica_does_not_start_on_a_directory_of_a_step_and_says_what_to_do(t
     shutil.rmtree(tmp_path / "r1")
     unpack(tmp_path, step)
     before = contents(tmp_path / "r1")
-    with pytest.raises(serve.StartRefused, match="0.1 to 0.3 were construction steps") as refused:
+    with pytest.raises(serve.StartRefused, match="the formats of 0.1 to 0.3 were temporary") as refused:
         serve.Replica(config, "r1", clock=SystemClock())
     assert refused.value.code == serve.EXIT_STORAGE_REFUSED == 66
     assert "forebay audit dump" in str(refused.value) and "the source tree that wrote it" in str(refused.value)
@@ -56,5 +56,5 @@ def test_an_audit_of_a_directory_of_a_step_says_with_what_to_read_it(tmp_path: P
 def test_a_snapshot_of_a_step_is_refused_by_name(tmp_path: Path, step: str) -> None:
     unpack(tmp_path, step)
     for path in (tmp_path / "r1" / "snapshots").glob("*.fbs"):
-        with pytest.raises(SnapshotRefused, match="construction step .0.1 to 0.3."):
+        with pytest.raises(SnapshotRefused, match="preliminary format .0.1 to 0.3."):
             load_snapshot(path)

@@ -1,4 +1,4 @@
-"""Disks that fail, or take their process with them, at a chosen call."""
+"""Disks that fail, or kill their process, at a chosen call."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from forebay.snapshots.finalize import SnapshotDisk
 
 
 class TracingDisk(SnapshotDisk):
-    """Does what Disk does and remembers the calls; at call number `at`, counted from 0, `happen` comes first."""
+    """Disk that records its calls; `happen` runs before call number `at`, counted from 0."""
 
     def __init__(self, at: int | None = None) -> None:
         self.calls: list[str] = []
         self._at = at
 
     def happen(self, file: int | None, data: bytes) -> None:
-        """What happens at the chosen call."""
+        """Run before the chosen call."""
 
     def _call(self, what: str, file: int | None = None, data: bytes = b"") -> None:
         self.calls.append(what)
@@ -50,7 +50,7 @@ class TracingDisk(SnapshotDisk):
 
 
 class FailingDisk(TracingDisk):
-    """Fails at the chosen call, after having written half of what it was given."""
+    """Disk that fails at the chosen call, after writing half of the data."""
 
     def __init__(self, at: int, number: int = errno.ENOSPC) -> None:
         super().__init__(at)
@@ -63,7 +63,7 @@ class FailingDisk(TracingDisk):
 
 
 class KillingDisk(TracingDisk):
-    """Kills its process at the chosen call, in the middle of a write."""
+    """Disk that kills its process at the chosen call, in the middle of a write."""
 
     def happen(self, file: int | None, data: bytes) -> None:
         if file is not None:

@@ -1,4 +1,4 @@
-"""States built from records, and ledgers built from events, for the laws of snapshots."""
+"""States built from records, and ledgers built from events, for the properties of snapshots."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ requests = st.builds(
 
 @st.composite
 def states(draw: st.DrawFn) -> State:
-    """Any State whose invariants hold, with its derived maps."""
+    """Draw a State whose invariants hold, with its derived maps."""
     pools = {
         name: Pool(name, draw(sizes), draw(st.integers(1, MIB)), draw(st.booleans()), draw(sizes))
         for name in draw(st.lists(names, max_size=3, unique=True))
@@ -153,12 +153,12 @@ images = st.builds(
 
 
 def number_of(field: str) -> int:
-    """The section of a table."""
+    """Return the section number of a table."""
     return next(table.section for table in TABLES if table.field == field)
 
 
 def small_image(index: int = 7, term: int = 2, *, cluster_id: str = "c1") -> Image:
-    """An image with one record of each kind, well under 1 KiB."""
+    """Return an image with one record of each kind, well below 1 KiB."""
     request = BufferRequest(
         "", 8 * MIB, (Access.STRIPED,), "scratch", (Transfer(TransferKind.FILE, "/a", "$x"),), (), "#DW"
     )
@@ -189,7 +189,7 @@ def small_image(index: int = 7, term: int = 2, *, cluster_id: str = "c1") -> Ima
 
 
 def many_jobs(count: int, *, script_bytes: int = 200) -> Image:
-    """An image of `count` jobs with buffers and as many receipts (at most 65,536)."""
+    """Return an image of `count` jobs with buffers and as many receipts (at most 65,536)."""
     request = BufferRequest(
         "fast", MIB, (Access.STRIPED,), "scratch", (Transfer(TransferKind.FILE, "/a", "$b"),), (), "#DW x"
     )
@@ -209,7 +209,7 @@ def many_jobs(count: int, *, script_bytes: int = 200) -> Image:
 
 
 def _life(job: int) -> tuple[tuple[e.Event, ...], ...]:
-    """What happens to one job, entry by entry."""
+    """Return the events of one job, entry by entry."""
     ended = JobState.COMPLETED
     return (
         (e.BufferAllocated(job, "n1", 1),),
@@ -227,7 +227,7 @@ def _life(job: int) -> tuple[tuple[e.Event, ...], ...]:
 
 @st.composite
 def ledgers(draw: st.DrawFn) -> list[Batch]:
-    """The batches of a ledger: jobs that live side by side, refusals between, cut into batches anywhere."""
+    """Draw the batches of a ledger: concurrent jobs and rejections, cut into batches anywhere."""
     user, controller = Actor(ActorRole.USER, "ann"), Actor(ActorRole.CONTROLLER, "leader")
     founded = e.ClusterFounded("c1", "demo", Site(), (Pool("fast", 96 * MIB, 8 * MIB, True), Pool("big", 9 * MIB, MIB)))
     entries = [Entry(b"\0" * 15 + b"\1", controller, "found_cluster", (founded, e.NodeRegistered("n1", 4, "i", "s")))]
@@ -258,7 +258,7 @@ def ledgers(draw: st.DrawFn) -> list[Batch]:
 
 
 def from_sections(slices: Iterable[tuple[int, bytes]]) -> Image:
-    """Return the image that `to_sections` gave, with its derived maps built again; raises ImageRefused."""
+    """Return the image of `to_sections`, with its derived maps rebuilt; raise ImageRejected for a bad one."""
     assembly = Assembly()
     for section, payload in slices:
         assembly.add(section, payload)

@@ -1,4 +1,4 @@
-"""A snapshot is there whole or not at all."""
+"""A snapshot is complete or absent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _calls_of_one_save(directory: Path) -> list[str]:
 
 
 def _forked(work: Callable[[], None]) -> int:
-    """Run `work` in a child that runs nothing else of this process, and return how it ended."""
+    """Run `work` in a forked child that runs nothing else of this process; return its exit status."""
     child = os.fork()
     if child == 0:
         try:
@@ -48,7 +48,7 @@ def _forked(work: Callable[[], None]) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def test_a_snapshot_is_named_after_its_place_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
+def test_snapshot_is_named_after_its_position_and_private_to_its_owner(tmp_path: Path) -> None:
     path = write_snapshot(tmp_path, small_image(7, 2))
     assert path == tmp_path / "snapshot-00000000000000000007-2.fbs"
     assert path.stat().st_mode & 0o777 == 0o600
@@ -56,7 +56,7 @@ def test_a_snapshot_is_named_after_its_place_and_only_its_owner_may_read_it(tmp_
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_the_content_is_durable_before_the_name_and_the_name_before_the_promise(tmp_path: Path) -> None:
+def test_content_is_durable_before_the_name_and_the_name_before_the_return(tmp_path: Path) -> None:
     calls = _calls_of_one_save(tmp_path)
     name = "snapshot-00000000000000000007-2.fbs"
     assert calls[0] == f"create .{name}.saving"
@@ -64,7 +64,7 @@ def test_the_content_is_durable_before_the_name_and_the_name_before_the_promise(
     assert calls[-3:] == ["sync", f"rename .{name}.saving {name}", "sync directory"]
 
 
-def test_equal_images_make_equal_files(tmp_path: Path) -> None:
+def test_equal_images_give_equal_files(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
     first, second = (write_snapshot(tmp_path / folder, small_image()) for folder in ("a", "b"))
@@ -72,21 +72,21 @@ def test_equal_images_make_equal_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
-def test_a_disk_that_fails_at_any_call_leaves_the_older_snapshot_and_nothing_else(tmp_path: Path, number: int) -> None:
+def test_failing_disk_leaves_only_the_older_snapshot(tmp_path: Path, number: int) -> None:
     calls = len(_calls_of_one_save(tmp_path))
     older = write_snapshot(tmp_path, small_image(6))
     (tmp_path / str(SnapshotName(7, 2))).unlink()
     for call in range(calls):
         with pytest.raises(SnapshotFailed, match=r"00007-2\.fbs: the snapshot was not written: .*; \w+"):
             write_snapshot(tmp_path, small_image(7), disk=FailingDisk(call, number))
-        if call == calls - 1:  # The directory's own sync: the file is whole, and only not promised.
+        if call == calls - 1:  # sync of the directory: the file is complete, but not durable
             (tmp_path / str(SnapshotName(7, 2))).unlink()
         assert os.listdir(tmp_path) == [older.name]
     assert load_snapshot(older) == small_image(6)
 
 
 @pytest.mark.parametrize(("blocks", "reserve"), [(1_000_000, RESERVE_BYTES), (32, 2 * 4096)])
-def test_what_the_journal_needs_is_left_free(
+def test_space_for_the_journal_is_left_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int, reserve: int
 ) -> None:
     size_bytes = write_snapshot(tmp_path, small_image(6)).stat().st_size
@@ -105,7 +105,7 @@ def test_what_the_journal_needs_is_left_free(
     assert max(written) < size_bytes and len(os.listdir(tmp_path)) == 2
 
 
-def test_a_process_that_dies_at_any_call_leaves_a_valid_snapshot(tmp_path: Path) -> None:
+def test_process_dying_at_any_call_leaves_a_valid_snapshot(tmp_path: Path) -> None:
     calls = len(_calls_of_one_save(tmp_path))
     (tmp_path / str(SnapshotName(7, 2))).unlink()
     write_snapshot(tmp_path, small_image(6))
@@ -140,7 +140,7 @@ for index in range(first, first + 1_000_000):
 """
 
 
-def test_sigkill_at_random_moments_never_loses_a_snapshot_that_was_promised(tmp_path: Path) -> None:
+def test_sigkill_at_random_moments_loses_no_returned_snapshot(tmp_path: Path) -> None:
     moments = random.Random(20)
     promised = 0
     for _ in range(8):
@@ -164,7 +164,7 @@ def test_sigkill_at_random_moments_never_loses_a_snapshot_that_was_promised(tmp_
         promised = found[1].index
 
 
-def test_a_full_disk_is_said_with_its_remedy_and_the_older_snapshot_stays(tmp_path: Path) -> None:
+def test_full_disk_gives_a_remedy_and_keeps_the_older_snapshot(tmp_path: Path) -> None:
     script = """
 import resource, sys
 from pathlib import Path
@@ -213,7 +213,7 @@ def test_progress_counts_up_to_all_records(tmp_path: Path) -> None:
     assert seen[-1] == (3001, 3001)
 
 
-def test_two_writers_of_one_snapshot_do_not_mix(tmp_path: Path) -> None:
+def test_two_writers_of_one_snapshot_exclude_each_other(tmp_path: Path) -> None:
     class Meanwhile(SnapshotDisk):
         def sync(self, file: int) -> None:
             with pytest.raises(
@@ -225,7 +225,7 @@ def test_two_writers_of_one_snapshot_do_not_mix(tmp_path: Path) -> None:
     assert load_snapshot(write_snapshot(tmp_path, small_image(), disk=Meanwhile())) == small_image()
 
 
-def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(tmp_path: Path) -> None:
+def test_link_instead_of_the_temporary_file_is_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("precious")
     folder = tmp_path / "snapshots"
@@ -236,7 +236,7 @@ def test_a_link_in_the_place_of_the_temporary_file_is_not_followed(tmp_path: Pat
     assert outside.read_text() == "precious"
 
 
-def test_a_directory_that_is_missing_is_said_by_name(tmp_path: Path) -> None:
+def test_missing_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(SnapshotFailed, match=r"nowhere: the snapshot was not written: No such file .*; create"):
         write_snapshot(tmp_path / "nowhere", small_image())
 
@@ -251,19 +251,19 @@ def test_a_directory_that_is_missing_is_said_by_name(tmp_path: Path) -> None:
         "snapshot-٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٧-2.fbs",
     ],
 )
-def test_only_names_that_a_snapshot_can_have_are_taken_for_one(name: str) -> None:
+def test_only_valid_snapshot_names_are_parsed(name: str) -> None:
     assert SnapshotName.parse(name) is None
 
 
-def test_a_link_in_the_place_of_a_snapshot_is_refused(tmp_path: Path) -> None:
+def test_link_instead_of_a_snapshot_is_rejected(tmp_path: Path) -> None:
     path = write_snapshot(tmp_path, small_image())
     link = tmp_path / "link.fbs"
     link.symlink_to(path)
-    with pytest.raises(SnapshotRefused, match="it cannot be opened"):
+    with pytest.raises(SnapshotRefused, match="the file cannot be opened"):
         load_snapshot(link)
 
 
-def test_temporary_files_are_removed_unless_a_process_holds_them_and_no_descriptor_stays_open(tmp_path: Path) -> None:
+def test_abandoned_temporary_files_are_removed_and_descriptors_closed(tmp_path: Path) -> None:
     for name in ("left", "held"):
         (tmp_path / name).touch()
     directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)

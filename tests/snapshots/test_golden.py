@@ -1,6 +1,6 @@
-"""A snapshot of every released format is read for ever (law 12).
+"""Snapshots of every released format stay readable (law 12).
 
-`FOREBAY_WRITE_GOLDEN=1` writes the file of the present format anew: on purpose, and only before its release.
+`FOREBAY_WRITE_GOLDEN=1` writes the file of the present format again. Do this only before the format's release.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GOLDEN = Path(__file__).parent / "golden"
 PRESENT = GOLDEN / f"format-{FORMAT_VERSION}.fbs"
 
 
-def test_the_golden_snapshot_of_each_format_is_read_as_what_was_written(tmp_path: Path) -> None:
+def test_golden_snapshot_of_each_format_is_read_unchanged(tmp_path: Path) -> None:
     if os.environ.get("FOREBAY_WRITE_GOLDEN"):
         write_snapshot(tmp_path, small_image()).replace(PRESENT)
     found = sorted(GOLDEN.glob("*.fbs"))
@@ -27,11 +27,11 @@ def test_the_golden_snapshot_of_each_format_is_read_as_what_was_written(tmp_path
         assert inspect(path).index == 7
 
 
-def test_the_present_format_is_written_byte_for_byte_as_in_its_golden_file(tmp_path: Path) -> None:
+def test_present_format_equals_its_golden_file_byte_for_byte(tmp_path: Path) -> None:
     written = write_snapshot(tmp_path, small_image()).read_bytes()
     assert written == PRESENT.read_bytes()
 
 
-def test_the_checksum_of_a_frame_covers_its_section_and_number() -> None:
+def test_frame_checksum_covers_section_and_number() -> None:
     checksums = {frame_checksum(section, sequence, b"x") for section in range(4) for sequence in range(4)}
     assert len(checksums) == 16

@@ -1,4 +1,4 @@
-"""The laws of the image: round trip, one spelling, and nothing believed."""
+"""Properties of the image: round trip, one canonical form, and no unchecked content."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _through(image: Image) -> Image:
 
 
 def _altered(image: Image, section: int, change: Any) -> list[tuple[int, bytes]]:
-    """The slices of the image with the decoded content of one section changed."""
+    """Return the slices of the image with the decoded content of one section changed."""
     return [
         (piece.section, msgspec.msgpack.encode(change(msgspec.msgpack.decode(piece.payload))))
         if piece.section == section
@@ -65,7 +65,7 @@ def _altered(image: Image, section: int, change: Any) -> list[tuple[int, bytes]]
 
 
 @given(images)
-def test_any_state_comes_back_equal_with_the_same_digest(image: Image) -> None:
+def test_state_survives_a_round_trip_with_the_same_digest(image: Image) -> None:
     assert find_violations(image.state) == []
     back = _through(image)
     assert back == image
@@ -73,7 +73,7 @@ def test_any_state_comes_back_equal_with_the_same_digest(image: Image) -> None:
 
 
 @given(images)
-def test_equal_states_have_the_same_bytes_whatever_order_their_maps_were_filled_in(image: Image) -> None:
+def test_equal_states_have_equal_bytes_for_any_insertion_order(image: Image) -> None:
     shuffled: dict[str, Any] = {}
     for field in ("pools", "nodes", "jobs", "buffers"):
         filled: immutables.Map[Any, Any] = immutables.Map()
@@ -84,7 +84,7 @@ def test_equal_states_have_the_same_bytes_whatever_order_their_maps_were_filled_
     assert list(to_sections(other)) == list(to_sections(image))
 
 
-def test_the_empty_state_comes_back() -> None:
+def test_empty_state_survives_a_round_trip() -> None:
     image = Image(EMPTY, 1, 1, DIGEST)
     assert _through(image) == image
 
@@ -107,7 +107,7 @@ def test_image_plus_suffix_equals_the_full_fold_at_every_cut(ledger: list[Batch]
         assert resumed is not None and state_digest(resumed) == state_digest(folds[-1])
 
 
-def test_slices_stay_small_and_a_breath_follows_each() -> None:
+def test_slices_stay_small_and_breathe_follows_each() -> None:
     image = many_jobs(3000)
     breaths = 0
 
@@ -123,7 +123,7 @@ def test_slices_stay_small_and_a_breath_follows_each() -> None:
 
 
 SMALL = ("jobs", "buffers", "pools", "nodes", "receipts")
-"""The tables that the small image has records in."""
+"""Tables of which the small image has records."""
 
 DERIVED = frozenset(
     {
@@ -142,21 +142,21 @@ DERIVED = frozenset(
         "destinations",
     }
 )
-"""Maps of a State that are computed again on loading."""
+"""Maps of a State that loading computes again."""
 
 
-def test_a_field_of_state_that_the_image_does_not_carry_is_noticed() -> None:
+def test_every_field_of_state_is_in_the_image_or_derived() -> None:
     maps = {table.field for table in TABLES}
     assert set(State.__struct_fields__) - DERIVED - maps <= set(SnapshotHeader.__struct_fields__)
 
 
-def test_each_section_has_a_number_of_its_own() -> None:
+def test_section_numbers_are_unique() -> None:
     numbers = [HEADER, CAPACITY, END, *(table.section for table in TABLES)]
     assert len(set(numbers)) == len(numbers)
 
 
 @pytest.mark.parametrize("table", [table for table in TABLES if table.field in SMALL], ids=lambda table: table.field)
-def test_a_snapshot_of_a_release_with_more_fields_is_refused_by_the_name_of_the_section(table: Table) -> None:
+def test_snapshot_with_additional_fields_is_rejected_by_section_name(table: Table) -> None:
     def grown(records: list[Any]) -> list[Any]:
         return [[*record, 1] if table.own_key else [record[0], [*record[1], 1]] for record in records]
 
@@ -164,7 +164,7 @@ def test_a_snapshot_of_a_release_with_more_fields_is_refused_by_the_name_of_the_
         from_sections(_altered(small_image(), table.section, grown))
 
 
-def test_a_snapshot_of_a_release_with_fewer_fields_is_read_with_their_defaults() -> None:
+def test_snapshot_with_missing_fields_is_read_with_their_defaults() -> None:
     image = small_image()
     jobs = _altered(image, number_of("jobs"), lambda jobs: [job[: len(Job.__struct_fields__) - 1] for job in jobs])
     assert from_sections(jobs) == image
@@ -187,7 +187,7 @@ def _in_first(position: int, value: Any) -> Any:
 
 
 def counts(jobs: int) -> Any:
-    """A header that says that there are so many jobs."""
+    """Return a change that makes the header announce this number of jobs."""
     said = [[number_of(field), jobs if field == "jobs" else 1] for field in SMALL]
     return _set(3, [[section, count] for section, count in said if count])
 
@@ -250,12 +250,12 @@ REFUSED: tuple[tuple[str, int, Any, str], ...] = (
 
 
 @pytest.mark.parametrize(("_", "section", "change", "sentence"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_an_image_that_was_altered_is_refused_by_name(_: str, section: int, change: Any, sentence: str) -> None:
+def test_altered_image_is_rejected_by_name(_: str, section: int, change: Any, sentence: str) -> None:
     with pytest.raises(ImageRejected, match=sentence):
         from_sections(_altered(small_image(), section, change))
 
 
-def test_an_answer_that_stands_under_anything_but_its_key_is_refused_by_name() -> None:
+def test_cached_reply_under_a_wrong_key_is_rejected_by_name() -> None:
     image, actor = small_image(), Actor(ActorRole.USER, "ann")
     session = Session(2, actor, Instant(9), Instant(9), 0, 1, 1)
     answers = SessionReplies([(reply_key(2, 1), CachedReply(Revision(3), 1, None, b"", actor))])
@@ -267,7 +267,7 @@ def test_an_answer_that_stands_under_anything_but_its_key_is_refused_by_name() -
             from_sections(_altered(image, number_of("answers"), _in_first(0, key)))
 
 
-def test_sections_in_any_order_but_the_right_one_are_refused() -> None:
+def test_sections_in_a_wrong_order_are_rejected() -> None:
     pieces = list(to_sections(small_image()))
     assert len(pieces) == len(SMALL) + len((HEADER, CAPACITY, END))
     for first in range(len(pieces)):
@@ -281,7 +281,7 @@ def test_sections_in_any_order_but_the_right_one_are_refused() -> None:
                 from_sections((piece.section, piece.payload) for piece in wrong)
 
 
-def test_an_unknown_section_is_refused_as_of_a_newer_release() -> None:
+def test_unknown_section_is_rejected_as_of_a_newer_release() -> None:
     with pytest.raises(ImageRejected, match="section 99 is unknown: a newer release"):
         from_sections([(99, b"\x90")])
 
@@ -298,13 +298,13 @@ def test_an_unknown_section_is_refused_as_of_a_newer_release() -> None:
         ({"revision": -1}, "section header has a record that cannot be read"),
     ],
 )
-def test_a_state_that_could_not_be_read_back_is_not_written(change: dict[str, Any], sentence: str) -> None:
+def test_state_that_could_not_be_read_back_is_not_written(change: dict[str, Any], sentence: str) -> None:
     image = small_image()
     with pytest.raises(ImageRejected, match=sentence):
         list(to_sections(_replace(image, state=_replace(image.state, **change))))
 
 
-def test_a_record_too_large_to_be_read_is_not_written() -> None:
+def test_record_too_large_to_be_read_is_not_written() -> None:
     with pytest.raises(ImageRejected, match="section jobs has a record of more than"):
         list(to_sections(many_jobs(1, script_bytes=5 * MIB)))
 
@@ -319,7 +319,7 @@ def test_a_record_too_large_to_be_read_is_not_written() -> None:
     ],
     ids=["of a later entry", "of no entry", "it has no voters", "a member of the future"],
 )
-def test_members_that_cannot_be_are_refused(placed: ConfigurationAt) -> None:
+def test_impossible_members_are_rejected(placed: ConfigurationAt) -> None:
     with pytest.raises(ImageRejected, match="members are not valid"):
         _through(_replace(small_image(), configuration=placed))
 
@@ -328,13 +328,11 @@ def test_members_that_cannot_be_are_refused(placed: ConfigurationAt) -> None:
     ("release", "remedy"),
     [("9.1.0", "start release 9.1.0 or a later one"), ("", "start a later release")],
 )
-def test_a_snapshot_of_a_feature_level_above_the_known_one_stops_the_replica_and_names_the_release(
-    release: str, remedy: str
-) -> None:
+def test_snapshot_above_the_known_feature_level_names_the_release(release: str, remedy: str) -> None:
     above = features.FEATURE_LEVEL_KNOWN + 1
 
     def raised(header: list[Any]) -> list[Any]:
-        # A later release also wrote tables and fields that are not known here: the level is looked at first.
+        # A later release also wrote unknown tables and fields: the level is checked first.
         return [*header[:3], [*header[3], [999, 1]], *header[4:6], above, release, *header[8:], "more"]
 
     with pytest.raises(ReleaseNeeded) as stopped:

@@ -1,4 +1,4 @@
-"""Partitions, consumption and the terms of jobs in a snapshot: what was written is what is loaded."""
+"""Partitions, consumption and terms of jobs survive a snapshot unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.replica.world import SCRIPT, World, user
 from tests.snapshots.states import from_sections
 
 
-def test_what_came_with_level_4_for_scheduling_comes_back_with_the_same_digest_and_counts_for_it() -> None:
+def test_scheduling_records_of_level_4_survive_with_the_same_digest() -> None:
     made = World({"fast": 100})
     before = state_digest(made.state)
     made.settle(c.SetPartition(Partition("p", ("n1",), state=PartitionState.DRAIN, max_nodes=1, users=("alan",))))

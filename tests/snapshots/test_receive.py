@@ -1,4 +1,4 @@
-"""A snapshot from a peer completes as it was, or leaves nothing."""
+"""A snapshot from a peer completes unchanged, or leaves nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAME = str(SnapshotName(7, 2))
 
 
 def finish(receiver: Receiver) -> Path:
-    """Verify and finalize, one after the other."""
+    """Verify and finalize the received snapshot."""
     receiver.verify()
     return receiver.finalize()
 
@@ -40,7 +40,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return write_snapshot(tmp_path_factory.mktemp("sender"), small_image()).read_bytes()
 
 
-def test_chunks_in_order_become_the_snapshot(tmp_path: Path, content: bytes) -> None:
+def test_chunks_in_order_give_the_snapshot(tmp_path: Path, content: bytes) -> None:
     store = SnapshotStore(tmp_path, cluster_id="c1")
     receiver = store.receive(7, 2)
     for offset in range(0, len(content), 100):
@@ -58,7 +58,7 @@ def test_chunks_in_order_become_the_snapshot(tmp_path: Path, content: bytes) -> 
     max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
 )
 @given(data=st.data())
-def test_chunks_in_any_order_of_any_length_again_or_altered_complete_rightly_or_are_refused(
+def test_chunks_in_any_order_and_length_complete_correctly_or_are_rejected(
     tmp_path: Path, content: bytes, data: st.DataObject
 ) -> None:
     folder = Path(mkdtemp(dir=tmp_path))
@@ -94,9 +94,7 @@ def _receive_from_a_sender(receiver: Receiver, folder: Path, content: bytes, dat
         assert path.read_bytes() == content
 
 
-def test_a_gap_is_refused_by_the_offset_that_must_come_and_the_receiver_still_completes(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_gap_is_rejected_with_the_expected_offset_and_reception_can_continue(tmp_path: Path, content: bytes) -> None:
     receiver = SnapshotStore(tmp_path).receive(7, 2)
     receiver.write(0, content[:50])
     with pytest.raises(SnapshotRefused, match="a chunk starts at byte 60, but byte 50 was expected next"):
@@ -110,7 +108,7 @@ def test_a_gap_is_refused_by_the_offset_that_must_come_and_the_receiver_still_co
     assert finish(receiver).read_bytes() == content
 
 
-def test_a_snapshot_that_ends_early_or_is_damaged_leaves_the_older_one_only(tmp_path: Path, content: bytes) -> None:
+def test_truncated_or_damaged_snapshot_leaves_only_the_older_one(tmp_path: Path, content: bytes) -> None:
     store = SnapshotStore(tmp_path)
     store.save_in_background(small_image(6)).result(30)
     for wrong in (b"", content[:-1], content[:40] + b"\xff" + content[41:], content + b"\0"):
@@ -124,7 +122,7 @@ def test_a_snapshot_that_ends_early_or_is_damaged_leaves_the_older_one_only(tmp_
     store.close()
 
 
-def test_another_snapshot_than_the_announced_one_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_other_snapshot_than_announced_is_rejected(tmp_path: Path, content: bytes) -> None:
     for index, term in ((8, 2), (7, 3)):
         receiver = SnapshotStore(tmp_path).receive(index, term)
         receiver.write(0, content)
@@ -133,7 +131,7 @@ def test_another_snapshot_than_the_announced_one_is_refused(tmp_path: Path, cont
     assert os.listdir(tmp_path) == []
 
 
-def test_a_snapshot_of_another_cluster_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_snapshot_of_another_cluster_is_rejected(tmp_path: Path, content: bytes) -> None:
     receiver = SnapshotStore(tmp_path, cluster_id="c9").receive(7, 2)
     receiver.write(0, content)
     with pytest.raises(SnapshotRefused, match="it belongs to cluster 'c1'; this replica belongs to 'c9'"):
@@ -142,13 +140,13 @@ def test_a_snapshot_of_another_cluster_is_refused(tmp_path: Path, content: bytes
 
 
 @pytest.mark.parametrize(("index", "term"), [(0, 1), (1, 0), (-1, 1), (10**20, 1), (1, 10**19)])
-def test_a_place_that_no_snapshot_can_have_is_refused(tmp_path: Path, index: int, term: int) -> None:
+def test_impossible_index_or_term_is_rejected(tmp_path: Path, index: int, term: int) -> None:
     with pytest.raises(SnapshotRefused, match="there is no snapshot of index"):
         SnapshotStore(tmp_path).receive(index, term)
     assert os.listdir(tmp_path) == []
 
 
-def test_a_new_receiver_ends_the_one_before(tmp_path: Path, content: bytes) -> None:
+def test_new_receiver_ends_the_previous_one(tmp_path: Path, content: bytes) -> None:
     store = SnapshotStore(tmp_path)
     first = store.receive(7, 2)
     first.write(0, content[:10])
@@ -162,7 +160,7 @@ def test_a_new_receiver_ends_the_one_before(tmp_path: Path, content: bytes) -> N
     assert os.listdir(tmp_path) == [NAME]
 
 
-def test_abort_leaves_nothing(tmp_path: Path, content: bytes) -> None:
+def test_abort_removes_everything(tmp_path: Path, content: bytes) -> None:
     receiver = SnapshotStore(tmp_path).receive(7, 2)
     receiver.write(0, content)
     receiver.abort()
@@ -170,7 +168,7 @@ def test_abort_leaves_nothing(tmp_path: Path, content: bytes) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_chunk_that_is_too_large_is_refused(tmp_path: Path) -> None:
+def test_too_large_chunk_is_rejected(tmp_path: Path) -> None:
     receiver = SnapshotStore(tmp_path).receive(7, 2)
     with pytest.raises(SnapshotRefused, match="a chunk has 8388609 bytes; at most 8388608 are accepted"):
         receiver.write(0, bytes(CHUNK_BYTES_MAX + 1))
@@ -178,20 +176,18 @@ def test_a_chunk_that_is_too_large_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", [0, 1, 2, 3, 4])
-def test_a_disk_that_fails_while_receiving_is_said_and_nothing_is_promised(
-    tmp_path: Path, content: bytes, call: int
-) -> None:
+def test_disk_failure_while_receiving_is_reported_without_a_promise(tmp_path: Path, content: bytes, call: int) -> None:
     store = SnapshotStore(tmp_path, disk=FailingDisk(call))
     with pytest.raises(SnapshotFailed, match="No space left on device; free space"):
         receiver = store.receive(7, 2)
         receiver.write(0, content)
         finish(receiver)
     assert store.newest() is None
-    # After a failed sync of the directory the file is whole, and only not promised.
+    # After a failed sync of the directory, the file is complete, but not durable.
     assert os.listdir(tmp_path) == ([NAME] if call == 4 else [])
 
 
-def test_receiving_keeps_older_snapshots_until_the_new_one_is_adopted(tmp_path: Path) -> None:
+def test_older_snapshots_are_kept_until_the_new_one_is_adopted(tmp_path: Path) -> None:
     (tmp_path / "sender").mkdir()
     sent = write_snapshot(tmp_path / "sender", many_jobs(50)).read_bytes()
     store = SnapshotStore(tmp_path / "store", keep=1)
@@ -205,9 +201,7 @@ def test_receiving_keeps_older_snapshots_until_the_new_one_is_adopted(tmp_path: 
     store.close()
 
 
-def test_what_was_received_in_part_is_kept_for_the_next_process_and_goes_on_there(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_partly_received_snapshot_is_continued_by_the_next_process(tmp_path: Path, content: bytes) -> None:
     store = SnapshotStore(tmp_path)
     store.receive(7, 2).write(0, content[:-40])
     store.close()
@@ -220,9 +214,7 @@ def test_what_was_received_in_part_is_kept_for_the_next_process_and_goes_on_ther
     assert store.partial is None and os.listdir(tmp_path) == [NAME]
 
 
-def test_of_a_part_only_whole_frames_that_match_their_checksums_are_believed_at_any_cut_and_any_flip(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_only_complete_frames_with_valid_checksums_of_a_part_are_kept(tmp_path: Path, content: bytes) -> None:
     part = tmp_path / receiving_name(SnapshotName(7, 2))
     kept: set[int] = set()
     for cut in range(0, len(content), 7):
@@ -236,7 +228,7 @@ def test_of_a_part_only_whole_frames_that_match_their_checksums_are_believed_at_
                     assert not part.exists()
                     continue
                 sound_bytes = store.partial.sound_bytes
-                assert bytes(damaged[:sound_bytes]) == content[:sound_bytes], "nothing wrong is kept"
+                assert bytes(damaged[:sound_bytes]) == content[:sound_bytes], "only valid content is kept"
                 kept.add(sound_bytes)
                 receiver = store.receive(7, 2)
                 receiver.write(sound_bytes, content[sound_bytes:])
@@ -245,7 +237,7 @@ def test_of_a_part_only_whole_frames_that_match_their_checksums_are_believed_at_
     assert len(kept) > 3
 
 
-def test_a_part_of_another_snapshot_is_removed_when_a_new_one_begins(tmp_path: Path, content: bytes) -> None:
+def test_part_of_another_snapshot_is_removed_when_a_new_one_begins(tmp_path: Path, content: bytes) -> None:
     part = tmp_path / receiving_name(SnapshotName(7, 2))
     part.write_bytes(content[:-40])
     store = SnapshotStore(tmp_path)
@@ -254,9 +246,7 @@ def test_a_part_of_another_snapshot_is_removed_when_a_new_one_begins(tmp_path: P
     store.close()
 
 
-def test_of_several_parts_the_newest_is_kept_and_none_that_is_older_than_a_snapshot(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_newest_part_is_kept_unless_a_snapshot_is_newer(tmp_path: Path, content: bytes) -> None:
     for index in (5, 7, 6):
         (tmp_path / receiving_name(SnapshotName(index, 2))).write_bytes(content[:-40])
     with closing(SnapshotStore(tmp_path)) as store:
@@ -269,7 +259,7 @@ def test_of_several_parts_the_newest_is_kept_and_none_that_is_older_than_a_snaps
         assert store.partial is None and os.listdir(tmp_path) == [NAME]
 
 
-def test_a_part_that_vanished_or_was_cut_meanwhile_begins_again(tmp_path: Path, content: bytes) -> None:
+def test_missing_or_truncated_part_begins_again(tmp_path: Path, content: bytes) -> None:
     part = tmp_path / receiving_name(SnapshotName(7, 2))
     for meanwhile in (part.unlink, lambda: os.truncate(part, 9)):
         part.write_bytes(content[:-40])
@@ -285,7 +275,7 @@ def test_a_part_that_vanished_or_was_cut_meanwhile_begins_again(tmp_path: Path, 
 
 
 class GatedSync(FailingDisk):
-    """Waits at the first sync until it is let go."""
+    """Disk that waits at the first sync until it is released."""
 
     def __init__(self) -> None:
         super().__init__(-1)
@@ -297,9 +287,7 @@ class GatedSync(FailingDisk):
         super().sync(file)
 
 
-def test_a_snapshot_is_given_up_while_it_is_verified_and_then_another_is_received(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_snapshot_abandoned_during_verification_is_replaced_by_another(tmp_path: Path, content: bytes) -> None:
     disk = GatedSync()
     store = SnapshotStore(tmp_path, disk=disk)
     receiver = store.receive(7, 2)
@@ -322,7 +310,7 @@ def finish_whole(receiver: Receiver, content: bytes) -> Path:
     return finish(receiver)
 
 
-def test_verifying_is_given_up_at_its_next_slice_when_the_store_closes_and_goes_on_after_the_restart(
+def test_verification_stops_when_the_store_closes_and_continues_after_restart(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "sender").mkdir()
@@ -330,21 +318,19 @@ def test_verifying_is_given_up_at_its_next_slice_when_the_store_closes_and_goes_
     store = SnapshotStore(tmp_path / "store")
     receiver = store.receive(3_000, 1)
     receiver.write(0, sent)
-    store._stop.set()  # what `close` does first
+    store._stop.set()  # the first step of `close`
     with pytest.raises(SnapshotAbandoned):
         receiver.verify()
     store.close()
     again = SnapshotStore(tmp_path / "store")
-    assert again.partial is not None and again.partial.sound_bytes == len(sent) - 32, "all but the last checksum"
+    assert again.partial is not None and again.partial.sound_bytes == len(sent) - 32, "all but the checksum"
     receiver = again.receive(3_000, 1)
     receiver.write(receiver.next_offset, sent[receiver.next_offset :])
     assert finish(receiver).read_bytes() == sent
     again.close()
 
 
-def test_a_process_that_dies_at_any_call_while_receiving_leaves_the_old_snapshot_or_the_new_one_as_well(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_process_dying_while_receiving_leaves_the_old_snapshot(tmp_path: Path, content: bytes) -> None:
     trace = TracingDisk()
     with closing(SnapshotStore(tmp_path / "traced", disk=trace)) as store:
         finish_in_pieces(store.receive(7, 2), content)
@@ -373,7 +359,7 @@ def finish_in_pieces(receiver: Receiver, content: bytes) -> Path:
     return finish(receiver)
 
 
-def test_what_was_verified_takes_no_more_and_stays_what_it_is(tmp_path: Path, content: bytes) -> None:
+def test_verified_snapshot_accepts_no_more_chunks(tmp_path: Path, content: bytes) -> None:
     store = SnapshotStore(tmp_path, cluster_id="c1")
     receiver = store.receive(7, 2)
     receiver.write(0, content)
@@ -385,7 +371,7 @@ def test_what_was_verified_takes_no_more_and_stays_what_it_is(tmp_path: Path, co
     assert path.read_bytes() == content and store.newest_usable() == (path, small_image())
 
 
-def test_what_is_being_verified_takes_no_more(tmp_path: Path, content: bytes) -> None:
+def test_snapshot_under_verification_accepts_no_more_chunks(tmp_path: Path, content: bytes) -> None:
     disk = GatedSync()
     store = SnapshotStore(tmp_path, disk=disk)
     receiver = store.receive(7, 2)

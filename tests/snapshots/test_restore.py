@@ -1,4 +1,4 @@
-"""Reading believes nothing: every damage is refused with a sentence."""
+"""Reading checks everything: every damage is rejected with a reason."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _rejection(tmp_path: Path, content: bytes, name: str = "x.fbs") -> str:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=50)
 @given(images)
-def test_any_image_comes_back_from_its_file(tmp_path: Path, image: Image) -> None:
+def test_image_survives_a_round_trip_through_a_file(tmp_path: Path, image: Image) -> None:
     path = write_snapshot(tmp_path, image)
     assert load_snapshot(path) == image
     summary = inspect(path)
@@ -51,7 +51,7 @@ def test_any_image_comes_back_from_its_file(tmp_path: Path, image: Image) -> Non
 
 
 @pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
-def test_every_byte_that_is_flipped_is_noticed(tmp_path: Path, sealed: bytes, mask: int) -> None:
+def test_every_flipped_byte_is_detected(tmp_path: Path, sealed: bytes, mask: int) -> None:
     assert len(sealed) < 2048
     places = 0
     for place in range(len(sealed)):
@@ -61,18 +61,18 @@ def test_every_byte_that_is_flipped_is_noticed(tmp_path: Path, sealed: bytes, ma
     assert places > len(sealed) // 2
 
 
-def test_a_file_that_is_cut_at_any_length_is_refused(tmp_path: Path, sealed: bytes) -> None:
+def test_file_truncated_at_any_length_is_rejected(tmp_path: Path, sealed: bytes) -> None:
     for length in range(len(sealed)):
         assert _rejection(tmp_path, sealed[:length])
 
 
-def test_a_file_with_anything_added_is_refused(tmp_path: Path, sealed: bytes) -> None:
+def test_file_with_additional_bytes_is_rejected(tmp_path: Path, sealed: bytes) -> None:
     for extra in (b"\0", b"\xc0", sealed[-32:], sealed):
         assert _rejection(tmp_path, sealed + extra)
         assert _rejection(tmp_path, extra + sealed)
 
 
-def test_pieces_left_out_repeated_or_exchanged_are_refused_though_every_checksum_matches(tmp_path: Path) -> None:
+def test_missing_repeated_or_swapped_frames_are_rejected_despite_valid_checksums(tmp_path: Path) -> None:
     pieces = list(to_sections(many_jobs(600)))
     _rejection(tmp_path, _seal(pieces[:-1]))
     for place in range(1, len(pieces)):
@@ -81,7 +81,7 @@ def test_pieces_left_out_repeated_or_exchanged_are_refused_though_every_checksum
         _rejection(tmp_path, _seal([*pieces[: place - 1], pieces[place], pieces[place - 1], *pieces[place + 1 :]]))
 
 
-def test_free_capacity_that_was_altered_with_matching_checksums_is_refused_by_the_name_of_the_pool(
+def test_altered_free_capacity_is_rejected_by_pool_name(
     tmp_path: Path,
 ) -> None:
     pieces = list(to_sections(small_image()))
@@ -97,24 +97,24 @@ def test_free_capacity_that_was_altered_with_matching_checksums_is_refused_by_th
         )
 
 
-def test_another_format_version_is_named(tmp_path: Path, sealed: bytes) -> None:
+def test_other_format_version_is_named(tmp_path: Path, sealed: bytes) -> None:
     body = sealed[:6] + b"\0\2" + sealed[8:-32]
     sentence = _rejection(tmp_path, body + sha256(body).digest())
     assert sentence == "it has format version 2; this release reads version 1"
 
 
-def test_a_file_under_another_snapshots_name_is_refused(tmp_path: Path, sealed: bytes) -> None:
+def test_file_with_the_name_of_another_snapshot_is_rejected(tmp_path: Path, sealed: bytes) -> None:
     assert (
         _rejection(tmp_path, sealed, str(SnapshotName(8, 2))) == "its name states index 8 of term 2; it contains 7 of 2"
     )
 
 
-def test_what_is_not_a_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
+def test_file_that_is_not_regular_is_rejected_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path, tmp_path / "fifo"):
-        with pytest.raises(SnapshotRefused, match="it is not a regular file"):
+        with pytest.raises(SnapshotRefused, match="the snapshot is not a regular file"):
             load_snapshot(path)
-    with pytest.raises(SnapshotRefused, match="it cannot be opened: No such file"):
+    with pytest.raises(SnapshotRefused, match="the file cannot be opened: No such file"):
         load_snapshot(tmp_path / "missing")
 
 
@@ -133,21 +133,19 @@ def test_what_is_not_a_regular_file_is_refused_without_waiting(tmp_path: Path) -
     ],
     ids=["large slice", "4 GiB", "long array", "map", "string", "extension", "deep", "negative section", "unused code"],
 )
-def test_lengths_that_a_file_only_claims_allocate_nothing_and_are_refused(tmp_path: Path, frame: bytes) -> None:
+def test_false_lengths_in_a_file_allocate_nothing_and_are_rejected(tmp_path: Path, frame: bytes) -> None:
     body = PREAMBLE + frame + b"\0" * 64
     assert "byte" in _rejection(tmp_path, body + sha256(body).digest())
 
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.binary(max_size=200))
-def test_garbage_with_a_good_checksum_is_refused_and_never_an_error_of_another_kind(
-    tmp_path: Path, garbage: bytes
-) -> None:
+def test_garbage_with_a_valid_checksum_is_rejected_without_other_errors(tmp_path: Path, garbage: bytes) -> None:
     body = PREAMBLE + garbage
     _rejection(tmp_path, body + sha256(body).digest())
 
 
-def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_too_large_file_is_rejected_before_reading(tmp_path: Path) -> None:
     path = tmp_path / "x.fbs"
     with path.open("wb") as file:
         file.truncate(5 * 1024**3)
@@ -155,7 +153,7 @@ def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
         load_snapshot(path)
 
 
-def test_a_summary_says_what_the_file_holds(tmp_path: Path) -> None:
+def test_summary_describes_the_file(tmp_path: Path) -> None:
     path = write_snapshot(tmp_path, small_image())
     summary = inspect(path)
     assert msgspec.to_builtins(summary) == {

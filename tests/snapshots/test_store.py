@@ -1,4 +1,4 @@
-"""The snapshots of a replica: the newest valid one, saving in the background, forgetting old ones."""
+"""Snapshot store of a replica: newest valid snapshot, saving in the background, and pruning."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _damage(path: Path) -> None:
 
 
 class GatedDisk(SnapshotDisk):
-    """Waits before the first sync until it is let go."""
+    """Disk that waits before the first sync until it is released."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -41,13 +41,13 @@ class GatedDisk(SnapshotDisk):
         super().sync(file)
 
 
-def test_an_empty_directory_is_made_and_has_no_snapshot(tmp_path: Path) -> None:
+def test_missing_directory_is_created_and_has_no_snapshot(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path / "r1" / "snapshots")
     assert store.newest_usable() is None and store.newest() is None and store.skipped_snapshots == ()
     assert store.directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_the_newest_valid_snapshot_wins_and_the_damaged_ones_are_said(tmp_path: Path) -> None:
+def test_newest_valid_snapshot_is_used_and_damaged_ones_are_reported(tmp_path: Path) -> None:
     paths = [write_snapshot(tmp_path, small_image(index)) for index in (5, 6, 7, 100)]
     _damage(paths[3])
     paths[2].write_bytes(b"")
@@ -59,7 +59,7 @@ def test_the_newest_valid_snapshot_wins_and_the_damaged_ones_are_said(tmp_path: 
     )
 
 
-def test_a_snapshot_that_a_peer_refused_is_read_again_once_and_sent_no_more_if_it_is_damaged(tmp_path: Path) -> None:
+def test_snapshot_rejected_by_a_peer_is_read_again_once_and_not_sent_if_damaged(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path)
     path = store.save_in_background(small_image(5)).result(30)
     read: list[SnapshotName] = []
@@ -87,14 +87,14 @@ def test_a_snapshot_that_a_peer_refused_is_read_again_once_and_sent_no_more_if_i
     store.close()
 
 
-def test_the_newest_is_the_one_with_the_largest_index_and_then_term_not_the_last_written(tmp_path: Path) -> None:
+def test_newest_snapshot_has_the_largest_index_then_term(tmp_path: Path) -> None:
     for index, term in ((9, 1), (10, 1), (10, 2), (2, 7)):
         write_snapshot(tmp_path, small_image(index, term))
     found = SnapshotStore(tmp_path).newest_usable()
     assert found is not None and (found[1].index, found[1].term) == (10, 2)
 
 
-def test_a_snapshot_of_another_cluster_is_passed_over(tmp_path: Path) -> None:
+def test_snapshot_of_another_cluster_is_skipped(tmp_path: Path) -> None:
     write_snapshot(tmp_path, small_image(5))
     write_snapshot(tmp_path, small_image(6, cluster_id="c2"))
     store = SnapshotStore(tmp_path, cluster_id="c1")
@@ -103,7 +103,7 @@ def test_a_snapshot_of_another_cluster_is_passed_over(tmp_path: Path) -> None:
     assert store.skipped_snapshots[0].sentence == "it belongs to cluster 'c2'; this replica belongs to 'c1'"
 
 
-def test_what_dead_writers_left_is_removed_at_start_and_nothing_else(tmp_path: Path) -> None:
+def test_leftovers_of_dead_writers_are_removed_at_start(tmp_path: Path) -> None:
     left = [f".{SnapshotName(7, 2)}.saving", f".{SnapshotName(9, 2)}.receiving"]
     kept = ["notes.txt", ".snapshot-7-2.fbs.saving", str(SnapshotName(7, 2)), f"{SnapshotName(8, 2)}.saving"]
     for name in left + kept:
@@ -112,7 +112,7 @@ def test_what_dead_writers_left_is_removed_at_start_and_nothing_else(tmp_path: P
     assert sorted(os.listdir(tmp_path)) == sorted(kept)
 
 
-def test_what_a_live_writer_is_writing_is_left_alone(tmp_path: Path) -> None:
+def test_file_of_a_live_writer_is_left_alone(tmp_path: Path) -> None:
     disk = GatedDisk()
     writer = SnapshotStore(tmp_path, disk=disk)
     saved = writer.save_in_background(small_image())
@@ -123,7 +123,7 @@ def test_what_a_live_writer_is_writing_is_left_alone(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_saving_keeps_the_newest_and_removes_the_older(tmp_path: Path) -> None:
+def test_saving_keeps_the_newest_and_removes_older_snapshots(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, keep=2)
     for index in range(1, 6):
         store.save_in_background(small_image(index)).result(30)
@@ -135,7 +135,7 @@ def test_saving_keeps_the_newest_and_removes_the_older(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_refused_snapshot_does_not_count_among_those_kept(tmp_path: Path) -> None:
+def test_rejected_snapshot_does_not_count_among_the_kept_ones(tmp_path: Path) -> None:
     for index in (5, 6, 7):
         write_snapshot(tmp_path, small_image(index))
     _damage(tmp_path / str(SnapshotName(7, 2)))
@@ -150,7 +150,7 @@ def test_a_refused_snapshot_does_not_count_among_those_kept(tmp_path: Path) -> N
     store.close()
 
 
-def test_writing_a_damaged_snapshot_again_makes_it_sound(tmp_path: Path) -> None:
+def test_rewriting_a_damaged_snapshot_makes_it_valid(tmp_path: Path) -> None:
     path = write_snapshot(tmp_path, small_image())
     _damage(path)
     store = SnapshotStore(tmp_path)
@@ -161,7 +161,7 @@ def test_writing_a_damaged_snapshot_again_makes_it_sound(tmp_path: Path) -> None
     store.close()
 
 
-def test_a_file_that_this_process_has_not_verified_is_not_offered_to_peers(tmp_path: Path) -> None:
+def test_unverified_file_is_not_offered_to_peers(tmp_path: Path) -> None:
     path = write_snapshot(tmp_path, small_image())
     store = SnapshotStore(tmp_path)
     assert store.newest() is None
@@ -172,7 +172,7 @@ def test_a_file_that_this_process_has_not_verified_is_not_offered_to_peers(tmp_p
     assert store.newest() is None
 
 
-def test_a_save_while_one_is_going_on_is_the_same_save(tmp_path: Path) -> None:
+def test_save_during_a_save_returns_the_running_save(tmp_path: Path) -> None:
     disk = GatedDisk()
     store = SnapshotStore(tmp_path, disk=disk)
     first = store.save_in_background(small_image(5))
@@ -186,7 +186,7 @@ def test_a_save_while_one_is_going_on_is_the_same_save(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_failed_save_says_why_and_the_next_one_may_succeed(tmp_path: Path) -> None:
+def test_failed_save_gives_the_reason_and_the_next_may_succeed(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, disk=FailingDisk(3))
     with pytest.raises(SnapshotFailed, match="No space left on device; free space"):
         store.save_in_background(small_image()).result(30)
@@ -196,7 +196,7 @@ def test_a_failed_save_says_why_and_the_next_one_may_succeed(tmp_path: Path) -> 
     store.close()
 
 
-def test_closing_gives_up_a_save_at_its_next_slice_and_takes_no_other(tmp_path: Path) -> None:
+def test_closing_stops_a_save_at_its_next_slice_and_rejects_others(tmp_path: Path) -> None:
     started, go = threading.Event(), threading.Event()
 
     class Slow(TracingDisk):
@@ -220,7 +220,7 @@ def test_closing_gives_up_a_save_at_its_next_slice_and_takes_no_other(tmp_path: 
         store.save_in_background(small_image())
 
 
-def test_the_event_loop_runs_while_a_snapshot_is_written(tmp_path: Path) -> None:
+def test_event_loop_runs_while_a_snapshot_is_written(tmp_path: Path) -> None:
     image = many_jobs(5000)
 
     async def scenario() -> int:
@@ -237,7 +237,7 @@ def test_the_event_loop_runs_while_a_snapshot_is_written(tmp_path: Path) -> None
     assert asyncio.run(scenario()) > 10
 
 
-def test_the_image_is_of_the_moment_of_the_call_whatever_is_folded_meanwhile(tmp_path: Path) -> None:
+def test_image_is_of_the_moment_of_the_call(tmp_path: Path) -> None:
     disk = GatedDisk()
     store = SnapshotStore(tmp_path, disk=disk)
     image = small_image()
@@ -250,12 +250,12 @@ def test_the_image_is_of_the_moment_of_the_call_whatever_is_folded_meanwhile(tmp
 
 
 @pytest.mark.parametrize("keep", [0, -1, 101])
-def test_a_number_of_snapshots_that_cannot_be_kept_is_refused(tmp_path: Path, keep: int) -> None:
+def test_invalid_number_of_kept_snapshots_is_rejected(tmp_path: Path, keep: int) -> None:
     with pytest.raises(ValueError, match="use a number from 1 to 100"):
         SnapshotStore(tmp_path, keep)
 
 
-def test_a_directory_that_cannot_be_made_is_said_by_name(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SnapshotFailed, match="file"):
         SnapshotStore(tmp_path / "file")

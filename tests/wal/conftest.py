@@ -1,4 +1,4 @@
-"""A smaller sync log for the tests of wal: each makes its own, and some read it a hundred times."""
+"""Fixture for the tests of wal: a smaller sync log, because some tests read the log a hundred times."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""The golden files of the codec: one for each event that was ever released, as the bytes of a batch and what they mean.
+"""Golden files of the codec: for each released event, the bytes of a batch and the decoded content.
 
-`python -m tests.wal.golden_files` writes those that are missing. A file that exists is a promise to every ledger
-(law 12) and is rewritten only with `--rewrite-golden NAME`, which is right only for an event that no release has had.
+`python -m tests.wal.golden_files` writes missing files. An existing file is a promise to every ledger (law 12). Rewrite
+a file with `--rewrite-golden NAME` only if no release has had the event.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def content_of(event: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def plain(value: object) -> Any:
-    """A record as JSON knows it."""
+    """Convert a record to values that JSON can represent."""
     return json.loads(msgspec.json.encode(value))
 
 

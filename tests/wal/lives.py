@@ -1,6 +1,6 @@
-"""The life of a replica's storage: the real code of wal over the simulator's disk, which forgets what was not synced.
+"""Life of a replica's storage: the real code of wal over the simulator's disk, which forgets unsynced data.
 
-LMDB's semantics are in memory, and any sectors of the sync log that are not synced may be lost.
+LMDB is simulated in memory, and any unsynced sectors of the sync log may be lost.
 """
 
 import random
@@ -20,11 +20,11 @@ MAP_SIZE_BYTES = 1 << 24
 
 
 class Died(BaseException):
-    """The process is gone."""
+    """The simulated process died."""
 
 
 class State(NamedTuple):
-    """What a replica speaks of."""
+    """Observable state of a journal."""
 
     term: int
     voted_for: str | None
@@ -47,7 +47,7 @@ def state_of(journal: Journal) -> State:
 
 
 class Life:
-    """A replica's storage, and what was promised by it: the state at the last sync, and that at the one under way."""
+    """Storage of a replica, the state at the last sync, and the state that a running sync would make durable."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.directory = directory
@@ -78,7 +78,7 @@ class Life:
         self.promised = self.under_way
 
     def dies(self, operation: int | None, what: Callable[[], object]) -> bool:
-        """Do something and die at that operation of it; False if it has fewer."""
+        """Run `what` and die at the given operation; return False if `what` has fewer operations."""
         self.disk.operations_left = operation
         try:
             what()
@@ -89,12 +89,12 @@ class Life:
         return False
 
     def lose_power(self) -> None:
-        """Die between two operations; what was not synced may be lost."""
+        """Die between two operations; unsynced data may be lost."""
         self.disk.dead = True
         self.disk.lose_power()
 
     def check(self) -> None:
-        """Start once more and look at what is there."""
+        """Restart and check that the state is the promised one."""
         journal = self.open()
         found = state_of(journal)
         if self.promised is not None or self.under_way is not None:
@@ -102,7 +102,7 @@ class Life:
         assert self.env is not None
         verified = Ledger(self.env).verify()
         assert (verified.last_index, verified.digest) == (found.applied_index, found.applied_digest)
-        # And it can go on: what is synced now is there as well.
+        # The storage must still work: a later sync is durable too.
         journal.set_term(journal.term + 1, "r9")
         last = journal.last_index + 1
         journal.append([entry(last, journal.term, 900)])
@@ -113,7 +113,7 @@ class Life:
 
 
 def lives(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Life]:
-    """Have LMDB be the simulator's from now on; return what makes a life, by its seed."""
+    """Replace LMDB by the simulator's; return a function that makes a life from a seed."""
     made: list[Life] = []
 
     def open_lmdb(path: str, **options: object) -> object:

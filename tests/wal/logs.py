@@ -1,4 +1,4 @@
-"""Ways to make and damage the sync log of a replica, for the tests of wal."""
+"""Helpers that create and damage the sync log of a replica."""
 
 import shutil
 from collections.abc import Callable
@@ -16,7 +16,7 @@ IDENTITY = records.pack_identity(StorageIdentity(CLUSTER, REPLICA))
 
 
 def made_with_log(directory: Path) -> None:
-    """Nine entries in LMDB, five applied, base 2; three records in the log, up to entry 12, eight applied."""
+    """Create nine entries in LMDB (five applied, base 2) and three log records up to entry 12 (eight applied)."""
     with opened(directory) as journal:
         fill(journal, 6, applied=5)
         journal.compact_to(2)
@@ -54,13 +54,13 @@ def tag_of(directory: Path, sequence: int) -> bytes:
 
 
 def offset_of(directory: Path, sequence: int) -> int:
-    """Where the record with this number begins: where its tag is first."""
+    """Return the offset of the record with this number: the first position of its tag."""
     tag, content = tag_of(directory, sequence), content_of(directory)
     return next(at for at in range(0, len(content), BLOCK_BYTES) if content[at : at + TAG_BYTES] == tag)
 
 
 def log_edited(change: Callable[[bytearray, int], object], *, sequence: int = 3) -> Callable[[Path], None]:
-    """`change` is given the file's bytes, and where the record with this number begins."""
+    """Return a damage: `change` receives the file's bytes and the offset of the record with this number."""
 
     def damage(directory: Path) -> None:
         made_with_log(directory)
@@ -72,7 +72,7 @@ def log_edited(change: Callable[[bytearray, int], object], *, sequence: int = 3)
 
 
 def bit_flipped(bit: int, *, sequence: int = 3) -> Callable[[Path], None]:
-    """One bit, counted from the beginning of a record."""
+    """Return a damage: flip one bit, counted from the beginning of a record."""
 
     def flip(content: bytearray, at: int) -> None:
         content[at + bit // 8] ^= 1 << bit % 8
@@ -81,7 +81,7 @@ def bit_flipped(bit: int, *, sequence: int = 3) -> Callable[[Path], None]:
 
 
 def sector_lost(number: int, *, sequence: int = 3, old: bytes = bytes(SECTOR_BYTES)) -> Callable[[Path], None]:
-    """A sector of a record still holds what was there before."""
+    """Return a damage: a sector of a record holds old content."""
 
     def lose(content: bytearray, at: int) -> None:
         content[at + number * SECTOR_BYTES : at + (number + 1) * SECTOR_BYTES] = old
@@ -90,7 +90,7 @@ def sector_lost(number: int, *, sequence: int = 3, old: bytes = bytes(SECTOR_BYT
 
 
 def forged(sync: Sync | bytes) -> Callable[[Path], None]:
-    """A fourth record in the log of which every checksum holds."""
+    """Return a damage: add a fourth record with valid checksums."""
 
     def damage(directory: Path) -> None:
         made_with_log(directory)
@@ -106,7 +106,7 @@ def forged(sync: Sync | bytes) -> Callable[[Path], None]:
 
 
 def replaced(change: Callable[[Path], object]) -> Callable[[Path], None]:
-    """Something else is where the log was."""
+    """Return a damage: replace the log file by something else."""
 
     def damage(directory: Path) -> None:
         made_with_log(directory)
@@ -128,7 +128,7 @@ def foreign_log(cluster: str, replica: str) -> Callable[[Path], None]:
 
 
 def older_data(directory: Path) -> None:
-    """The data file is put back to what it was some checkpoints ago; the log has records since."""
+    """Replace the data file by an older copy, while the log has newer records."""
     made_with_log(directory)
     before = (directory / DATA_FILE).read_bytes()
     with opened(directory) as journal:
@@ -143,7 +143,7 @@ def log_cannot_be_made(directory: Path) -> None:
 
 
 def good_sync(**changed: object) -> Sync:
-    """What the fourth record could say after `made_with_log`, changed."""
+    """Return a valid fourth record after `made_with_log`, with the given changes."""
     with_digest = bytes.fromhex(DIGEST_OF_8)
     sync = Sync(12, 13, [entry(13, 3)], None, 8, 8, with_digest, [])
     return sync._replace(**changed)  # type: ignore[arg-type]
@@ -160,7 +160,7 @@ DIGEST_OF_8 = _digest_of(8)
 
 
 def auditor(env: Environment) -> Environment:
-    """What another process would open beside this one; LMDB lets one process open a file only once."""
+    """Return the environment that another process would open (LMDB opens a file only once in a process)."""
     assert env._environment is not None
     reader = Environment(env.directory, env._environment, env._tables, env.identity, env.log)
     reader.readonly = True

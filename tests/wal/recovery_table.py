@@ -1,4 +1,4 @@
-"""The recovery table as the document for operators shows it."""
+"""Recovery table as shown in the documentation for operators."""
 
 import textwrap
 
@@ -14,7 +14,7 @@ _DONE = {
 
 
 def render() -> str:
-    """Return the table as a document shows it."""
+    """Return the table in the format of the documentation."""
     lines = ["| | what is found | what the replica does | what the operator does |", "|---|---|---|---|"]
     for condition in Condition:
         row = condition.value

@@ -1,4 +1,4 @@
-"""Samples of every record in a batch, made from the types: fixed ones for the golden files, any for properties."""
+"""Samples of every record in a batch, derived from the types: fixed for golden files, random for properties."""
 
 import enum
 import functools
@@ -22,16 +22,16 @@ def tag_of(event: type[msgspec.Struct]) -> int:
 
 @functools.cache
 def sample(kind: type[msgspec.Struct]) -> Any:
-    """A fixed value of a record: every field different where its type allows, every optional one present.
+    """Return a fixed value of a record: all fields differ if their types allow, and optional fields are present.
 
-    Kept: records cannot be changed, and msgspec takes a tenth of a second to look through the largest.
+    Cached: records cannot change, and msgspec needs a tenth of a second to inspect the largest one.
     """
     return _fixed(inspect.type_info(kind), [0])
 
 
 @functools.cache
 def sample_batch(event: type[msgspec.Struct]) -> Batch:
-    """A batch with one accepted command, with this event, and a refused one."""
+    """Return a batch with an accepted command that has this event, and a rejected command."""
     accepted: Entry = msgspec.structs.replace(sample(Entry), events=(sample(event),), rejection=None)
     refused: Entry = msgspec.structs.replace(sample(Entry), events=())
     return Batch(base=7, at=1_790_000_000_000_000, entries=(accepted, refused))  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def _fixed(info: inspect.Type, count: list[int]) -> Any:
 
 
 def any_of(info: inspect.Type) -> st.SearchStrategy[Any]:
-    """Any value of a type."""
+    """Return a strategy for values of a type."""
     match info:
         case inspect.StructType():
             return st.builds(info.cls, *(any_of(field.type) for field in info.fields))

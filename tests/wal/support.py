@@ -1,4 +1,4 @@
-"""A replica's storage in a temporary directory, and ways to damage it, for the tests of wal."""
+"""Storage of a replica in a temporary directory, and helpers that damage it."""
 
 import os
 import struct
@@ -27,13 +27,13 @@ def open_env(directory: Path, *, create: bool = True, map_size_bytes: int = MAP_
 
 @contextmanager
 def opened(directory: Path, *, create: bool = True) -> Iterator[Journal]:
-    """A journal, closed at the end without a sync."""
+    """Open a journal, and close it at the end without a sync."""
     with open_env(directory, create=create) as env:
         yield Journal(env)
 
 
 def entry(index: int, term: int = 1, size_bytes: int = 40) -> Entry:
-    """An entry whose data is different for each index and term."""
+    """Return an entry whose data differs for each index and term."""
     return Entry(index, term, struct.pack(">QQ", index, term) * (size_bytes // 16 + 1))
 
 
@@ -46,14 +46,14 @@ def fill(journal: Journal, last: int, *, applied: int = 0, term: int = 1) -> Non
 
 
 def apply(journal: Journal, last: int) -> None:
-    """Commit and apply up to `last`; each entry settles two commands."""
+    """Commit and apply entries up to `last`; each entry settles two commands."""
     journal.set_commit(max(last, journal.commit_index))
     for index in range(journal.applied_index + 1, last + 1):
         journal.record_applied(journal.entry(index), journal.applied_revision + 2)
 
 
 def edit(directory: Path, change: Callable[[lmdb.Transaction, dict[bytes, lmdb._Database]], None]) -> None:
-    """Change the tables behind the journal's back, in a transaction of its own."""
+    """Change the tables in a separate transaction, without the journal's knowledge."""
     raw = lmdb.open(str(directory), max_dbs=len(TABLES), map_size=MAP_SIZE_BYTES, lib_version=0)
     tables = {name: raw.open_db(name) for name in TABLES}
     with raw.begin(write=True) as transaction:
@@ -62,9 +62,9 @@ def edit(directory: Path, change: Callable[[lmdb.Transaction, dict[bytes, lmdb._
 
 
 def flip_value_in_file(directory: Path, key: bytes, value: bytes, *, offset: int = -1) -> None:
-    """Flip one bit of a stored value where the data file holds it, wherever its page (and older copies of it) are.
+    """Flip one bit of a stored value in every page of the data file that contains the value.
 
-    A value is found by its own bytes, so that every copy-on-write version of it in the file is damaged alike.
+    The value is found by its bytes, so all copy-on-write versions of it are damaged alike.
     """
     path = directory / DATA_FILE
     content = bytearray(path.read_bytes())

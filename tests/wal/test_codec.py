@@ -1,4 +1,4 @@
-"""The codec: one encoding for one batch, for ever; everything else is refused."""
+"""Codec: each batch has exactly one encoding, forever; everything else is rejected."""
 
 import itertools
 import json
@@ -38,14 +38,14 @@ GOLDEN = sorted(golden_files.GOLDEN.glob("*.json"))
 
 @settings(max_examples=60, deadline=None)
 @given(batch=BATCHES)
-def test_what_is_encoded_is_decoded_and_encoded_again_alike(batch: Batch) -> None:
+def test_decoding_and_encoding_again_gives_the_same_bytes(batch: Batch) -> None:
     data = encode_batch(batch)
     assert decode_batch(data) == batch
     assert encode_batch(decode_batch(data)) == data
 
 
 @given(batch=BATCHES)
-def test_a_batch_put_together_from_encoded_entries_has_the_bytes_of_the_whole_one(batch: Batch) -> None:
+def test_batch_of_encoded_entries_equals_the_encoded_batch(batch: Batch) -> None:
     assert batch_of_encoded(batch.base, batch.at, [encode_entry(entry) for entry in batch.entries]) == encode_batch(
         batch
     )
@@ -60,7 +60,7 @@ def test_event_tags_are_unique() -> None:
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_a_golden_batch_means_what_it_meant_when_it_was_written(path: Path) -> None:
+def test_golden_batch_keeps_its_meaning(path: Path) -> None:
     golden = json.loads(path.read_text(encoding="utf-8"))
     batch = decode_batch(bytes.fromhex(golden["bytes"]))
     event = batch.entries[0].events[0]
@@ -69,14 +69,14 @@ def test_a_golden_batch_means_what_it_meant_when_it_was_written(path: Path) -> N
 
 
 def _begins_with(now: object, then: object) -> bool:
-    """Equal, except that records may have got new fields at their end since."""
+    """Return whether the records are equal, except for new fields at the end."""
     if isinstance(now, list) and isinstance(then, list):
         return len(now) >= len(then) and all(map(_begins_with, now, then))
     return now == then
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
-def test_no_prefix_and_no_trailing_byte_of_a_batch_is_accepted(event: type[msgspec.Struct]) -> None:
+def test_prefix_or_trailing_byte_is_rejected(event: type[msgspec.Struct]) -> None:
     data = encode_batch(sample_batch(event))
     for length in range(len(data)):
         with pytest.raises(CodecError):
@@ -87,7 +87,7 @@ def test_no_prefix_and_no_trailing_byte_of_a_batch_is_accepted(event: type[msgsp
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
-def test_a_changed_bit_is_refused_or_is_the_one_encoding_of_another_batch(event: type[msgspec.Struct]) -> None:
+def test_flipped_bit_is_rejected_or_gives_another_canonical_batch(event: type[msgspec.Struct]) -> None:
     batch = sample_batch(event)
     data = encode_batch(batch)
     for position, bit in itertools.product(range(len(data)), range(8)):
@@ -95,13 +95,13 @@ def test_a_changed_bit_is_refused_or_is_the_one_encoding_of_another_batch(event:
         changed[position] ^= 1 << bit
         with suppress(CodecError):
             other = decode_batch(bytes(changed))
-            # A changed tag may make another event of it, as an earlier release wrote that, with fewer fields.
+            # A flipped tag may give another event in its earlier form, which had fewer fields.
             is_another_event = type(other.entries[0].events[0]) is not event
             assert other != batch and (is_another_event or encode_batch(other) == changed), (position, bit)
 
 
 @given(data=st.binary(max_size=60))
-def test_bytes_from_anywhere_raise_nothing_but_codec_error(data: bytes) -> None:
+def test_arbitrary_bytes_raise_only_codec_error(data: bytes) -> None:
     for attempt in (data, b"\x01\x01" + data):
         try:
             assert encode_batch(decode_batch(attempt)) == attempt
@@ -137,12 +137,12 @@ def _raw(*values: object) -> bytes:
         (b"\x01\x01" + bytes(ENTRY_MAX_BYTES), "the maximum is 1048576"),
     ],
 )
-def test_what_is_not_the_one_encoding_is_refused_with_a_sentence(data: bytes, sentence: str) -> None:
+def test_non_canonical_encoding_is_rejected_with_a_reason(data: bytes, sentence: str) -> None:
     with pytest.raises(CodecError, match=sentence):
         decode_batch(data)
 
 
-def test_an_entry_that_an_earlier_release_wrote_without_a_later_field_is_accepted() -> None:
+def test_entry_of_an_earlier_release_without_a_later_field_is_accepted() -> None:
     shorter = _raw(1, 2, [[b"0123456789abcdef", [3, "ann"], "submit_job", []]])
     longer = _raw(1, 2, [[b"0123456789abcdef", [3, "ann"], "submit_job", [], None, b""]])
     assert decode_batch(shorter) == decode_batch(longer)
@@ -151,21 +151,21 @@ def test_an_entry_that_an_earlier_release_wrote_without_a_later_field_is_accepte
         decode_batch(shorter.replace(b"\x93\x01\x02", b"\x93\xcc\x01\x02"))
 
 
-def test_a_batch_beyond_the_bound_of_an_entry_is_not_encoded() -> None:
+def test_batch_larger_than_an_entry_is_not_encoded() -> None:
     batch = sample_batch(EVENTS[0])
     huge = msgspec.structs.replace(batch, entries=batch.entries * 10_000)
     with pytest.raises(CodecError, match="propose smaller batches"):
         encode_batch(huge)
 
 
-def test_a_value_without_an_encoding_is_a_codec_error() -> None:
+def test_value_without_an_encoding_raises_codec_error() -> None:
     batch = sample_batch(EVENTS[0])
     for wrong in (2**64, "\ud800"):
         with pytest.raises(CodecError, match="cannot be encoded"):
             encode_batch(msgspec.structs.replace(batch, at=wrong))
 
 
-def test_only_a_batch_with_the_right_base_moves_the_revision() -> None:
+def test_only_a_batch_with_the_right_base_changes_the_revision() -> None:
     data = encode_batch(sample_batch(EVENTS[0]))
     for after in (revision_after, counted_revision_after):
         assert after(NO_OP, 7) == 7
@@ -174,7 +174,7 @@ def test_only_a_batch_with_the_right_base_moves_the_revision() -> None:
     assert kind_of(NO_OP) is EntryKind.NO_OP and kind_of(data) is EntryKind.BATCH
 
 
-def test_a_no_op_says_who_led_and_nothing_else_does() -> None:
+def test_only_a_no_op_names_the_leader() -> None:
     assert leader_of(no_op_of("r1.3")) == "r1.3" and kind_of(no_op_of("r1.3")) is EntryKind.NO_OP
     assert leader_of(NO_OP) == leader_of(encode_batch(sample_batch(EVENTS[0]))) == ""
 
@@ -197,7 +197,7 @@ def _of_a_later_release(*entries: list[object]) -> bytes:
         ([[[tag_of(FeatureLevelRaised), 1, "1.0.0"]], [UNKNOWN]], 9, ""),
     ],
 )
-def test_an_event_of_a_later_release_stops_with_its_revision_and_the_release_that_the_batch_names(
+def test_event_of_a_later_release_names_its_revision_and_release(
     entries: list[list[object]], revision: int, release: str
 ) -> None:
     with pytest.raises(
@@ -211,7 +211,7 @@ def test_an_event_of_a_later_release_stops_with_its_revision_and_the_release_tha
 
 
 @given(data=st.binary(max_size=40))
-def test_what_cannot_be_decoded_and_holds_no_unknown_event_is_damage_and_not_a_later_release(data: bytes) -> None:
+def test_undecodable_data_without_an_unknown_event_is_damage(data: bytes) -> None:
     damaged = b"\x01\x01" + data
     with suppress(CodecError):
         decode_batch(damaged)
@@ -226,6 +226,6 @@ def test_what_cannot_be_decoded_and_holds_no_unknown_event_is_damage_and_not_a_l
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_what_was_once_written_is_written_again_byte_for_byte(path: Path) -> None:
+def test_golden_batches_are_encoded_byte_for_byte(path: Path) -> None:
     data = bytes.fromhex(json.loads(path.read_text(encoding="utf-8"))["bytes"])
-    assert encode_batch(decode_batch(data)) == data, "a record that is written must not change"
+    assert encode_batch(decode_batch(data)) == data, "a written record must never change"

@@ -1,4 +1,4 @@
-"""The bytes of a configuration: one encoding, canonical, refused when it is not sound."""
+"""Encoding of a configuration: canonical, and rejected if invalid."""
 
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def configurations(draw: st.DrawFn) -> Configuration:
 
 
 @given(configurations())
-def test_a_configuration_has_one_encoding_and_is_read_as_what_was_written(configuration: Configuration) -> None:
+def test_configuration_has_one_encoding_and_is_decoded_unchanged(configuration: Configuration) -> None:
     data = encode_configuration(configuration)
     assert decode_configuration(data) == configuration
     assert encode_configuration(decode_configuration(data)) == data
@@ -70,7 +70,7 @@ def test_a_configuration_has_one_encoding_and_is_read_as_what_was_written(config
 
 
 @given(configurations(), st.data())
-def test_a_configuration_with_a_byte_changed_or_cut_is_refused_or_is_another_one(
+def test_configuration_with_a_changed_or_missing_byte_is_rejected_or_differs(
     configuration: Configuration, draw: st.DataObject
 ) -> None:
     data = bytearray(encode_configuration(configuration))
@@ -85,7 +85,7 @@ def test_a_configuration_with_a_byte_changed_or_cut_is_refused_or_is_another_one
     assert read != configuration and encode_configuration(read) == bytes(data)
 
 
-def test_the_bytes_of_a_configuration_stay_as_they_were_released() -> None:
+def test_released_configuration_bytes_stay_the_same() -> None:
     golden = (GOLDEN / "configuration-1.bin").read_bytes()
     assert encode_configuration(CHANGED) == golden
     assert decode_configuration(golden) == CHANGED
@@ -94,9 +94,9 @@ def test_the_bytes_of_a_configuration_stay_as_they_were_released() -> None:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (initial(FOUNDERS), "no version"),
+        (initial(FOUNDERS), "version 0"),
         (msgspec.structs.replace(CHANGED, version=6), "later version"),
-        (msgspec.structs.replace(CHANGED, voters=()), "it has no voters"),
+        (msgspec.structs.replace(CHANGED, voters=()), "the configuration has no voters"),
         (msgspec.structs.replace(CHANGED, voters=CHANGED.voters[::-1]), "not sorted"),
         (msgspec.structs.replace(CHANGED, voters=(FOUNDERS[0], FOUNDERS[0])), "one occurs twice"),
         (msgspec.structs.replace(CHANGED, learners=(Member("r1#7"),)), "twice"),
@@ -104,7 +104,7 @@ def test_the_bytes_of_a_configuration_stay_as_they_were_released() -> None:
         (msgspec.structs.replace(CHANGED, voters=tuple(Member(f"v{n}") for n in range(10))), "length"),
     ],
 )
-def test_a_configuration_that_is_not_sound_is_neither_written_nor_read(wrong: Configuration, sentence: str) -> None:
+def test_invalid_configuration_is_neither_encoded_nor_decoded(wrong: Configuration, sentence: str) -> None:
     with pytest.raises(CodecError, match=sentence):
         encode_configuration(wrong)
     raw = bytes([EntryKind.CONFIGURATION, 1]) + msgspec.msgpack.encode(wrong)
@@ -112,7 +112,7 @@ def test_a_configuration_that_is_not_sound_is_neither_written_nor_read(wrong: Co
         decode_configuration(raw)
 
 
-def test_an_unknown_format_or_field_is_refused_by_name() -> None:
+def test_unknown_format_or_field_is_rejected_by_name() -> None:
     data = encode_configuration(CHANGED)
     with pytest.raises(CodecError, match="format 02"):
         decode_configuration(data[:1] + b"\x02" + data[2:])
@@ -121,7 +121,7 @@ def test_an_unknown_format_or_field_is_refused_by_name() -> None:
         decode_configuration(data[:2] + msgspec.msgpack.encode(longer))
 
 
-def test_an_id_says_name_and_incarnation_and_a_bare_name_is_a_founder() -> None:
+def test_member_id_contains_name_and_incarnation_and_a_founder_has_a_bare_name() -> None:
     assert (name_of("r2#6"), incarnation_of("r2#6")) == ("r2", 6)
     assert (name_of("r2"), incarnation_of("r2")) == ("r2", 0)
     assert identity_of("r2", 6) == "r2#6"

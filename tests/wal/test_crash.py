@@ -1,4 +1,4 @@
-"""Real crashes and real damage: a writer killed at any moment, and bits that flip in the data file."""
+"""Real crashes and real damage: a writer that is killed at any moment, and flipped bits in the data file."""
 
 import faulthandler
 import os
@@ -17,7 +17,7 @@ from forebay.wal.recovery import Condition
 from tests.wal.support import CLUSTER, REPLICA, apply, entry, fill, flip_value_in_file, open_env, opened
 
 FLIPS = 160
-"""Flipped bits, spread over the file: more are a matter of patience, 6,000 were tried by hand."""
+"""Number of flipped bits, spread over the file. A manual run tried 6,000."""
 
 WRITER = """
 import sys
@@ -43,7 +43,7 @@ while True:
 """
 
 
-def test_a_writer_killed_at_any_moment_loses_nothing_that_it_had_promised(tmp_path: Path) -> None:
+def test_writer_killed_at_any_moment_keeps_its_promises(tmp_path: Path) -> None:
     directory, applied = tmp_path / "wal", list[int]()
     for lines in (1, 2, 5, 9, 17, 33, 40, 64):
         writer = subprocess.Popen(
@@ -55,7 +55,7 @@ def test_a_writer_killed_at_any_moment_loses_nothing_that_it_had_promised(tmp_pa
         assert writer.stdout is not None
         for _ in range(lines - 1):
             writer.stdout.readline()
-        # Between this line and the signal the writer is anywhere in its next rounds.
+        # From here to the signal, the writer may be anywhere in its next rounds.
         promised = writer.stdout.readline()
         os.kill(writer.pid, signal.SIGKILL)
         promised = ([promised, *writer.stdout.readlines()])[-1]
@@ -83,7 +83,7 @@ def _made(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "condition"), [(7, Condition.APPLIED_ENTRY_DAMAGED), (32, Condition.TAIL_ENTRY_DAMAGED)]
 )
-def test_a_bit_that_flips_in_the_file_is_found_at_the_start(tmp_path: Path, index: int, condition: Condition) -> None:
+def test_flipped_bit_in_the_file_is_found_at_the_start(tmp_path: Path, index: int, condition: Condition) -> None:
     _made(tmp_path)
     damaged = entry(index, 2 if index > 30 else 1)
     key = records.index_key(index)
@@ -93,7 +93,7 @@ def test_a_bit_that_flips_in_the_file_is_found_at_the_start(tmp_path: Path, inde
     assert refused.value.condition is condition
 
 
-def test_a_bit_that_flips_while_the_replica_runs_stops_it_when_the_entry_is_read(tmp_path: Path) -> None:
+def test_flipped_bit_while_running_stops_the_replica_when_the_entry_is_read(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         journal = Journal(env, recent_max_bytes=100)
         fill(journal, 30, applied=20)
@@ -118,8 +118,8 @@ def _read_all(directory: Path) -> tuple[object, ...]:
 
 
 @pytest.mark.campaign(3)
-def test_no_flipped_bit_anywhere_in_the_file_is_ever_believed(tmp_path: Path) -> None:
-    """Refused, killed by a signal, or without any effect: never other data. Each flip is tried in a forked process."""
+def test_no_flipped_bit_in_the_file_changes_the_data_read(tmp_path: Path) -> None:
+    """Each flip, in a forked process, is rejected, kills the process by a signal, or has no effect."""
     with opened(tmp_path) as journal:
         journal.set_term(1, "r1")
         journal.append([entry(index, 1, 1500) for index in range(1, 61)])

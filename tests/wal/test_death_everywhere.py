@@ -1,7 +1,7 @@
-"""A replica dies at every single operation on its disk, and again while it starts: what it had promised is there, and
-what it had not is there as a whole or not at all.
+"""A replica dies at every disk operation, and again during the next start. Promised data must survive.
 
-The disk is the simulator's: LMDB's semantics in memory, and a log of which any sectors may be lost that are not synced.
+Unpromised data must survive completely or not at all. The disk is the simulator's: LMDB in memory, and a sync log of
+which any unsynced sectors may be lost.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from tests.wal.lives import Died, Life, lives, state_of
 from tests.wal.support import entry
 
 TEARS = 3
-"""How often each death is tried, each time with other sectors lost."""
+"""Number of trials of each death, each with other lost sectors."""
 
 DEATHS_AT_START = (None, 1, 2, 3, 5, 8, 13)
-"""The operations of the next start at which it dies again; None if it does not."""
+"""Operations of the next start at which it dies again; None for no second death."""
 
 
 OPERATIONS_MAX = 500
-"""More than a life has."""
+"""More operations than a life has."""
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Life]
 
 
 def lived(life: Life) -> None:
-    """A life in which everything happens that a journal does, at every place of a log with few blocks."""
+    """Perform every operation of a journal, at every position of a log with few blocks."""
     journal = life.open()
     life.create = False
     sync, flush = journal.sync, journal.flush_hints
@@ -85,7 +85,7 @@ def lived(life: Life) -> None:
 
 
 def walk(at: Callable[[int], Life], deaths_at_start: tuple[int | None, ...] = DEATHS_AT_START) -> int:
-    """Die everywhere; return how often. AssertionError, or an exception of the storage, where a promise is broken."""
+    """Die at every operation; return the number of deaths. A broken promise raises an error."""
     count = 0
     for number, again in enumerate(deaths_at_start):
         for seed in range(TEARS):
@@ -105,7 +105,7 @@ def walk(at: Callable[[int], Life], deaths_at_start: tuple[int | None, ...] = DE
 
 
 @pytest.mark.campaign(3)
-def test_whatever_operation_it_dies_at_nothing_promised_is_lost_and_nothing_else_is_made_up(
+def test_death_at_any_operation_loses_no_promise_and_invents_nothing(
     at: Callable[[int], Life],
 ) -> None:
     assert walk(at) > 1500
@@ -114,13 +114,13 @@ def test_whatever_operation_it_dies_at_nothing_promised_is_lost_and_nothing_else
 @pytest.mark.parametrize(
     "bug", ["record_not_synced", "torn_record_believed", "generation_ignored", "generation_kept", "no_sync"]
 )
-def test_the_walk_finds_a_bug_that_is_planted(at: Callable[[int], Life], bug: str) -> None:
+def test_walk_finds_a_planted_bug(at: Callable[[int], Life], bug: str) -> None:
     with planted(bug), pytest.raises(BaseException) as found:
         walk(at, (None, 5))
     assert not isinstance(found.value, (Died, KeyboardInterrupt, TypeError, AttributeError)), found.value
 
 
-def test_a_founding_that_dies_anywhere_can_be_made_again_and_is_refused_without_leave(
+def test_interrupted_founding_can_be_repeated_and_is_rejected_without_permission(
     at: Callable[[int], Life],
 ) -> None:
     for operation in range(1, 100):

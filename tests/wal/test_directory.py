@@ -1,4 +1,4 @@
-"""The files of a running replica are the ones that their names lead to, and what only cannot be opened is no damage."""
+"""Opened files are the ones that their names lead to; files that merely cannot be opened are not damaged."""
 
 import errno
 import os
@@ -59,7 +59,7 @@ def reader(directory: Path) -> "subprocess.Popen[str]":
 
 
 def copied(path: Path) -> None:
-    """As a backup puts it back: the same content under another inode."""
+    """Replace the file by a copy of itself, as a restored backup does: same content, another inode."""
     copy = path.with_name("copy")
     if path.is_dir():
         shutil.copytree(path, copy)
@@ -78,10 +78,10 @@ def removed(path: Path) -> None:
 
 @pytest.mark.parametrize("what", [removed, copied])
 @pytest.mark.parametrize("name", [DATA_FILE, LOG_FILE, READERS_FILE, ""])
-def test_a_replica_whose_files_are_taken_from_under_it_stops_at_the_next_checkpoint(
+def test_replica_stops_at_the_next_checkpoint_if_its_files_are_replaced(
     tmp_path: Path, name: str, what: Callable[[Path], None]
 ) -> None:
-    """What it writes then is in no file that a restart finds."""
+    """A restart would not find later writes."""
     directory = tmp_path / "wal"
     with opened(directory) as journal:
         fill(journal, 3)
@@ -96,10 +96,8 @@ def test_a_replica_whose_files_are_taken_from_under_it_stops_at_the_next_checkpo
             journal.append([entry(5)])
 
 
-def test_a_directory_that_is_exchanged_while_it_is_opened_is_not_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was locked and looked at is not what LMDB opens by its path."""
+def test_directory_replaced_during_opening_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise LMDB would open another file, by path, than the one that was locked and checked."""
     directory = tmp_path / "wal"
     with opened(directory) as journal:
         fill(journal, 3)
@@ -110,11 +108,11 @@ def test_a_directory_that_is_exchanged_while_it_is_opened_is_not_opened(
         return original(descriptor)
 
     monkeypatch.setattr(directories, "has_data", exchanged)
-    with pytest.raises(StorageFailed, match="is not the one that this replica has open"):
+    with pytest.raises(StorageFailed, match="is not the file that this replica has open"):
         open_env(directory)
 
 
-def test_a_log_that_was_used_is_never_made_anew(tmp_path: Path) -> None:
+def test_used_log_is_never_created_again(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 3)
     (tmp_path / DATA_FILE).unlink()
@@ -132,7 +130,7 @@ def test_a_log_that_was_used_is_never_made_anew(tmp_path: Path) -> None:
     "number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC]
 )
 @pytest.mark.parametrize("readonly", [False, True])
-def test_what_the_system_does_not_open_is_no_damage(
+def test_error_of_the_system_on_opening_is_not_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, readonly: bool
 ) -> None:
     open_env(tmp_path).close()
@@ -147,7 +145,7 @@ def test_what_the_system_does_not_open_is_no_damage(
     assert os.strerror(number) in str(refused.value) and REPLACE not in str(refused.value)
 
 
-def test_what_the_disk_cannot_read_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_error_of_the_disk_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_env(tmp_path).close()
 
     def fail(*given: object, **more: object) -> None:
@@ -159,8 +157,8 @@ def test_what_the_disk_cannot_read_is_damage(tmp_path: Path, monkeypatch: pytest
     assert refused.value.condition is Condition.DATA_FILE_UNREADABLE
 
 
-def test_lmdb_says_which_limit_of_the_system_it_met(tmp_path: Path) -> None:
-    """It raises its own exceptions for the system's errors: this is a real one."""
+def test_lmdb_error_names_the_exceeded_limit(tmp_path: Path) -> None:
+    """LMDB raises its own exceptions for system errors; this test provokes a real one."""
     open_env(tmp_path).close()
     process = subprocess.run(
         [sys.executable, "-c", WITHOUT_DESCRIPTORS, str(tmp_path)], capture_output=True, text=True, check=True
@@ -170,9 +168,7 @@ def test_lmdb_says_which_limit_of_the_system_it_met(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff" * 8192, b""])
-def test_a_table_of_readers_that_was_overwritten_while_a_reader_has_it_open_is_named_and_not_the_data(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_overwritten_reader_table_in_use_is_named_instead_of_the_data(tmp_path: Path, content: bytes) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 3, applied=3)
     process = reader(tmp_path)
@@ -197,7 +193,7 @@ def readers_of(env: Environment) -> int:
     return len(env._environment.readers().splitlines()) - 1
 
 
-def test_a_reader_that_was_killed_does_not_hold_pages_for_ever(tmp_path: Path) -> None:
+def test_killed_reader_does_not_hold_pages_forever(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         journal = Journal(env)
         fill(journal, 3)
@@ -208,19 +204,17 @@ def test_a_reader_that_was_killed_does_not_hold_pages_for_ever(tmp_path: Path) -
         assert readers_of(env) == before
         fill(journal, 4)
         journal.flush_hints()
-        assert readers_of(env) == before - 1, "a checkpoint looks"
+        assert readers_of(env) == before - 1, "a checkpoint removes dead readers"
         living, dead = reader(tmp_path), reader(tmp_path)
         dead.kill()
         dead.communicate()
         another = reader(tmp_path)
-        assert readers_of(env) == before + 1, "who opens looks, and the one that lives stays"
+        assert readers_of(env) == before + 1, "opening removes dead readers, and the live one stays"
         for process in (living, another):
             process.communicate("")
 
 
-def test_readers_that_were_killed_do_not_keep_others_from_reading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_readers_do_not_block_other_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.wal.environment.READERS_MAX", 3)
     with open_env(tmp_path) as env:
         journal = Journal(env)
@@ -228,7 +222,7 @@ def test_readers_that_were_killed_do_not_keep_others_from_reading(
         journal.flush_hints()
         processes = []
         with env.read():
-            # As they are opened each looks for dead ones: they die together.
+            # Each reader checks for dead readers when it opens, so all of them must die together.
             processes = [reader(tmp_path), reader(tmp_path)]
             for process in processes:
                 process.kill()

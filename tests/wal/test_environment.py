@@ -1,4 +1,4 @@
-"""The environment: one process, one identity, and the first failure is the last thing that happens to it."""
+"""Environment: one process, one identity, and no use after the first failure."""
 
 import errno
 import stat
@@ -45,7 +45,7 @@ print(sentences[0])
 """
 
 
-def test_a_second_process_is_refused_by_name_and_may_read(tmp_path: Path) -> None:
+def test_second_process_is_rejected_by_name_and_may_read(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 3, applied=2)
     holder = subprocess.Popen(
@@ -65,10 +65,8 @@ def test_a_second_process_is_refused_by_name_and_may_read(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("names", [(LOCK_FILE,), (LOCK_FILE, "lock.mdb")], ids=" and ".join)
-def test_a_second_process_is_refused_though_the_files_of_the_locks_were_removed(
-    tmp_path: Path, names: tuple[str, ...]
-) -> None:
-    """Its first checkpoint would begin a generation of the sync log, and what the first one still writes be over."""
+def test_second_process_is_rejected_even_if_the_lock_files_were_removed(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Its first checkpoint would begin a new generation of the sync log and void the first process's later records."""
     with opened(tmp_path) as journal:
         fill(journal, 3)
         for name in names:
@@ -83,13 +81,13 @@ def test_a_second_process_is_refused_though_the_files_of_the_locks_were_removed(
         assert (journal.last_index, journal.term, journal.voted_for) == (4, 2, "r2")
 
 
-def test_a_second_opening_in_the_same_process_is_refused(tmp_path: Path) -> None:
+def test_second_opening_in_the_same_process_is_rejected(tmp_path: Path) -> None:
     with open_env(tmp_path), pytest.raises(RecoveryRefused) as refused:
         open_env(tmp_path)
     assert refused.value.condition is Condition.HELD_BY_ANOTHER_PROCESS
 
 
-def test_a_reader_in_another_process_follows_the_growing_file(tmp_path: Path) -> None:
+def test_reader_in_another_process_follows_the_growing_file(tmp_path: Path) -> None:
     reader = """
 import sys
 from pathlib import Path
@@ -117,7 +115,7 @@ with Environment.open_readonly(Path(sys.argv[1])) as env:
         process.communicate("")
 
 
-def test_files_are_for_this_account_only(tmp_path: Path) -> None:
+def test_files_are_private_to_the_account(tmp_path: Path) -> None:
     directory = tmp_path / "r1" / "wal"
     open_env(directory).close()
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
@@ -125,7 +123,7 @@ def test_files_are_for_this_account_only(tmp_path: Path) -> None:
         assert stat.S_IMODE((directory / name).stat().st_mode) == 0o600
 
 
-def test_a_symbolic_link_in_place_of_the_lock_or_the_data_is_not_followed(tmp_path: Path) -> None:
+def test_symbolic_link_instead_of_lock_or_data_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     for name in ("replica.lock", "data.mdb"):
@@ -138,15 +136,13 @@ def test_a_symbolic_link_in_place_of_the_lock_or_the_data_is_not_followed(tmp_pa
 
 
 @pytest.mark.parametrize(("cluster", "replica"), [("", "r1"), ("c", ""), ("c" * 256, "r1"), ("c", "ä" * 128)])
-def test_names_that_cannot_be_stored_are_refused_before_anything_is_made(
-    tmp_path: Path, cluster: str, replica: str
-) -> None:
+def test_invalid_names_are_rejected_before_files_are_created(tmp_path: Path, cluster: str, replica: str) -> None:
     with pytest.raises(ValueError, match="must have 1 to 255"):
         Environment.open(tmp_path / "new", cluster_id=cluster, replica=replica, create=True)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_full_map_stops_the_replica_with_the_remedy_and_a_larger_one_lets_it_start(tmp_path: Path) -> None:
+def test_full_map_stops_the_replica_and_a_larger_map_lets_it_start(tmp_path: Path) -> None:
     with open_env(tmp_path, map_size_bytes=1 << 18) as env:
         journal = Journal(env)
         fill(journal, 3)
@@ -158,17 +154,17 @@ def test_a_full_map_stops_the_replica_with_the_remedy_and_a_larger_one_lets_it_s
                 journal.flush_hints()
     with open_env(tmp_path) as env:
         journal = Journal(env)
-        assert journal.last_index == 4, "what was synced is in the log, and a larger map takes it"
+        assert journal.last_index == 4, "synced entries are in the log and fit into a larger map"
         journal.append([Entry(5, 1, bytes(500_000))])
         journal.flush_hints()
 
 
-def test_a_map_too_small_to_begin_with_names_the_remedy(tmp_path: Path) -> None:
+def test_too_small_map_at_creation_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(StorageFailed, match="Set a larger map_size"):
         open_env(tmp_path, map_size_bytes=4096 * 4)
 
 
-def test_a_write_that_the_file_system_refuses_stops_the_replica_for_ever(tmp_path: Path) -> None:
+def test_write_rejected_by_the_file_system_stops_the_replica_permanently(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 3)
     done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True)
@@ -180,7 +176,7 @@ def test_a_write_that_the_file_system_refuses_stops_the_replica_for_ever(tmp_pat
 @pytest.mark.parametrize(
     "error", [lmdb.DiskError("fdatasync: Input/output error"), OSError(errno.EIO, "Input/output error")]
 )
-def test_an_error_of_the_sync_is_the_last_thing_that_happens(tmp_path: Path, error: Exception) -> None:
+def test_sync_error_stops_the_environment_permanently(tmp_path: Path, error: Exception) -> None:
     with open_env(tmp_path) as env:
 
         def fail(transaction: "lmdb.Transaction[bytes]") -> None:
@@ -194,7 +190,7 @@ def test_an_error_of_the_sync_is_the_last_thing_that_happens(tmp_path: Path, err
             raise AssertionError("reached")
 
 
-def test_an_interrupted_write_stops_the_environment_too(tmp_path: Path) -> None:
+def test_interrupted_write_stops_the_environment(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         with pytest.raises(KeyboardInterrupt), env.write():
             raise KeyboardInterrupt
@@ -202,7 +198,7 @@ def test_an_interrupted_write_stops_the_environment_too(tmp_path: Path) -> None:
             pass
 
 
-def test_every_checkpoint_reaches_the_disk_with_fdatasync_and_an_idle_journal_makes_none(tmp_path: Path) -> None:
+def test_checkpoint_calls_fdatasync_and_an_idle_journal_makes_none(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         assert env._environment is not None
         flags = env._environment.flags()
@@ -219,7 +215,7 @@ def test_every_checkpoint_reaches_the_disk_with_fdatasync_and_an_idle_journal_ma
         assert (env._environment.info()["last_txnid"], (tmp_path / "sync.log").stat().st_mtime_ns) == before
 
 
-def test_the_lock_is_not_inherited_by_programs_that_are_started(tmp_path: Path) -> None:
+def test_child_programs_do_not_inherit_the_lock(tmp_path: Path) -> None:
     env = open_env(tmp_path)
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     try:

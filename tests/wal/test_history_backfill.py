@@ -1,4 +1,4 @@
-"""A gap of the ledger is filled from its end: each entry is proven by the digest behind it, or nothing is written."""
+"""A gap of the ledger is filled from its end. Each entry is proven by the digest after it, or nothing is written."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def _whole(directory: Path) -> Journal:
 
 
 def _with_gap(directory: Path, whole: Journal, before: int, behind: int) -> tuple[Environment, Journal]:
-    """A replica that holds the entries up to `before`, was sent a snapshot of entry `behind`, and went on."""
+    """Return a replica with the entries up to `before`, a snapshot of entry `behind`, and later entries."""
     env = open_env(directory)
     journal = Journal(env)
     if before:
@@ -40,7 +40,7 @@ def _with_gap(directory: Path, whole: Journal, before: int, behind: int) -> tupl
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_any_gap_is_filled_in_steps_of_any_size_and_the_ledger_is_whole_then(
+def test_gap_is_filled_completely_in_steps_of_any_size(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     directory = tmp_path_factory.mktemp("gap")
@@ -68,7 +68,7 @@ def test_any_gap_is_filled_in_steps_of_any_size_and_the_ledger_is_whole_then(
     whole._env.close()
 
 
-def test_what_is_not_the_history_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+def test_foreign_history_is_rejected_and_nothing_is_written(tmp_path: Path) -> None:
     whole = _whole(tmp_path / "r2")
     env, _ = _with_gap(tmp_path / "r1", whole, 10, 30)
     gap = Ledger(env).gaps()[0]
@@ -84,7 +84,7 @@ def test_what_is_not_the_history_is_refused_and_nothing_is_written(tmp_path: Pat
         [good[1]],
         [first, first],
         [first, good[2]],
-        good,  # it goes on before the gap
+        good,  # continues before the gap
     ]
     for handed in wrong:
         with pytest.raises(NotThisHistory):
@@ -97,7 +97,7 @@ def test_what_is_not_the_history_is_refused_and_nothing_is_written(tmp_path: Pat
     whole._env.close()
 
 
-def test_a_replica_whose_own_history_is_another_one_finds_out(tmp_path: Path) -> None:
+def test_replica_with_a_different_history_is_detected(tmp_path: Path) -> None:
     whole = _whole(tmp_path / "r2")
     env = open_env(tmp_path / "r1")
     journal = Journal(env)
@@ -113,13 +113,13 @@ def test_a_replica_whose_own_history_is_another_one_finds_out(tmp_path: Path) ->
     handed = export_history(Ledger(whole._env), 30)[:20]
     left = fill_gap(env, gap, handed[:19])
     assert left == Gap(11, 11, 20, 22)
-    with pytest.raises(BrokenInvariant, match="the history up to entry 10 is not the cluster's"):
+    with pytest.raises(BrokenInvariant, match="the history up to entry 10 differs from the cluster's"):
         fill_gap(env, left, handed[19:])
     env.close()
     whole._env.close()
 
 
-def test_who_does_not_hold_an_entry_says_so_and_a_gap_ends_what_is_handed_over(tmp_path: Path) -> None:
+def test_missing_entry_is_reported_and_a_gap_ends_the_export(tmp_path: Path) -> None:
     whole = _whole(tmp_path / "r2")
     env, _ = _with_gap(tmp_path / "r1", whole, 10, 30)
     ledger = Ledger(env)
@@ -134,7 +134,7 @@ def test_who_does_not_hold_an_entry_says_so_and_a_gap_ends_what_is_handed_over(t
     whole._env.close()
 
 
-def test_a_crash_between_two_steps_leaves_a_shorter_gap(tmp_path: Path) -> None:
+def test_crash_between_two_steps_leaves_a_shorter_gap(tmp_path: Path) -> None:
     whole = _whole(tmp_path / "r2")
     env, _ = _with_gap(tmp_path / "r1", whole, 0, 30)
     gap = Ledger(env).gaps()[0]

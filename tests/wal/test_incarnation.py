@@ -1,4 +1,4 @@
-"""A new incarnation of the cluster in a storage: wholly there or not at all, and nothing that was held is lost."""
+"""A new incarnation of the cluster in a storage is complete or absent, and no entry is lost."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Life]
     return lives(tmp_path, monkeypatch)
 
 
-def test_an_incarnation_begins_behind_all_that_is_held_and_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_incarnation_begins_after_all_entries_and_survives_a_restart(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 5, applied=3, term=4)
         journal.begin_incarnation(SECOND, 5, [Entry(6, 5, b"\x01a", b"seal"), Entry(7, 5, b"\x01b")])
@@ -42,13 +42,13 @@ def test_an_incarnation_begins_behind_all_that_is_held_and_is_there_after_a_rest
                 journal.begin_incarnation(incarnation, term, [])
     with Environment.open_readonly(tmp_path) as environment:
         assert environment.incarnation == SECOND
-        assert Ledger(environment).applied_index == 3, "what was not synced is not applied"
+        assert Ledger(environment).applied_index == 3, "unsynced entries are not applied"
 
 
-def test_whatever_operation_it_dies_at_it_is_the_one_incarnation_or_the_other_as_a_whole(
+def test_death_at_any_operation_leaves_exactly_one_incarnation(
     at: Callable[[int], Life],
 ) -> None:
-    """Also with a sync log that adds to LMDB, and one that is torn."""
+    """Also with a sync log that adds to LMDB, and with a torn sync log."""
     seen = set()
     for operation in range(1, 200):
         life = at(operation)
@@ -79,16 +79,16 @@ def test_whatever_operation_it_dies_at_it_is_the_one_incarnation_or_the_other_as
         if not died:
             assert (seen, operation > 5) == ({FIRST_INCARNATION, SECOND}, True)
             return
-    raise AssertionError("it has an end")
+    raise AssertionError("the operation must end")
 
 
 @pytest.mark.parametrize("incarnation", [FIRST_INCARNATION, SECOND, Incarnation(10**9 - 1, "f" * 16)])
-def test_what_an_incarnation_is_called_says_which_it_is(incarnation: Incarnation) -> None:
+def test_incarnation_text_can_be_parsed(incarnation: Incarnation) -> None:
     assert parse_lineage(lineage_of("ab12", incarnation)) == ("ab12", incarnation)
 
 
 @pytest.mark.parametrize(
     "text", ["", "/2-0123456789abcdef", "ab12/2", "ab12/0-0123456789abcdef", "ab12/2-xyz", "a/b/c"]
 )
-def test_what_is_no_name_of_an_incarnation_is_none(text: str) -> None:
+def test_malformed_incarnation_text_gives_none(text: str) -> None:
     assert parse_lineage(text) is None

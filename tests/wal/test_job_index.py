@@ -1,4 +1,4 @@
-"""The index by job: what was added is found again, in order, job by job, and how far it has come."""
+"""Job index: added rows are found again in order, for each job, and the position is kept."""
 
 import tempfile
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ NOTES = st.binary(max_size=VALUE_MAX_BYTES // 2)
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 2**33), NOTES), max_size=30), max_size=6))
-def test_rows_are_found_by_their_job_in_the_order_in_which_they_were_added(
+def test_rows_are_found_by_job_in_insertion_order(
     added: Sequence[Sequence[tuple[int, int, bytes]]],
 ) -> None:
     expected: dict[int, list[JobIndexRow]] = {}
@@ -48,7 +48,7 @@ def test_rows_are_found_by_their_job_in_the_order_in_which_they_were_added(
         index.close()
 
 
-def test_an_index_that_is_read_only_makes_nothing_and_changes_nothing(tmp_path: Path) -> None:
+def test_read_only_index_creates_and_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(JobIndexBroken):
         JobIndex(tmp_path / "index", readonly=True)
     assert not (tmp_path / "index").exists()
@@ -62,7 +62,7 @@ def test_an_index_that_is_read_only_makes_nothing_and_changes_nothing(tmp_path: 
     read.close()
 
 
-def test_one_command_is_read_out_of_a_batch_as_if_it_had_been_settled_alone() -> None:
+def test_one_command_is_extracted_from_a_batch_as_a_batch_of_its_own() -> None:
     for batch in lived():
         for position, entry in enumerate(batch.entries):
             alone = decode_batch(one_of_batch(encode_batch(batch), position))
@@ -74,7 +74,7 @@ def test_one_command_is_read_out_of_a_batch_as_if_it_had_been_settled_alone() ->
             one_of_batch(wrong, 0)
 
 
-def test_the_ledger_as_stored_is_what_the_last_checkpoint_gave_it(tmp_path: Path) -> None:
+def test_ledger_as_stored_equals_the_last_checkpoint(tmp_path: Path) -> None:
     made = make(tmp_path)
     with Environment.open_readonly(tmp_path / "wal") as environment:
         stored = Ledger(environment).as_stored()
@@ -87,7 +87,7 @@ def test_the_ledger_as_stored_is_what_the_last_checkpoint_gave_it(tmp_path: Path
 
 
 @pytest.mark.parametrize(("more", "values"), [(0, 1), (1, 2)])
-def test_a_value_has_as_many_bytes_as_it_may_and_no_more(tmp_path: Path, more: int, values: int) -> None:
+def test_value_is_filled_up_to_its_maximum_size(tmp_path: Path, more: int, values: int) -> None:
     index = JobIndex(tmp_path / "index", map_size_bytes=MAP_SIZE_BYTES)
     header_bytes = 6
     notes = [b"a" * (VALUE_MAX_BYTES // 2 - header_bytes), b"b" * (VALUE_MAX_BYTES // 2 - header_bytes + more)]

@@ -1,4 +1,4 @@
-"""The journal as consensus sees it: buffered, merged with what is stored, durable at sync and not before."""
+"""Journal as consensus sees it: buffered, merged with stored entries, and durable only after a sync."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tests.wal.support import apply, entry, fill, open_env, opened
 ALL = {"max_bytes": 1 << 30, "max_entries": 1 << 20}
 
 
-def test_an_empty_journal_answers_for_everything(tmp_path: Path) -> None:
+def test_empty_journal_answers_every_query(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         assert (journal.first_index, journal.last_index, journal.last_term) == (1, 0, 0)
         assert (journal.base_index, journal.base_term, journal.commit_index) == (0, 0, 0)
@@ -31,7 +31,7 @@ def test_an_empty_journal_answers_for_everything(tmp_path: Path) -> None:
             journal.entry(1)
 
 
-def test_what_is_buffered_is_seen_at_once_and_durable_only_after_sync(tmp_path: Path) -> None:
+def test_buffered_changes_are_visible_at_once_and_durable_after_sync(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 3)
         journal.set_term(2, "r2")
@@ -48,7 +48,7 @@ def test_what_is_buffered_is_seen_at_once_and_durable_only_after_sync(tmp_path: 
         assert (journal.last_index, journal.last_term, journal.term, journal.voted_for) == (4, 2, 2, "r2")
 
 
-def test_a_truncation_is_durable_together_with_what_replaces_it(tmp_path: Path) -> None:
+def test_truncation_and_replacement_become_durable_together(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 5, applied=2)
         journal.set_term(2, None)
@@ -65,7 +65,7 @@ def test_a_truncation_is_durable_together_with_what_replaces_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("index", [0, 1, 2, 3, 4])
-def test_truncation_at_or_below_what_is_committed_or_applied_is_a_broken_invariant(tmp_path: Path, index: int) -> None:
+def test_truncation_of_committed_or_applied_entries_breaks_an_invariant(tmp_path: Path, index: int) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 6, applied=2)
         journal.set_commit(4)
@@ -74,7 +74,7 @@ def test_truncation_at_or_below_what_is_committed_or_applied_is_a_broken_invaria
         assert journal.last_index == 6 and not journal.dirty
 
 
-def test_a_resent_prefix_does_not_have_to_truncate_to_find_its_conflict(tmp_path: Path) -> None:
+def test_resent_prefix_finds_its_conflict_without_truncation(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 6)
         assert [journal.term_of(index) for index in range(8)] == [0, 1, 1, 1, 1, 1, 1, None]
@@ -93,9 +93,7 @@ def test_a_resent_prefix_does_not_have_to_truncate_to_find_its_conflict(tmp_path
         ([Entry(4, 1, bytes((1 << 20) + 1))], "the maximum is 1048576"),
     ],
 )
-def test_an_append_that_no_correct_engine_makes_changes_nothing(
-    tmp_path: Path, entries: list[Entry], sentence: str
-) -> None:
+def test_invalid_append_changes_nothing(tmp_path: Path, entries: list[Entry], sentence: str) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 3)
         with pytest.raises(BrokenInvariant, match=sentence):
@@ -117,7 +115,7 @@ def test_term_and_vote_never_go_back(tmp_path: Path) -> None:
         assert (journal.term, journal.voted_for) == (4, None)
 
 
-def test_a_full_sized_entry_survives(tmp_path: Path) -> None:
+def test_entry_of_maximum_size_survives(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         journal.set_term(1, None)
         journal.append([Entry(1, 1, bytes(range(256)) * 4096)])
@@ -148,7 +146,7 @@ def test_hints_alone_are_not_dirty_and_are_written_once(tmp_path: Path) -> None:
         assert (journal.commit_index, journal.applied_index, journal.applied_revision) == (3, 3, 6)
 
 
-def test_a_commit_hint_is_never_beyond_what_is_held_and_never_goes_back(tmp_path: Path) -> None:
+def test_commit_hint_never_exceeds_the_last_entry_and_never_falls(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 4)
         journal.set_commit(3)
@@ -158,7 +156,7 @@ def test_a_commit_hint_is_never_beyond_what_is_held_and_never_goes_back(tmp_path
             journal.set_commit(5)
 
 
-def test_compaction_moves_what_consensus_sees_and_deletes_nothing(tmp_path: Path) -> None:
+def test_compaction_hides_entries_from_consensus_and_deletes_nothing(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 9, applied=6)
         with pytest.raises(BrokenInvariant):
@@ -190,7 +188,7 @@ def test_compaction_to_the_last_entry_keeps_its_term_for_the_next_append(tmp_pat
         assert journal.entries(5, **ALL) == [entry(5, 3)]
 
 
-def test_the_digest_chains_previous_digest_index_term_and_bytes(tmp_path: Path) -> None:
+def test_digest_covers_previous_digest_index_term_and_bytes(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 3, applied=3)
         digest = GENESIS
@@ -201,7 +199,7 @@ def test_the_digest_chains_previous_digest_index_term_and_bytes(tmp_path: Path) 
         assert journal.digest_at(4) is None
 
 
-def test_entries_applied_again_after_a_restart_are_compared_with_the_ledger(tmp_path: Path) -> None:
+def test_entries_reapplied_after_a_restart_are_compared_with_the_ledger(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 5, applied=4)
     with opened(tmp_path) as journal:
@@ -215,7 +213,7 @@ def test_entries_applied_again_after_a_restart_are_compared_with_the_ledger(tmp_
 @pytest.mark.parametrize(
     ("wrong", "revision"), [(entry(4), 4), (entry(3, 0), 4), (Entry(3, 1, b"other"), 4), (entry(3), 3)]
 )
-def test_applying_out_of_order_or_something_else_is_a_broken_invariant(
+def test_applying_out_of_order_or_another_entry_breaks_an_invariant(
     tmp_path: Path, wrong: Entry, revision: int
 ) -> None:
     with opened(tmp_path) as journal:
@@ -225,13 +223,13 @@ def test_applying_out_of_order_or_something_else_is_a_broken_invariant(
         assert journal.applied_index == 2
 
 
-def test_an_installed_snapshot_replaces_a_tail_that_does_not_match_and_leaves_a_recorded_gap(tmp_path: Path) -> None:
+def test_snapshot_replaces_a_mismatched_tail_and_records_a_gap(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 9, applied=4)
         journal.reset_to(20, 3, b"d" * 32, 77)
         assert journal.dirty
     with opened(tmp_path) as journal:
-        assert journal.last_index == 9, "a reset that was not synced never happened"
+        assert journal.last_index == 9, "an unsynced reset has no effect"
         journal.reset_to(20, 3, b"d" * 32, 77)
         journal.sync()
         assert not journal.dirty
@@ -252,7 +250,7 @@ def test_an_installed_snapshot_replaces_a_tail_that_does_not_match_and_leaves_a_
         )
 
 
-def test_a_snapshot_below_the_last_entry_keeps_the_matching_suffix_and_leaves_no_gap(tmp_path: Path) -> None:
+def test_snapshot_below_the_last_entry_keeps_the_matching_suffix_without_a_gap(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         journal = Journal(env)
         journal.set_term(1, None)
@@ -273,7 +271,7 @@ def test_a_snapshot_below_the_last_entry_keeps_the_matching_suffix_and_leaves_no
         assert Ledger(env).gaps() == () and Ledger(env).verify().entries == 4
 
 
-def test_a_snapshot_that_would_turn_back_or_contradict_what_is_committed_is_a_broken_invariant(tmp_path: Path) -> None:
+def test_older_or_contradicting_snapshot_breaks_an_invariant(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 9, applied=4)
         journal.set_commit(7)
@@ -285,7 +283,7 @@ def test_a_snapshot_that_would_turn_back_or_contradict_what_is_committed_is_a_br
                 journal.reset_to(20, 2, digest, revision)
 
 
-def test_entries_are_bounded_by_bytes_and_count_but_there_is_always_one(tmp_path: Path) -> None:
+def test_entries_are_bounded_by_bytes_and_count_but_never_empty(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         journal = Journal(env, recent_max_bytes=400)
         fill(journal, 40)
@@ -299,7 +297,7 @@ def test_entries_are_bounded_by_bytes_and_count_but_there_is_always_one(tmp_path
                     assert found == [entry(index) for index in range(first, first + wanted)]
 
 
-def test_the_tail_is_read_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tail_is_read_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_env(tmp_path) as env:
         journal = Journal(env)
         fill(journal, 50)
@@ -314,14 +312,14 @@ def test_the_tail_is_read_from_memory(tmp_path: Path, monkeypatch: pytest.Monkey
         assert journal.term_of(3) == 1 and journal.entry(1) == entry(1)
 
 
-def test_memory_for_recent_entries_is_bounded_but_holds_everything_unsynced(tmp_path: Path) -> None:
+def test_memory_for_recent_entries_is_bounded_but_keeps_unsynced_entries(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         journal = Journal(env, recent_max_bytes=1000)
         journal.set_term(1, None)
         journal.append([entry(index) for index in range(1, 101)])
         assert journal._suffix.first == 1
         journal.sync()
-        assert journal._suffix.first == 1, "LMDB does not have them yet"
+        assert journal._suffix.first == 1, "LMDB does not have these entries yet"
         journal.flush_hints()
         assert journal._suffix.first > 70
         assert [journal.entry(index) for index in (1, 50, 100)] == [entry(1), entry(50), entry(100)]
@@ -333,7 +331,7 @@ def test_memory_for_recent_entries_is_bounded_but_holds_everything_unsynced(tmp_
         assert journal.entries(1, **ALL) == [entry(index) for index in range(1, 41)]
 
 
-def test_after_a_failed_sync_every_call_fails_and_the_restart_knows_nothing_of_it(tmp_path: Path) -> None:
+def test_after_a_failed_sync_every_call_fails_and_a_restart_lacks_its_changes(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         journal = Journal(env)
         fill(journal, 3, applied=1)
@@ -387,7 +385,7 @@ OPERATIONS = st.lists(
 
 
 class Model:
-    """The journal as a plain list, with a copy of what the last sync made durable."""
+    """Model of the journal: a plain list, with a copy of the state that the last sync made durable."""
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
@@ -408,14 +406,14 @@ class Model:
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(operations=OPERATIONS, rows=st.sampled_from([3, 8, 1000]), record_bytes=st.sampled_from([150, 1 << 18]))
-def test_any_sequence_of_changes_syncs_and_crashes_gives_what_a_plain_list_gives(
+def test_any_sequence_of_changes_syncs_and_crashes_matches_the_model(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
     operations: list[tuple[str, int]],
     rows: int,
     record_bytes: int,
 ) -> None:
-    """Whether a sync goes to the log or to LMDB, and however much of either, nobody sees a difference."""
+    """No difference is visible between syncs to the log and to LMDB."""
     monkeypatch.setattr(journal_module, "CHECKPOINT_ROWS", rows)
     monkeypatch.setattr(journal_module, "RECORD_MAX_BYTES", record_bytes)
     directory = tmp_path_factory.mktemp("journal")
@@ -450,7 +448,7 @@ def test_any_sequence_of_changes_syncs_and_crashes_gives_what_a_plain_list_gives
                 journal.compact_to(index)
                 model.base_term, model.base = model.term_at(index), index
             elif name == "reset":
-                # A term that nobody else has, so that the tail never matches. What was buffered becomes durable first.
+                # Use a new term, so that the tail never matches. Buffered changes become durable first.
                 index = model.last + number - 3
                 if index <= model.applied:
                     continue
@@ -489,7 +487,7 @@ def test_any_sequence_of_changes_syncs_and_crashes_gives_what_a_plain_list_gives
         env.close()
 
 
-def test_a_closed_environment_is_named(tmp_path: Path) -> None:
+def test_closed_environment_is_named_in_the_error(tmp_path: Path) -> None:
     env: Environment = open_env(tmp_path)
     journal = Journal(env)
     env.close()

@@ -1,4 +1,4 @@
-"""The ledger: what was applied, in order, each entry proven by its digest; damage and gaps are named, not hidden."""
+"""Ledger: applied entries in order, each proven by its digest. Damage and gaps are named."""
 
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,7 +21,7 @@ def _made(directory: Path, last: int = 600, applied: int = 590) -> bytes:
         return journal.applied_digest
 
 
-def test_it_reads_what_was_applied_in_order_and_across_transactions(tmp_path: Path) -> None:
+def test_applied_entries_are_read_in_order_across_transactions(tmp_path: Path) -> None:
     _made(tmp_path)
     digest = GENESIS
     with Environment.open_readonly(tmp_path) as env:
@@ -37,7 +37,7 @@ def test_it_reads_what_was_applied_in_order_and_across_transactions(tmp_path: Pa
         assert list(ledger.read(591, limit=3)) == list(ledger.read(1, limit=0)) == []
 
 
-def test_it_verifies_the_whole_history_and_tells_how_far_it_is(tmp_path: Path) -> None:
+def test_verify_checks_the_whole_history_and_reports_progress(tmp_path: Path) -> None:
     digest = _made(tmp_path)
     seen: list[tuple[int, int]] = []
     with Environment.open_readonly(tmp_path) as env:
@@ -46,7 +46,7 @@ def test_it_verifies_the_whole_history_and_tells_how_far_it_is(tmp_path: Path) -
     assert seen == [(256, 590), (512, 590), (590, 590)]
 
 
-def test_an_empty_ledger_is_sound(tmp_path: Path) -> None:
+def test_empty_ledger_is_valid(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         ledger = Ledger(env)
         assert ledger.verify() == LedgerSummary(0, 1, 0, GENESIS, ())
@@ -55,7 +55,7 @@ def test_an_empty_ledger_is_sound(tmp_path: Path) -> None:
             ledger.index_of_revision(1)
 
 
-def test_it_sees_what_was_synced_and_no_entry_that_is_not_applied(tmp_path: Path) -> None:
+def test_ledger_has_synced_and_applied_entries_only(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         journal, ledger = Journal(env), Ledger(env)
         fill(journal, 5)
@@ -65,12 +65,12 @@ def test_it_sees_what_was_synced_and_no_entry_that_is_not_applied(tmp_path: Path
         assert [one.index for one in ledger.read(1, limit=9)] == [1, 2, 3]
 
 
-def test_a_revision_leads_to_the_entry_that_settled_it(tmp_path: Path) -> None:
+def test_revision_leads_to_the_entry_that_settled_it(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         journal, ledger = Journal(env), Ledger(env)
         fill(journal, 6)
         journal.set_commit(6)
-        # Entries 1 and 4 settle nothing, as a no-op or a batch with another base does.
+        # Entries 1 and 4 settle nothing, like a no-op or a batch with another base.
         for index, revision in enumerate([0, 3, 4, 4, 10, 11], start=1):
             journal.record_applied(journal.entry(index), revision)
         journal.flush_hints()
@@ -88,7 +88,7 @@ def test_a_revision_leads_to_the_entry_that_settled_it(tmp_path: Path) -> None:
                 ledger.index_of_revision(revision)
 
 
-def test_reading_from_inside_a_gap_begins_after_it(tmp_path: Path) -> None:
+def test_reading_from_inside_a_gap_begins_after_the_gap(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         journal, ledger = Journal(env), Ledger(env)
         journal.reset_to(20, 1, b"d" * 32, 30)
@@ -102,7 +102,7 @@ def test_reading_from_inside_a_gap_begins_after_it(tmp_path: Path) -> None:
         assert ledger.verify().entries == 3
 
 
-def test_the_ledger_as_of_now_stays_what_it_was_whatever_is_applied_installed_or_fetched_later(tmp_path: Path) -> None:
+def test_ledger_as_of_now_ignores_later_entries_snapshots_and_fetched_history(tmp_path: Path) -> None:
     with open_env(tmp_path / "whole") as whole, open_env(tmp_path / "spared") as env:
         fill(donor := Journal(whole), 40, applied=40)
         donor.flush_hints()
@@ -146,7 +146,7 @@ def test_the_ledger_as_of_now_stays_what_it_was_whatever_is_applied_installed_or
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_a_snapshot_that_is_installed_while_the_ledger_is_verified_is_seen_wholly_or_not_at_all(
+def test_snapshot_installed_during_verification_is_seen_completely_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     with open_env(tmp_path) as env:
@@ -180,7 +180,7 @@ def _forged(index: int) -> tuple[bytes, bytes]:
 @pytest.mark.parametrize(
     "damage", ["forged", "flipped", "missing", "digest forged", "digest flipped", "digest missing"]
 )
-def test_any_damage_to_any_entry_is_found_and_named(tmp_path: Path, index: int, damage: str) -> None:
+def test_damage_to_any_entry_is_found_and_named(tmp_path: Path, index: int, damage: str) -> None:
     _made(tmp_path)
     table = CHAIN if damage.startswith("digest") else ENTRIES
     key = records.index_key(index)
@@ -207,11 +207,11 @@ def test_any_damage_to_any_entry_is_found_and_named(tmp_path: Path, index: int, 
 
 
 PLACES = (1, 2, 255, 256, 257, 589, 590)
-"""Entries at the ends of the ledger, and of what is read at once."""
+"""Entries at the ends of the ledger and at the ends of a read step."""
 
 
 def _altered(tables: dict[bytes, Any], what: str, index: int) -> dict[bytes, dict[bytes, bytes | None]]:
-    """Return what to store instead, by table and key; None: nothing. Every checksum is right."""
+    """Return replacement values by table and key, with valid checksums; None to delete a row."""
     revision = records.index_key(2 * index)
     key = records.index_key(index)
     match what:
@@ -242,9 +242,7 @@ ALTERATIONS = (
 
 
 @pytest.mark.parametrize("what", ALTERATIONS)
-def test_whatever_is_recorded_beside_the_entries_is_derived_again_though_its_checksum_is_right(
-    tmp_path: Path, what: str
-) -> None:
+def test_derived_rows_are_checked_even_if_their_checksums_are_valid(tmp_path: Path, what: str) -> None:
     for index in PLACES:
         directory = tmp_path / str(index)
         directory.mkdir()
@@ -264,7 +262,7 @@ def test_whatever_is_recorded_beside_the_entries_is_derived_again_though_its_che
             Ledger(env).verify(revision_after=lambda data, before: before + 2)
 
 
-def test_a_gap_that_does_not_fit_what_is_held_beside_it_is_named(tmp_path: Path) -> None:
+def test_gap_that_contradicts_its_neighbours_is_named(tmp_path: Path) -> None:
     def with_gap(name: str, *gaps: Gap) -> Path:
         directory = tmp_path / name
         directory.mkdir()
@@ -282,7 +280,7 @@ def test_a_gap_that_does_not_fit_what_is_held_beside_it_is_named(tmp_path: Path)
         return directory
 
     with Environment.open_readonly(with_gap("true", Gap(5, 9, 8, 18))) as env:
-        # Nothing here can show that this was held once: that is what `--complete` and `--expect` are for.
+        # The ledger alone cannot show that these entries ever existed: use `--complete` and `--expect` for that.
         assert Ledger(env).verify(revision_after=lambda data, before: before + 2).gaps == (Gap(5, 9, 8, 18),)
     beyond = Gap(31, 40, 60, 80)
     misfits = [
@@ -299,7 +297,7 @@ def test_a_gap_that_does_not_fit_what_is_held_beside_it_is_named(tmp_path: Path)
             Ledger(env).as_of_now().verify()
 
 
-def test_the_revision_and_the_term_that_are_recorded_as_applied_are_those_of_the_last_entries(tmp_path: Path) -> None:
+def test_recorded_revision_and_term_must_match_the_last_entries(tmp_path: Path) -> None:
     for field, value in (("applied_revision", 59), ("base_term", 2)):
         directory = tmp_path / field
         directory.mkdir()
@@ -326,7 +324,7 @@ def test_the_revision_and_the_term_that_are_recorded_as_applied_are_those_of_the
         ({}, "revision 61 is recorded as settled, but the last one is 60"),
     ],
 )
-def test_what_is_stored_behind_the_marks_is_named(tmp_path: Path, change: dict[str, int], said: str) -> None:
+def test_rows_beyond_the_marks_are_named(tmp_path: Path, change: dict[str, int], said: str) -> None:
     with open_env(tmp_path) as env:
         fill(journal := Journal(env), 30, applied=30)
         journal.flush_hints()
@@ -346,7 +344,7 @@ def test_what_is_stored_behind_the_marks_is_named(tmp_path: Path, change: dict[s
             Ledger(env).check_some(31, entries_max=1, bytes_max=1, revision_after=lambda data, before: before + 2)
 
 
-def test_an_entry_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+def test_undecodable_entry_is_named(tmp_path: Path) -> None:
     def revision_after(data: bytes, before: int) -> int:
         if data == entry(7).data:
             raise CodecError("it is nothing that is known")
@@ -361,7 +359,7 @@ def test_an_entry_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     assert broken.value.index == 7
 
 
-def test_a_damaged_row_of_a_revision_is_named(tmp_path: Path) -> None:
+def test_damaged_revision_row_is_named(tmp_path: Path) -> None:
     _made(tmp_path)
     key = records.index_key(4)
     edit(tmp_path, lambda transaction, tables: transaction.put(key, b"12345678abcd", db=tables[REVISIONS]) and None)
@@ -371,7 +369,7 @@ def test_a_damaged_row_of_a_revision_is_named(tmp_path: Path) -> None:
             Ledger(env).index_of_revision(3)
 
 
-def test_a_directory_without_a_ledger_is_refused_for_reading(tmp_path: Path) -> None:
+def test_directory_without_a_ledger_is_rejected_for_reading(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "missing"):
         with pytest.raises(RecoveryRefused, match="directory empty"):
             Environment.open_readonly(directory)

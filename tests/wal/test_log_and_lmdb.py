@@ -1,4 +1,4 @@
-"""The journal across the border between the sync log and LMDB: what goes where, and that nobody sees a difference."""
+"""Journal across sync log and LMDB: which data goes where, without a visible difference."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ ALL = {"max_bytes": 1 << 30, "max_entries": 1 << 20}
 
 @contextmanager
 def counted(env: Environment) -> Iterator[Counter[str]]:
-    """What was made durable, by kind."""
+    """Count durable writes by kind."""
     done, commit = Counter[str](), env.commit
 
     def count(sync: Any) -> None:
@@ -39,9 +39,7 @@ def counted(env: Environment) -> Iterator[Counter[str]]:
     env.commit = commit
 
 
-def test_a_sync_is_one_write_and_one_flush_of_the_log_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sync_is_exactly_one_write_and_one_flush_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_env(tmp_path) as env:
         journal = Journal(env)
         calls: list[str] = []
@@ -55,7 +53,7 @@ def test_a_sync_is_one_write_and_one_flush_of_the_log_and_nothing_else(
         assert env._environment.info()["last_txnid"] == before  # type: ignore[union-attr]
 
 
-def test_the_file_keeps_its_size_and_its_blocks_were_written_and_not_only_reserved(
+def test_log_file_keeps_its_size_and_its_blocks_are_really_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[int] = []
@@ -75,7 +73,7 @@ def test_the_file_keeps_its_size_and_its_blocks_were_written_and_not_only_reserv
         assert status.st_size == LOG_BYTES <= status.st_blocks * 512
 
 
-def test_a_full_log_is_begun_again_after_a_checkpoint(tmp_path: Path) -> None:
+def test_full_log_restarts_after_a_checkpoint(tmp_path: Path) -> None:
     records_max = LOG_BYTES // BLOCK_BYTES - 1
     with open_env(tmp_path) as env:
         journal = Journal(env)
@@ -89,9 +87,7 @@ def test_a_full_log_is_begun_again_after_a_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size_bytes", [RECORD_MAX_BYTES, LOG_BYTES, 1 << 20])
-def test_a_sync_that_is_too_large_for_the_log_goes_straight_into_lmdb_with_what_the_log_has(
-    tmp_path: Path, size_bytes: int
-) -> None:
+def test_sync_too_large_for_the_log_goes_to_lmdb_with_the_log_content(tmp_path: Path, size_bytes: int) -> None:
     with open_env(tmp_path) as env:
         journal = Journal(env)
         fill(journal, 3, applied=2)
@@ -108,7 +104,7 @@ def test_a_sync_that_is_too_large_for_the_log_goes_straight_into_lmdb_with_what_
 
 
 @pytest.mark.parametrize(("name", "bound"), [("CHECKPOINT_BYTES", 1500), ("CHECKPOINT_ROWS", 12)])
-def test_lmdb_is_given_what_it_lacks_before_it_lacks_much(
+def test_checkpoint_comes_before_lmdb_lacks_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, bound: int
 ) -> None:
     monkeypatch.setattr(journal_module, name, bound)
@@ -121,7 +117,7 @@ def test_lmdb_is_given_what_it_lacks_before_it_lacks_much(
         assert journal.last_index - journal._stored.last < 13
 
 
-def test_resets_and_compaction_go_straight_into_lmdb(tmp_path: Path) -> None:
+def test_resets_and_compaction_go_straight_to_lmdb(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         journal = Journal(env)
         fill(journal, 6, applied=5)
@@ -139,10 +135,8 @@ def test_resets_and_compaction_go_straight_into_lmdb(tmp_path: Path) -> None:
         assert (journal.base_index, journal.last_index, journal.applied_index) == (20, 21, 20)
 
 
-def test_a_start_writes_once_however_much_the_log_holds_and_makes_no_step_of_it_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A checkpoint in the middle would begin a generation, and a crash after it would lose the records behind."""
+def test_start_makes_one_checkpoint_for_any_log_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint halfway would begin a generation, and a crash after it would lose the remaining records."""
     with open_env(tmp_path) as env:
         journal = Journal(env)
         fill(journal, 1)
@@ -158,7 +152,7 @@ def test_a_start_writes_once_however_much_the_log_holds_and_makes_no_step_of_it_
         assert Ledger(env).verify().entries == 18
 
 
-def test_what_lmdb_lacks_stays_in_memory_beyond_every_bound_and_is_read_from_there(tmp_path: Path) -> None:
+def test_entries_that_lmdb_lacks_stay_in_memory_beyond_every_bound(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         journal = Journal(env, recent_max_bytes=100)
         for index in range(1, 31):
@@ -179,8 +173,8 @@ def test_what_lmdb_lacks_stays_in_memory_beyond_every_bound_and_is_read_from_the
         assert journal.entries(1, **ALL) == [entry(index) for index in range(1, 34)]
 
 
-def test_truncation_of_entries_in_lmdb_in_the_log_and_in_memory_is_one_to_those_who_look(tmp_path: Path) -> None:
-    """Entries 1 to 4 are in LMDB, 5 to 8 in the log, 9 and 10 in memory: the cut may be anywhere, and come twice."""
+def test_truncation_is_the_same_for_entries_in_lmdb_log_and_memory(tmp_path: Path) -> None:
+    """Entries 1 to 4 are in LMDB, 5 to 8 in the log, 9 and 10 in memory. Cut anywhere, and twice."""
     for first in range(3, 11):
         for second in range(3, first + 1):
             directory = tmp_path / f"{first}-{second}"
@@ -207,7 +201,7 @@ def test_truncation_of_entries_in_lmdb_in_the_log_and_in_memory_is_one_to_those_
                     assert (journal.term, journal.voted_for, journal.last_term) == (3, None, 3)
 
 
-def test_a_truncation_alone_is_durable(tmp_path: Path) -> None:
+def test_truncation_alone_is_durable(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 4)
         journal.flush_hints()
@@ -241,7 +235,7 @@ def _raise(code: int) -> object:
         ("sync", _raise(errno.ENOSPC), "No space left on device"),
     ],
 )
-def test_the_first_failed_write_or_flush_of_the_log_is_the_last_thing_that_happens(
+def test_first_failed_write_or_flush_of_the_log_stops_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, failing: object, words: str
 ) -> None:
     with open_env(tmp_path) as env:
@@ -258,11 +252,11 @@ def test_the_first_failed_write_or_flush_of_the_log_is_the_last_thing_that_happe
                 again()
         assert content_of(tmp_path) == before
     with opened(tmp_path, create=False) as journal:
-        # What a failed flush left is not known: nothing was promised, and both answers are right.
+        # A failed flush leaves an unknown state: nothing was promised, so both outcomes are right.
         assert journal.last_index == (4 if call == "sync" else 3)
 
 
-def test_a_short_write_is_an_error_whatever_the_next_one_would_have_said(
+def test_short_write_is_an_error_even_if_the_next_would_succeed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_env(tmp_path) as env:
@@ -274,7 +268,7 @@ def test_a_short_write_is_an_error_whatever_the_next_one_would_have_said(
             journal.sync()
 
 
-def test_an_interrupted_sync_stops_the_environment_too(tmp_path: Path) -> None:
+def test_interrupted_sync_stops_the_environment(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         journal = Journal(env)
 
@@ -289,7 +283,7 @@ def test_an_interrupted_sync_stops_the_environment_too(tmp_path: Path) -> None:
             journal.sync()
 
 
-def test_a_sync_that_does_not_fit_is_never_written_over_the_end(tmp_path: Path) -> None:
+def test_sync_is_never_written_past_the_end_of_the_log(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         with pytest.raises(BrokenInvariant, match="does not fit"):
             env.append(b"before the journal has begun a generation")
@@ -297,7 +291,7 @@ def test_a_sync_that_does_not_fit_is_never_written_over_the_end(tmp_path: Path) 
             env.check()
 
 
-def test_a_symbolic_link_in_place_of_a_new_log_is_not_followed(tmp_path: Path) -> None:
+def test_symbolic_link_instead_of_a_new_log_is_not_followed(tmp_path: Path) -> None:
     directory, victim = tmp_path / "wal", tmp_path / "victim"
     victim.write_bytes(b"precious")
     directory.mkdir()
@@ -308,7 +302,7 @@ def test_a_symbolic_link_in_place_of_a_new_log_is_not_followed(tmp_path: Path) -
     assert not (directory / LOG_FILE).is_symlink()
 
 
-def test_a_log_is_used_as_soon_as_a_byte_of_it_after_its_first_block_is_not_zero(tmp_path: Path) -> None:
+def test_log_counts_as_used_if_any_byte_after_the_first_block_is_set(tmp_path: Path) -> None:
     with opened(tmp_path):
         pass
     made = content_of(tmp_path)[:BLOCK_BYTES].ljust(LOG_BYTES, b"\0")
@@ -324,10 +318,8 @@ def test_a_log_is_used_as_soon_as_a_byte_of_it_after_its_first_block_is_not_zero
         os.close(descriptor)
 
 
-def test_a_log_of_another_size_than_new_ones_have_is_used_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A later release may make larger ones: LMDB says how large this one is."""
+def test_log_of_another_size_than_the_default_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later release may create larger logs; LMDB records the size."""
     made_with_log(tmp_path)
     monkeypatch.setattr(sync_log, "LOG_BYTES", 2 * LOG_BYTES)
     with opened(tmp_path, create=False) as journal:
@@ -336,7 +328,7 @@ def test_a_log_of_another_size_than_new_ones_have_is_used_as_it_is(
     assert len(content_of(tmp_path)) == LOG_BYTES
 
 
-def test_hints_that_were_synced_to_the_log_are_there_after_a_restart(tmp_path: Path) -> None:
+def test_hints_synced_to_the_log_survive_a_restart(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 4)
         apply(journal, 3)
@@ -345,8 +337,8 @@ def test_hints_that_were_synced_to_the_log_are_there_after_a_restart(tmp_path: P
         assert (journal.commit_index, journal.applied_index, journal.applied_revision) == (3, 3, 6)
 
 
-def test_no_flipped_bit_anywhere_in_the_log_is_ever_believed(tmp_path: Path) -> None:
-    """Refused, or without any effect: never another journal. Most flips are put where the records are."""
+def test_no_flipped_bit_in_the_log_changes_the_journal(tmp_path: Path) -> None:
+    """Each flip is rejected or has no effect. Most flips are inside records."""
     made_with_log(tmp_path)
     data, log = (tmp_path / DATA_FILE).read_bytes(), content_of(tmp_path)
     with opened(tmp_path, create=False) as journal:

@@ -1,4 +1,4 @@
-"""Pruning leaves a gap that is there on purpose: what is left verifies at every moment, whenever it is interrupted."""
+"""Pruning leaves an intentional gap. The rest verifies at every moment, even if pruning is interrupted."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ FIRST = KEPT_ENTRIES + 1
 
 
 def whole(directory: Path, *, base: int = LAST) -> Environment:
-    """A storage whose consensus sees nothing before `base`."""
+    """Create a storage whose consensus sees nothing before `base`."""
     env = open_env(directory)
     journal = Journal(env)
     fill(journal, LAST, applied=LAST)
@@ -41,7 +41,7 @@ def rows(env: Environment) -> tuple[int, int, int]:
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_what_is_left_verifies_after_each_step_and_nothing_but_what_is_to_stay_is_left(
+def test_ledger_verifies_after_each_pruning_step_and_keeps_exactly_the_rest(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     env = whole(tmp_path_factory.mktemp("pruned") / "r1")
@@ -65,7 +65,7 @@ def test_what_is_left_verifies_after_each_step_and_nothing_but_what_is_to_stay_i
 
 
 @pytest.mark.parametrize("gap", [(1, 100), (10, 40), (10, 100), (65, 70), (64, 64), (150, 180), (170, 250)])
-def test_gaps_on_the_way_are_taken_over(tmp_path: Path, gap: tuple[int, int]) -> None:
+def test_pruning_absorbs_existing_gaps(tmp_path: Path, gap: tuple[int, int]) -> None:
     first, last = gap
     donor = whole(tmp_path / "r2")
     env = open_env(tmp_path / "r1")
@@ -98,7 +98,7 @@ class Died(Exception):
 
 
 def killed_at(number: int, *, before: bool) -> Callable[[Any], None]:
-    """What commits `number` transactions, and dies just before or just after the next one is durable."""
+    """Return a commit hook that dies just before or just after transaction `number + 1` is durable."""
     done = 0
 
     def commit(transaction: Any) -> None:
@@ -113,7 +113,7 @@ def killed_at(number: int, *, before: bool) -> Callable[[Any], None]:
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_a_replica_that_is_killed_at_any_step_goes_on_from_there(tmp_path: Path, before: bool) -> None:
+def test_pruning_killed_at_any_step_continues_after_a_restart(tmp_path: Path, before: bool) -> None:
     whole(tmp_path / "r1").close()
     digest, deaths = None, 0
     while True:
@@ -138,7 +138,7 @@ def test_a_replica_that_is_killed_at_any_step_goes_on_from_there(tmp_path: Path,
     env.close()
 
 
-def test_what_consensus_needs_is_never_pruned(tmp_path: Path) -> None:
+def test_entries_that_consensus_needs_are_never_pruned(tmp_path: Path) -> None:
     env = whole(tmp_path / "r1", base=200)
     with pytest.raises(BrokenInvariant, match="below entry 202, but consensus needs 201 and later"):
         authorise(env, PrunedRange(202, SEGMENTS))
@@ -148,7 +148,7 @@ def test_what_consensus_needs_is_never_pruned(tmp_path: Path) -> None:
     env.close()
 
 
-def test_a_reader_that_began_before_passes_over_what_was_pruned_meanwhile(tmp_path: Path) -> None:
+def test_earlier_reader_skips_entries_pruned_meanwhile(tmp_path: Path) -> None:
     env = whole(tmp_path / "r1")
     seen = Ledger(env).as_of_now()
     reading = seen.read(1, limit=LAST)
@@ -167,9 +167,7 @@ def test_a_reader_that_began_before_passes_over_what_was_pruned_meanwhile(tmp_pa
     env.close()
 
 
-def test_what_is_pruned_between_two_looks_of_one_check_is_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pruning_between_two_reads_of_a_check_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = whole(tmp_path / "r1")
     rows_of = Ledger._revision_rows
 
@@ -184,7 +182,7 @@ def test_what_is_pruned_between_two_looks_of_one_check_is_no_damage(
     env.close()
 
 
-def test_what_was_pruned_is_said_to_be_in_its_segment(tmp_path: Path) -> None:
+def test_pruned_entries_are_reported_with_their_segment(tmp_path: Path) -> None:
     env = whole(tmp_path / "r1")
     authorise(env, PrunedRange(290, SEGMENTS))
     while prune_some(env):
@@ -203,7 +201,7 @@ def test_what_was_pruned_is_said_to_be_in_its_segment(tmp_path: Path) -> None:
     env.close()
 
 
-def test_what_was_pruned_can_be_filled_in_again(tmp_path: Path) -> None:
+def test_pruned_entries_can_be_filled_in_again(tmp_path: Path) -> None:
     donor, env = whole(tmp_path / "r2"), whole(tmp_path / "r1")
     authorise(env, PrunedRange(250, SEGMENTS))
     while prune_some(env):
@@ -217,7 +215,7 @@ def test_what_was_pruned_can_be_filled_in_again(tmp_path: Path) -> None:
     donor.close()
 
 
-def test_a_damaged_digest_that_is_to_stay_is_kept_and_nothing_is_removed(tmp_path: Path) -> None:
+def test_damaged_digest_that_must_stay_prevents_removal(tmp_path: Path) -> None:
     env = whole(tmp_path / "r1")
     authorise(env, PrunedRange(250, SEGMENTS))
     with env.write() as transaction:
@@ -229,13 +227,13 @@ def test_a_damaged_digest_that_is_to_stay_is_kept_and_nothing_is_removed(tmp_pat
     env.close()
 
 
-def test_the_room_of_what_was_pruned_is_used_again_and_the_map_does_not_fill_up(tmp_path: Path) -> None:
+def test_pruned_space_is_reused_and_the_map_does_not_fill_up(tmp_path: Path) -> None:
     env = open_env(tmp_path / "r1", map_size_bytes=16 << 20)
     journal = Journal(env)
     journal.set_term(1, None)
     written, highest = 0, 0.0
     sizes = (200, 3_000, 40_000, 700_000)
-    # Eight times what the map has room for.
+    # Write eight times the size of the map.
     while written < 8 * (16 << 20):
         following = journal.last_index + 1
         size_bytes = sizes[following % len(sizes)] if following > KEPT_ENTRIES else 200
@@ -257,7 +255,7 @@ def test_the_room_of_what_was_pruned_is_used_again_and_the_map_does_not_fill_up(
     env.close()
 
 
-def test_a_record_of_what_was_pruned_has_a_whole_number_of_segments_or_is_damaged() -> None:
+def test_prune_record_with_a_fraction_of_a_segment_is_damaged() -> None:
     head, segment = (
         len(records.unpack_checked(records.PRUNED_KEY, records.pack_pruned(PrunedRange(1, SEGMENTS[:count]))))
         for count in (0, 1)
@@ -273,7 +271,7 @@ def test_a_record_of_what_was_pruned_has_a_whole_number_of_segments_or_is_damage
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, KEPT_ENTRIES, 99, 100])
-def test_a_beginning_is_inserted_as_it_was_or_not_at_all(tmp_path: Path, count: int) -> None:
+def test_beginning_is_inserted_unchanged_or_not_at_all(tmp_path: Path, count: int) -> None:
     donor, env = whole(tmp_path / "r2"), open_env(tmp_path / "r1")
     *_, end = Ledger(donor).read(1, limit=100)
     journal = Journal(env)
@@ -296,7 +294,7 @@ def test_a_beginning_is_inserted_as_it_was_or_not_at_all(tmp_path: Path, count: 
                 insert_beginning(env, gap, [*first[:place], wrong, *first[place + 1 :]])
             assert Ledger(env).gaps() == (gap,) and rows(env)[0] == 0
     insert_beginning(env, gap, first)
-    inserted = count if count < 100 else 0  # the caller fills a gap as a whole in another way
+    inserted = count if count < 100 else 0  # a whole gap is filled in another way
     assert list(Ledger(env).read(1, limit=LAST)) == held[:inserted]
     assert Ledger(env).gaps() == (Gap(inserted + 1, 100, 2 * inserted, 200),)
     assert Ledger(env).verify().digest == end.digest

@@ -1,4 +1,4 @@
-"""A reader that must not write sees in the log what LMDB was not given: of a dead replica, and beside a live one."""
+"""A read-only reader combines LMDB with the sync log, for a dead replica and beside a live one."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from tests.wal.logs import auditor, bit_flipped, content_of, made_with_log, offs
 from tests.wal.support import apply, entry, fill, open_env, opened
 
 
-def test_the_ledger_of_a_killed_replica_has_all_that_its_log_proves_and_reading_changes_nothing(tmp_path: Path) -> None:
+def test_ledger_of_a_killed_replica_includes_its_log_and_reading_changes_nothing(tmp_path: Path) -> None:
     made_with_log(tmp_path)
     before = (tmp_path / DATA_FILE).read_bytes(), content_of(tmp_path)
     with Environment.open_readonly(tmp_path) as env:
@@ -37,10 +37,10 @@ def test_the_ledger_of_a_killed_replica_has_all_that_its_log_proves_and_reading_
         assert [one.index for one in ledger.read(8, limit=1)] == [8]
     assert ((tmp_path / DATA_FILE).read_bytes(), content_of(tmp_path)) == before
     with opened(tmp_path, create=False) as journal:
-        assert journal.applied_index == 8, "and it is what the replica itself makes of it"
+        assert journal.applied_index == 8, "the replica itself finds the same"
 
 
-def test_an_entry_of_lmdbs_that_the_log_has_replaced_is_not_shown(tmp_path: Path) -> None:
+def test_lmdb_entry_replaced_by_the_log_is_not_shown(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         fill(journal, 5, applied=3)
         journal.flush_hints()
@@ -56,13 +56,13 @@ def test_an_entry_of_lmdbs_that_the_log_has_replaced_is_not_shown(tmp_path: Path
         assert Ledger(env).verify().entries == 5
 
 
-def test_a_torn_sync_is_not_part_of_what_is_read(tmp_path: Path) -> None:
+def test_torn_sync_is_not_read(tmp_path: Path) -> None:
     sector_lost(2)(tmp_path)
     with Environment.open_readonly(tmp_path) as env:
         assert Ledger(env).verify().entries == 7
 
 
-def test_a_damaged_log_is_refused_for_reading_by_the_row_of_the_table(tmp_path: Path) -> None:
+def test_damaged_log_is_rejected_for_reading_with_its_condition(tmp_path: Path) -> None:
     bit_flipped(300, sequence=2)(tmp_path)
     with Environment.open_readonly(tmp_path) as env, pytest.raises(RecoveryRefused) as refused:
         Ledger(env).verify()
@@ -73,8 +73,8 @@ def test_a_damaged_log_is_refused_for_reading_by_the_row_of_the_table(tmp_path: 
     assert refused.value.condition is Condition.SYNC_LOG_MISSING
 
 
-def test_a_record_that_is_being_written_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader may see a half of a sector; a moment later the writer has written the rest."""
+def test_half_written_record_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader may see half of a sector; a moment later the writer has written the rest."""
     made_with_log(tmp_path)
     whole = content_of(tmp_path)
     half = bytearray(whole)
@@ -95,10 +95,10 @@ def test_a_record_that_is_being_written_is_looked_at_again(tmp_path: Path, monke
     assert len(reads) == 3
 
 
-def test_a_checkpoint_between_two_looks_is_noticed_by_the_generation(
+def test_checkpoint_between_two_reads_is_detected_by_the_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LMDB is read as of before it; the log has begun again when it is read. Together they would be a short ledger."""
+    """LMDB was read before the checkpoint, the log after it: together they would give a ledger that is too short."""
     with open_env(tmp_path) as writer:
         journal = Journal(writer)
         fill(journal, 5, applied=5)
@@ -120,7 +120,7 @@ def test_a_checkpoint_between_two_looks_is_noticed_by_the_generation(
         assert len(reads) == 2 and reads[1] == reads[0] + 1
 
 
-def test_a_log_that_never_comes_to_rest_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_that_changes_in_every_scan_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_env(tmp_path) as writer:
         journal = Journal(writer)
         fill(journal, 2, applied=2)
@@ -142,10 +142,10 @@ def test_a_log_that_never_comes_to_rest_is_named(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("accidents", [1, SCANS_MAX // 2, SCANS_MAX])
-def test_what_a_look_refuses_while_a_checkpoint_comes_is_no_damage(
+def test_rejection_during_a_checkpoint_is_not_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accidents: int
 ) -> None:
-    """LMDB is read, then begins a generation, and then the log is read, which is ahead of what was read of LMDB."""
+    """LMDB is read, then begins a generation, then the log is read, which is ahead of the state read from LMDB."""
     with open_env(tmp_path) as writer:
         journal = Journal(writer)
         fill(journal, 2, applied=2)
@@ -171,7 +171,7 @@ def test_what_a_look_refuses_while_a_checkpoint_comes_is_no_damage(
                 Ledger(reader).verify()
             assert refused.value.condition is Condition.SYNC_LOG_RESTLESS
         expected = [Condition.SYNC_LOG_AHEAD] * accidents + [None] * (accidents < SCANS_MAX)
-        assert looks == expected, "the log was really ahead of what the look began with"
+        assert looks == expected, "the log must be ahead of the generation that the scan began with"
 
 
 READER = """
@@ -192,7 +192,7 @@ with Environment.open_readonly(Path(sys.argv[1])) as env:
 """
 
 
-def test_an_auditor_beside_a_busy_replica_always_sees_at_least_what_was_synced_before_it_looked(tmp_path: Path) -> None:
+def test_auditor_beside_a_busy_replica_always_sees_synced_entries(tmp_path: Path) -> None:
     with open_env(tmp_path) as env:
         journal = Journal(env)
         fill(journal, 1, applied=1)

@@ -1,4 +1,4 @@
-"""Every row of the recovery table: its condition is made for real, and the documented outcome is what happens."""
+"""Recovery table: every condition is produced for real, and the documented reaction must follow."""
 
 import os
 import shutil
@@ -44,7 +44,7 @@ Change = Callable[[lmdb.Transaction, dict[bytes, object]], None]
 
 
 def made(directory: Path) -> None:
-    """Nine entries in terms 1 and 2, five of them applied, base 2."""
+    """Create nine entries in terms 1 and 2, five of them applied, base 2."""
     with opened(directory) as journal:
         fill(journal, 6, applied=5)
         journal.compact_to(2)
@@ -69,7 +69,7 @@ def edited(change: Callable[..., object]) -> Callable[[Path], None]:
 
 
 def flipped(table: bytes, key: bytes, bit: int = -1) -> Callable[[Path], None]:
-    """One bit of a stored value is the other way round, as from a disk without checksums."""
+    """Return a damage: flip one bit of a stored value, as a disk without checksums may do."""
 
     def flip(transaction: lmdb.Transaction, tables: dict[bytes, object]) -> bool:
         value = bytearray(transaction.get(key, db=tables[table]))
@@ -96,7 +96,7 @@ def entry_of_term(term: int) -> bytes:
 
 
 def unfinished_transaction(directory: Path) -> None:
-    """The data pages of a last transaction are in the file, but its meta page is not: power failed in between."""
+    """Leave the data pages of a last transaction without its meta page, as after a power failure."""
     made(directory)
     metas = (directory / DATA_FILE).read_bytes()[: 2 * PAGE_BYTES]
     with opened(directory) as journal:
@@ -112,7 +112,7 @@ def creation_unfinished(directory: Path) -> None:
 
 
 def meta_page_flipped(bit: int) -> Callable[[Path], None]:
-    """One bit of the newest meta page's transaction number: LMDB alone would go back by one transaction in silence."""
+    """Return a damage: flip one bit of the newest transaction number, so that LMDB alone would silently go back."""
 
     def damage(directory: Path) -> None:
         made(directory)
@@ -122,7 +122,7 @@ def meta_page_flipped(bit: int) -> Callable[[Path], None]:
                 journal.flush_hints()
         numbers = [_txnid(directory, page) for page in (0, 1)]
         newest = numbers.index(max(numbers))
-        assert max(numbers) == 15, "with every one of its lower bits set, each flip makes it smaller"
+        assert max(numbers) == 15, "all lower bits must be set, so that each flip lowers the number"
         with (directory / DATA_FILE).open("r+b") as file:
             file.seek(newest * PAGE_BYTES + META_TXNID_OFFSET)
             file.write(struct.pack("=Q", numbers[newest] ^ (1 << bit)))
@@ -144,7 +144,7 @@ def truncated_file(directory: Path) -> None:
 def dropped_table(directory: Path) -> None:
     made(directory)
     edit(directory, lambda transaction, tables: transaction.drop(tables[CHAIN], delete=True))
-    # Reopened in `edit`'s way the table would be made again, so nothing else may touch the directory here.
+    # Opening with `edit` would create the table again, so nothing else may touch the directory here.
 
 
 def first_block_flipped(byte: int) -> Callable[[Path], None]:
@@ -152,7 +152,7 @@ def first_block_flipped(byte: int) -> Callable[[Path], None]:
 
 
 def checkpoint_survived_by_its_log(directory: Path) -> None:
-    """LMDB has begun the next generation, and nothing was written to the log since: it has those of the one before."""
+    """Crash after a checkpoint: LMDB has begun the next generation, and the log still holds the previous one."""
     made_with_log(directory)
     before = content_of(directory)
     with opened(directory):
@@ -161,7 +161,7 @@ def checkpoint_survived_by_its_log(directory: Path) -> None:
 
 
 def data_file_behind_a_link(directory: Path) -> None:
-    """Moved to a larger disk by somebody who thought that this is how it is done."""
+    """Move the data file elsewhere and leave a symbolic link, as an operator might do for a larger disk."""
     made_with_log(directory)
     (directory / DATA_FILE).rename(directory / "elsewhere")
     (directory / DATA_FILE).symlink_to("elsewhere")
@@ -184,7 +184,7 @@ def data_file_lost(left: bytes | None) -> Callable[[Path], None]:
 
 
 def data_file_never_written(directory: Path) -> None:
-    """What LMDB makes before its first transaction, beside a log that was used."""
+    """Leave the file that LMDB creates before its first transaction, beside a used log."""
     creation_unfinished(directory)
     unwritten = (directory / DATA_FILE).read_bytes()
     shutil.rmtree(directory)
@@ -341,10 +341,10 @@ ELSEWHERE = {
     Condition.HELD_BY_ANOTHER_PROCESS: "tests/wal/test_environment.py",
     Condition.SYNC_LOG_RESTLESS: "tests/wal/test_read_view.py",
 }
-"""What takes another process, and where that is. What lies beside the journal is in test_storage_recovery.py."""
+"""Conditions tested elsewhere, because they need another process. Files of higher layers: test_storage_recovery.py."""
 
 
-def test_every_condition_has_a_row_and_every_row_is_made_for_real() -> None:
+def test_every_condition_has_a_row_and_is_produced_for_real() -> None:
     assert set(Condition) > set(DAMAGE)
     assert [condition for condition, ways in DAMAGE.items() if not ways] == [*ELSEWHERE]
     assert all(condition.name in (ROOT / path).read_text() for condition, path in ELSEWHERE.items())
@@ -360,7 +360,7 @@ def test_every_condition_has_a_row_and_every_row_is_made_for_real() -> None:
         for number, way in enumerate(ways)
     ],
 )
-def test_what_is_not_safe_to_repair_is_refused_by_name(
+def test_unsafe_condition_is_rejected_by_name(
     tmp_path: Path, condition: Condition, damage: Callable[[Path], None]
 ) -> None:
     directory = tmp_path / "wal"
@@ -377,7 +377,7 @@ _EMPTY = Condition.DIRECTORY_EMPTY
 
 
 @pytest.mark.parametrize("condition", [Condition.FIRST_START, Condition.CREATION_UNFINISHED])
-def test_what_never_promised_anything_is_made_new(tmp_path: Path, condition: Condition) -> None:
+def test_storage_without_promises_is_created_again(tmp_path: Path, condition: Condition) -> None:
     assert condition.value.action is Reaction.CREATE
     for number, damage in enumerate(DAMAGE[condition]):
         directory = tmp_path / f"wal-{number}"
@@ -388,7 +388,7 @@ def test_what_never_promised_anything_is_made_new(tmp_path: Path, condition: Con
             assert journal.last_index == 2
 
 
-def test_a_torn_tail_is_cut_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+def test_torn_tail_is_cut_and_acknowledged_entries_stay(tmp_path: Path) -> None:
     assert Condition.TRANSACTION_UNFINISHED.value.action is Reaction.CUT
     unfinished_transaction(tmp_path)
     with opened(tmp_path, create=False) as journal:
@@ -400,9 +400,7 @@ def test_a_torn_tail_is_cut_and_nothing_acknowledged_is_lost(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kept_pages", range(0, 40, 3))
-def test_a_transaction_of_which_only_some_pages_arrived_is_as_if_it_never_began(
-    tmp_path: Path, kept_pages: int
-) -> None:
+def test_partly_written_transaction_has_no_effect(tmp_path: Path, kept_pages: int) -> None:
     made(tmp_path)
     before = (tmp_path / DATA_FILE).read_bytes()
     with opened(tmp_path) as journal:
@@ -420,7 +418,7 @@ def test_a_transaction_of_which_only_some_pages_arrived_is_as_if_it_never_began(
         assert [one.index for one in journal.entries(3, max_bytes=1 << 20, max_entries=99)] == list(range(3, 10))
 
 
-def test_a_hint_that_lags_behind_is_caught_up_by_applying_again(tmp_path: Path) -> None:
+def test_lagging_hint_is_corrected_by_applying_again(tmp_path: Path) -> None:
     assert Condition.HINT_BEHIND.value.action is Reaction.CONTINUE
     for number, damage in enumerate(DAMAGE[Condition.HINT_BEHIND]):
         directory = tmp_path / f"wal-{number}"
@@ -433,8 +431,8 @@ def test_a_hint_that_lags_behind_is_caught_up_by_applying_again(tmp_path: Path) 
             assert journal.applied_index == journal.commit_index == 9
 
 
-def test_a_damaged_tail_entry_above_the_commit_hint_may_be_acknowledged_and_is_not_cut(tmp_path: Path) -> None:
-    """The hint is lazy: a follower synced entry 9, answered the leader, and the client has its answer."""
+def test_damaged_tail_entry_above_the_commit_hint_is_not_cut(tmp_path: Path) -> None:
+    """The hint is written lazily: a follower synced entry 9 and acknowledged it, and the client has its reply."""
     flipped(ENTRIES, key(9))(tmp_path)
     with open_env(tmp_path, create=False) as env:
         with pytest.raises(RecoveryRefused) as refused:
@@ -444,7 +442,7 @@ def test_a_damaged_tail_entry_above_the_commit_hint_may_be_acknowledged_and_is_n
             assert transaction.get(key(9), db=env.table(ENTRIES)) is not None
 
 
-def test_what_is_not_checked_at_the_start_is_older_than_what_consensus_sees_and_is_found_by_verify(
+def test_damage_below_the_base_passes_the_start_and_is_found_by_verify(
     tmp_path: Path,
 ) -> None:
     from forebay.wal.ledger import LedgerBroken
@@ -457,20 +455,20 @@ def test_what_is_not_checked_at_the_start_is_older_than_what_consensus_sees_and_
         assert broken.value.index == 2
 
 
-def test_a_directory_that_was_copied_to_another_replica_is_refused(tmp_path: Path) -> None:
+def test_directory_copied_to_another_replica_is_rejected(tmp_path: Path) -> None:
     made(tmp_path / "r1")
     shutil.copytree(tmp_path / "r1", tmp_path / "r2")
     with pytest.raises(RecoveryRefused, match="belongs to replica r1, not r2"):
         Environment.open(tmp_path / "r2", cluster_id=CLUSTER, replica="r2", create=False)
 
 
-def test_an_audit_of_a_file_that_ends_too_early_is_refused_where_reading_would_kill_it(tmp_path: Path) -> None:
+def test_audit_rejects_a_truncated_file_that_would_kill_the_reader(tmp_path: Path) -> None:
     truncated_file(tmp_path)
-    with pytest.raises(RecoveryRefused, match="it ends before its last page"):
+    with pytest.raises(RecoveryRefused, match="the file ends before its last page"):
         Environment.open_readonly(tmp_path)
 
 
-def test_a_sync_of_which_a_sector_did_not_arrive_is_cut_and_what_was_synced_before_is_there(tmp_path: Path) -> None:
+def test_sync_with_a_missing_sector_is_cut_and_earlier_syncs_stay(tmp_path: Path) -> None:
     assert Condition.SYNC_UNFINISHED.value.action is Reaction.CUT
     for number, damage in enumerate(DAMAGE[Condition.SYNC_UNFINISHED]):
         directory = tmp_path / f"wal-{number}"
@@ -486,8 +484,8 @@ def test_a_sync_of_which_a_sector_did_not_arrive_is_cut_and_what_was_synced_befo
             assert journal.last_index == 12
 
 
-def test_what_is_left_of_a_cut_sync_is_not_completed_by_a_later_one(tmp_path: Path) -> None:
-    """The sectors of the torn third record are still there, and the new third record tears where they are."""
+def test_remains_of_a_cut_sync_are_not_completed_by_a_later_sync(tmp_path: Path) -> None:
+    """Sectors of the torn third record remain, and the new third record tears at the same place."""
     sector_lost(0)(tmp_path)
     torn = content_of(tmp_path)
     with opened(tmp_path, create=False) as journal:
@@ -505,7 +503,7 @@ def test_what_is_left_of_a_cut_sync_is_not_completed_by_a_later_one(tmp_path: Pa
         assert journal.last_index == 13
 
 
-def test_records_of_a_generation_that_is_over_are_not_added_again(tmp_path: Path) -> None:
+def test_records_of_an_older_generation_are_not_added_again(tmp_path: Path) -> None:
     assert Condition.GENERATION_OVER.value.action is Reaction.CONTINUE
     checkpoint_survived_by_its_log(tmp_path)
     with opened(tmp_path, create=False) as journal:
@@ -516,15 +514,15 @@ def test_records_of_a_generation_that_is_over_are_not_added_again(tmp_path: Path
         assert (journal.last_index, journal.entry(11), journal.term) == (11, entry(11, 4), 4)
 
 
-def test_an_older_copy_of_the_data_file_is_noticed_by_the_log_even_where_the_meta_pages_agree(tmp_path: Path) -> None:
-    """What LMDB's meta pages cannot tell: the transaction before the newest is the newest again."""
+def test_older_copy_of_the_data_file_is_detected_by_the_log(tmp_path: Path) -> None:
+    """The meta pages agree: in the copy, the transaction before the newest is the newest."""
     older_data(tmp_path)
     with pytest.raises(RecoveryRefused, match="generation"), opened(tmp_path, create=False):
         pass
 
 
-def test_a_file_that_lawfully_ends_before_its_last_page_is_no_reason_to_refuse_a_start(tmp_path: Path) -> None:
-    """A page that a transaction took and gave back itself is counted and never written."""
+def test_file_that_legitimately_ends_before_its_last_page_can_start(tmp_path: Path) -> None:
+    """A page that one transaction allocated and freed is counted but never written."""
     made(tmp_path)
     with open_env(tmp_path, create=False) as env, cut_between_commit_and_lengthening(), env.write() as transaction:
         take_and_give_back(env, transaction)
@@ -538,13 +536,13 @@ def test_a_file_that_lawfully_ends_before_its_last_page_is_no_reason_to_refuse_a
     assert path.stat().st_size == (last_page + 1) * PAGE_BYTES
 
 
-def test_beside_a_replica_whose_file_lawfully_ended_before_its_last_page_one_can_read(tmp_path: Path) -> None:
+def test_file_that_legitimately_ended_early_can_be_read_beside_its_replica(tmp_path: Path) -> None:
     made(tmp_path)
     with open_env(tmp_path, create=False) as env:
         for _ in range(3):
             with env.write() as transaction:
                 take_and_give_back(env, transaction)
-            # LMDB opens a file once in a process; auditors are others.
+            # LMDB opens a file once in a process, but auditors are other processes.
             audit = "import sys, pathlib, wal; wal.Environment.open_readonly(pathlib.Path(sys.argv[1]))"
             subprocess.run([sys.executable, "-c", audit, tmp_path], cwd=ROOT, check=True)
 
@@ -559,7 +557,7 @@ def cut_between_commit_and_lengthening() -> AbstractContextManager[object]:
     return patch("forebay.wal.directory.lengthen")
 
 
-def test_an_audit_of_meta_pages_that_disagree_is_refused_like_a_start(tmp_path: Path) -> None:
+def test_audit_rejects_disagreeing_meta_pages_like_a_start(tmp_path: Path) -> None:
     made(tmp_path)
     path = tmp_path / DATA_FILE
     content = bytearray(path.read_bytes())

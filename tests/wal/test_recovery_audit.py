@@ -1,4 +1,4 @@
-"""The recovery table is proved row by row: a row without a test that names it fails here."""
+"""Every row of the recovery table must have a test that names its condition."""
 
 import ast
 from functools import cache
@@ -10,11 +10,11 @@ from forebay.wal.failures import Condition, Reaction
 
 HERE = Path(__file__).parent
 BESIDE = HERE.parent / "cluster" / "server" / "test_storage_recovery.py"
-"""The rows of what lies beside the journal: wal has their words, and cluster.server.storage meets them."""
+"""Rows for files beside the journal: defined in wal, and handled by cluster.server.storage."""
 
 
 def _named_in(node: ast.AST) -> set[str]:
-    """Return the conditions that a piece of a test module names."""
+    """Return the conditions that a part of a test module names."""
     return {
         found.attr
         for found in ast.walk(node)
@@ -24,7 +24,7 @@ def _named_in(node: ast.AST) -> set[str]:
 
 @cache
 def _named() -> tuple[set[str], set[str]]:
-    """Return the conditions named in tests, and those named anywhere in the test modules."""
+    """Return the conditions named inside tests, and the conditions named anywhere in the test modules."""
     in_tests: set[str] = set()
     anywhere: set[str] = set()
     for path in [*sorted(HERE.glob("test_*.py")), BESIDE]:
@@ -42,8 +42,8 @@ def _named() -> tuple[set[str], set[str]]:
 def test_every_row_of_the_recovery_table_has_a_test_that_names_it(condition: Condition) -> None:
     in_tests, anywhere = _named()
     assert condition.name in anywhere, (
-        f"make {condition.title!r} for real in test_recovery.py, or in test_storage_recovery.py"
+        f"produce {condition.title!r} in test_recovery.py, or in test_storage_recovery.py"
     )
     if condition.value.action is not Reaction.REFUSE:
-        # Refusals are made by one test over all ways; what is repaired must be looked at, condition by condition.
-        assert condition.name in in_tests, f"a test must say what happens after {condition.title!r}"
+        # One test covers all rejections. A repaired condition needs a test of its own.
+        assert condition.name in in_tests, f"a test must check the reaction to {condition.title!r}"

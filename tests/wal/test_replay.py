@@ -1,4 +1,4 @@
-"""What a sync says in the log: its bytes, and what folding it gives, or refuses."""
+"""Sync records: their bytes, and the result or rejection of a replay."""
 
 import pytest
 from hypothesis import given
@@ -23,7 +23,7 @@ HARD = st.one_of(
     st.binary(min_size=32, max_size=32),
     st.lists(NUMBERS, max_size=6),
 )
-def test_what_is_packed_is_unpacked(
+def test_packed_sync_is_unpacked_unchanged(
     numbers: tuple[int, int, int],
     first: int,
     entries: list[tuple[int, bytes]],
@@ -38,14 +38,14 @@ def test_what_is_packed_is_unpacked(
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_sync_or_damaged(body: bytes) -> None:
+def test_arbitrary_bytes_are_a_sync_or_damaged(body: bytes) -> None:
     try:
         assert pack(unpack(body)) == body
     except DamagedValue as damaged:
         assert str(damaged)
 
 
-def test_an_entry_beyond_its_bound_is_damage() -> None:
+def test_entry_larger_than_the_maximum_is_damage() -> None:
     sync = Sync(0, 1, [Entry(1, 1, bytes(ENTRY_MAX_BYTES + 1))], None, 0, 0, GENESIS, [])
     with pytest.raises(DamagedValue, match="the maximum is"):
         unpack(pack(sync))
@@ -61,7 +61,7 @@ MARKS = Marks(
 )  # fmt: skip
 
 
-def test_records_that_cut_what_lmdb_has_and_what_the_log_has_fold_into_what_is_left() -> None:
+def test_records_that_cut_lmdb_and_log_leave_the_remaining_entries() -> None:
     two = chain_digest(MARKS.applied_digest, entry(2))
     three = chain_digest(two, entry(3, 2))
     bodies = [
@@ -79,12 +79,12 @@ def test_records_that_cut_what_lmdb_has_and_what_the_log_has_fold_into_what_is_l
     assert (after.base_index, after.applied_digest) == (1, three)
 
 
-def test_nothing_to_replay_gives_what_was_there() -> None:
+def test_empty_log_replays_to_the_stored_state() -> None:
     replayed = replay(HardState(1, "r1"), MARKS, [], stored)
     assert replayed == (HardState(1, "r1"), MARKS, 4, [], [])
 
 
-def test_a_contradiction_names_the_record() -> None:
+def test_contradiction_names_the_record() -> None:
     good = pack(Sync(4, 5, [entry(5)], None, 2, 1, MARKS.applied_digest, []))
-    with pytest.raises(Contradiction, match="record 2: it follows entry 4, but the last one is 5"):
+    with pytest.raises(Contradiction, match="record 2: the record follows entry 4, but the last entry is 5"):
         replay(HardState(1, "r1"), MARKS, [good, good], stored)

@@ -1,4 +1,4 @@
-"""The layout of the sync log: torn is told from damaged, for every pattern of sectors and every bit."""
+"""Layout of the sync log: torn writes are distinguished from damage, for every pattern of sectors and every bit."""
 
 import random
 import struct
@@ -36,7 +36,7 @@ def log_of(*blocks: bytes, size_blocks: int = 8, identity: bytes = IDENTITY, fil
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 478, 479, 480, 983, 984, 4031, 4032 - 29, 4032, 5000, 40_000, 300_000])
-def test_what_is_laid_out_is_read_and_fills_whole_blocks(size_bytes: int) -> None:
+def test_record_is_read_back_and_fills_whole_blocks(size_bytes: int) -> None:
     bodies = [body_of(size_bytes, size_bytes), b"", body_of(1, size_bytes // 2)]
     blocks = laid_out(bodies)
     assert [len(one) for one in blocks] == [sectors.size_on_disk_bytes(len(body)) for body in bodies]
@@ -46,7 +46,7 @@ def test_what_is_laid_out_is_read_and_fills_whole_blocks(size_bytes: int) -> Non
         assert sectors.read(log_of(*blocks, size_blocks=size_blocks + more), IDENTITY, GENERATION) == bodies
 
 
-def test_every_sector_begins_with_the_tag_of_its_record_and_no_two_records_share_one() -> None:
+def test_every_sector_begins_with_its_records_unique_tag() -> None:
     tags = [
         Tags(identity, generation).of(sequence)
         for identity, generation, sequence in product((IDENTITY, OTHER), (1, 2, 256), (1, 2, 256))
@@ -57,7 +57,7 @@ def test_every_sector_begins_with_the_tag_of_its_record_and_no_two_records_share
 
 
 def old_contents() -> dict[str, bytes]:
-    """What may stand where the third record is written: whatever it is, none of it is of this record."""
+    """Return old contents that may stand where the third record is written; none has sectors of this record."""
     before = b"".join(laid_out(BODIES, generation=GENERATION - 1))
     return {
         "zeros": bytes(BLOCK_BYTES * 3),
@@ -74,8 +74,8 @@ def old_contents() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("old", old_contents())
 @pytest.mark.parametrize("size_bytes", [40, 1500, 3900])
-def test_of_a_record_any_sectors_may_have_arrived_and_it_is_whole_or_not_there(old: str, size_bytes: int) -> None:
-    """The law: all 256 patterns of a record's eight sectors, over everything that may stand there."""
+def test_record_with_any_sectors_missing_is_complete_or_absent(old: str, size_bytes: int) -> None:
+    """All 256 patterns of a record's eight sectors, over every kind of old content."""
     *before, last = laid_out([*BODIES[:1], BODIES[2], body_of(4, size_bytes)])
     was = old_contents()[old]
     assert len(last) == BLOCK_BYTES
@@ -91,7 +91,7 @@ def test_of_a_record_any_sectors_may_have_arrived_and_it_is_whole_or_not_there(o
 
 
 @given(st.lists(st.booleans(), min_size=24, max_size=24), st.sampled_from(sorted(old_contents())))
-def test_of_a_record_of_several_blocks_too(arrived: list[bool], old: str) -> None:
+def test_record_of_several_blocks_with_missing_sectors_is_complete_or_absent(arrived: list[bool], old: str) -> None:
     body = body_of(6, 11_000)
     before, last = laid_out([BODIES[0], body])
     assert len(last) == 24 * SECTOR_BYTES
@@ -103,8 +103,8 @@ def test_of_a_record_of_several_blocks_too(arrived: list[bool], old: str) -> Non
     assert sectors.read(bytes(content), IDENTITY, GENERATION) == [BODIES[0], *([body] if all(arrived) else [])]
 
 
-def test_no_flipped_bit_in_what_was_written_goes_unnoticed() -> None:
-    """Every bit of every tag and head, every bit of the last sector's end, and every 11th of the rest."""
+def test_every_flipped_bit_in_a_record_is_detected() -> None:
+    """Every bit of every tag and header, every bit at the last sector's end, and every 11th of the rest."""
     content = log_of(*laid_out(BODIES), size_blocks=6)
     used = BLOCK_BYTES + sum(sectors.size_on_disk_bytes(len(body)) for body in BODIES)
     bits = {8 * at + bit for at in range(0, used, SECTOR_BYTES) for bit in range(8 * 48)}
@@ -116,8 +116,8 @@ def test_no_flipped_bit_in_what_was_written_goes_unnoticed() -> None:
             sectors.read(bytes(flipped), IDENTITY, GENERATION)
 
 
-def test_a_flipped_bit_behind_the_last_record_changes_nothing() -> None:
-    """Nothing there was promised: zeros, or what a generation left that is over."""
+def test_flipped_bit_after_the_last_record_has_no_effect() -> None:
+    """That area has no promises: it holds zeros or records of an older generation."""
     used = BLOCK_BYTES + sum(sectors.size_on_disk_bytes(len(body)) for body in BODIES)
     for filler in (b"\0", laid_out([b"old"], generation=GENERATION - 1)[0]):
         content = log_of(*laid_out(BODIES), size_blocks=7, filler=filler)
@@ -128,7 +128,7 @@ def test_a_flipped_bit_behind_the_last_record_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
-def test_a_tag_with_up_to_eight_flipped_bits_is_damage_and_not_a_sector_that_was_never_written(bits: int) -> None:
+def test_tag_with_up_to_eight_flipped_bits_is_damage_and_not_a_missing_sector(bits: int) -> None:
     content = log_of(*laid_out(BODIES), size_blocks=6)
     chance = random.Random(bits)
     for sector in (1, 2, 9, 17):
@@ -142,7 +142,7 @@ def test_a_tag_with_up_to_eight_flipped_bits_is_damage_and_not_a_sector_that_was
 
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("sector", range(8))
-def test_a_record_before_a_later_one_was_synced_so_a_missing_sector_of_it_is_damage(lost: int, sector: int) -> None:
+def test_missing_sector_before_a_later_record_is_damage(lost: int, sector: int) -> None:
     content = bytearray(log_of(*laid_out(BODIES), size_blocks=6))
     at = BLOCK_BYTES * (1 + lost) + sector * SECTOR_BYTES
     content[at : at + SECTOR_BYTES] = bytes(SECTOR_BYTES)
@@ -150,7 +150,7 @@ def test_a_record_before_a_later_one_was_synced_so_a_missing_sector_of_it_is_dam
         sectors.read(bytes(content), IDENTITY, GENERATION)
 
 
-def test_one_sector_of_a_later_record_is_enough_to_know_that_the_one_before_was_synced() -> None:
+def test_one_sector_of_a_later_record_proves_that_the_previous_was_synced() -> None:
     blocks = laid_out(BODIES)
     for kept in range(8):
         content = bytearray(log_of(blocks[0], size_blocks=6))
@@ -160,7 +160,7 @@ def test_one_sector_of_a_later_record_is_enough_to_know_that_the_one_before_was_
             sectors.read(bytes(content), IDENTITY, GENERATION)
 
 
-def test_records_of_a_generation_that_is_over_are_not_read_and_those_of_a_later_one_are_refused() -> None:
+def test_older_generation_is_ignored_and_a_later_one_is_rejected() -> None:
     content = log_of(*laid_out(BODIES, generation=GENERATION))
     assert sectors.read(content, IDENTITY, GENERATION + 1) == []
     for older in (1, GENERATION - 1):
@@ -168,7 +168,7 @@ def test_records_of_a_generation_that_is_over_are_not_read_and_those_of_a_later_
             sectors.read(content, IDENTITY, older)
 
 
-def test_a_head_that_says_what_its_place_does_not_is_damage_even_if_its_checksum_holds() -> None:
+def test_header_with_a_wrong_sequence_is_damage_despite_a_valid_checksum() -> None:
     tag, long = Tags(IDENTITY, GENERATION).of(1), bytes(90_000)
     for generation, sequence, body in [(GENERATION + 1, 1, b"x"), (GENERATION, 2, b"x"), (GENERATION, 1, long)]:
         content = log_of(sectors.lay_out(tag, generation, sequence, body)[: BLOCK_BYTES * 7])
@@ -176,7 +176,7 @@ def test_a_head_that_says_what_its_place_does_not_is_damage_even_if_its_checksum
             sectors.read(content, IDENTITY, GENERATION)
 
 
-def test_a_log_of_another_replica_or_size_is_not_taken_for_an_empty_one() -> None:
+def test_log_of_another_replica_or_size_is_not_treated_as_empty() -> None:
     content = log_of(*laid_out(BODIES, identity=OTHER), identity=OTHER)
     with pytest.raises(LogForeign):
         sectors.read(content, IDENTITY, GENERATION)

@@ -1,4 +1,4 @@
-"""A segment is there whole or not at all, says what it is of, and no changed byte of it gets through."""
+"""Archive segments: complete or absent, described by their manifest, and every changed byte is detected."""
 
 import os
 import random
@@ -21,7 +21,7 @@ NOTE = "forebay/cluster-1\n90\nroot\n"
 
 
 def whole(directory: Path, *, last: int = LAST, kind: int = 0) -> Environment:
-    """A ledger with entries of all sizes, some of which settle nothing."""
+    """Create a ledger with entries of all sizes, some of which settle nothing."""
     env = open_env(directory)
     journal = Journal(env)
     journal.set_term(3, None)
@@ -36,7 +36,7 @@ def whole(directory: Path, *, last: int = LAST, kind: int = 0) -> Environment:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments of at most twenty entries, and blocks of at most five."""
+    """Limit segments to twenty entries and blocks to five."""
     monkeypatch.setattr(segments, "SEGMENT_ENTRIES", 20)
     monkeypatch.setattr(segments, "BLOCK_ENTRIES", 5)
     monkeypatch.setattr(segments, "BLOCK_BYTES", 12_000)
@@ -61,7 +61,7 @@ def archive(env: Environment, directory: Path, last: int = LAST, disk: SegmentDi
     return len(written)
 
 
-def test_an_archive_has_each_entry_and_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_archive_has_every_entry_and_continues_where_it_ended(tmp_path: Path) -> None:
     env = whole(tmp_path / "r1")
     ledger = Ledger(env)
     assert archive(env, tmp_path / "a", 41) > 1
@@ -88,7 +88,7 @@ def test_an_archive_has_each_entry_and_goes_on_where_it_ended(tmp_path: Path) ->
     env.close()
 
 
-def test_two_archives_of_one_ledger_are_the_same_to_the_byte(tmp_path: Path) -> None:
+def test_two_archives_of_one_ledger_are_identical(tmp_path: Path) -> None:
     env = whole(tmp_path / "r1")
     for name in ("a", "b"):
         archive(env, tmp_path / name)
@@ -102,7 +102,7 @@ class Died(Exception):
 
 
 class FailingDisk(SegmentDisk):
-    """Dies at the operation with a number, just before it is done."""
+    """Disk that dies just before the operation with the given number."""
 
     def __init__(self, at: int) -> None:
         self.left = at
@@ -118,7 +118,7 @@ class FailingDisk(SegmentDisk):
 
     def write(self, file: int, data: bytes) -> None:
         self._step()
-        # Half of what is written may be there.
+        # A write may leave half of its data.
         super().write(file, data[: len(data) // 2])
         self._step()
         super().write(file, data[len(data) // 2 :])
@@ -132,7 +132,7 @@ class FailingDisk(SegmentDisk):
         super().rename(directory, old, new)
 
 
-def test_whenever_writing_is_interrupted_what_is_there_is_whole_and_the_rest_follows(tmp_path: Path) -> None:
+def test_interrupted_writing_leaves_complete_segments_and_can_continue(tmp_path: Path) -> None:
     env = whole(tmp_path / "r1")
     archive(env, tmp_path / "once")
     once = [path.read_bytes() for path in sorted((tmp_path / "once").iterdir())]
@@ -153,7 +153,7 @@ def test_whenever_writing_is_interrupted_what_is_there_is_whole_and_the_rest_fol
     env.close()
 
 
-def test_no_flipped_byte_of_a_segment_gets_through(tmp_path: Path) -> None:
+def test_every_flipped_byte_of_a_segment_is_detected(tmp_path: Path) -> None:
     env = whole(tmp_path / "r1")
     archive(env, tmp_path / "a")
     path = sorted((tmp_path / "a").iterdir())[1]
@@ -175,12 +175,12 @@ def test_no_flipped_byte_of_a_segment_gets_through(tmp_path: Path) -> None:
     env.close()
 
 
-def test_an_entry_that_is_rewritten_with_its_sums_is_not_the_one_that_the_chain_speaks_of(tmp_path: Path) -> None:
+def test_rewritten_entry_with_valid_checksums_contradicts_the_chain(tmp_path: Path) -> None:
     env, other = whole(tmp_path / "r1"), whole(tmp_path / "r2", kind=16)
     archive(env, tmp_path / "a")
     archive(other, tmp_path / "b")
     names = sorted(os.listdir(tmp_path / "a"))
-    # Sound in itself: its neighbours do not lead to it.
+    # The segment is consistent in itself, but its neighbours do not lead to it.
     (tmp_path / "a" / names[2]).write_bytes((tmp_path / "b" / names[2]).read_bytes())
     with pytest.raises(SegmentBroken, match="does not continue the digest"):
         Archive(tmp_path / "a")
@@ -188,7 +188,7 @@ def test_an_entry_that_is_rewritten_with_its_sums_is_not_the_one_that_the_chain_
     other.close()
 
 
-def test_a_segment_that_is_missing_or_of_another_cluster_is_named(tmp_path: Path) -> None:
+def test_missing_or_foreign_segment_is_named(tmp_path: Path) -> None:
     env = whole(tmp_path / "r1")
     archive(env, tmp_path / "a")
     names = sorted(os.listdir(tmp_path / "a"))
@@ -205,10 +205,10 @@ def test_a_segment_that_is_missing_or_of_another_cluster_is_named(tmp_path: Path
     env.close()
 
 
-def test_an_archive_of_another_history_or_cluster_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_archive_of_another_history_or_cluster_is_not_continued(tmp_path: Path) -> None:
     env, other = whole(tmp_path / "r1"), whole(tmp_path / "r2", kind=16)
     archive(other, tmp_path / "a", 40)
-    with pytest.raises(SegmentBroken, match="entry 41 of the ledger does not continue"):
+    with pytest.raises(SegmentBroken, match="entry 41 does not continue"):
         archive(env, tmp_path / "a")
     with pytest.raises(SegmentBroken, match="their histories differ"):
         ArchivedLedger(env, Archive(tmp_path / "a"))
@@ -217,14 +217,14 @@ def test_an_archive_of_another_history_or_cluster_is_not_gone_on_with(tmp_path: 
     foreign = Environment.open(
         tmp_path / "r3", cluster_id="another", replica="r1", map_size_bytes=64 << 20, create=True
     )
-    with pytest.raises(SegmentBroken, match="it belongs to cluster cluster-1"):
+    with pytest.raises(SegmentBroken, match="the archive belongs to cluster cluster-1"):
         archive(foreign, tmp_path / "a")
-    with pytest.raises(SegmentBroken, match="it belongs to cluster cluster-1"):
+    with pytest.raises(SegmentBroken, match="the archive belongs to cluster cluster-1"):
         ArchivedLedger(foreign, Archive(tmp_path / "a"))
     foreign.close()
 
 
-def test_two_never_write_into_one_archive(tmp_path: Path) -> None:
+def test_two_processes_never_write_into_one_archive(tmp_path: Path) -> None:
     env = whole(tmp_path / "r1")
 
     class Meanwhile(SegmentDisk):
@@ -237,18 +237,18 @@ def test_two_never_write_into_one_archive(tmp_path: Path) -> None:
     env.close()
 
 
-def test_what_is_pruned_beyond_the_archive_cannot_be_archived_any_more(tmp_path: Path) -> None:
+def test_entries_pruned_beyond_the_archive_can_no_longer_be_archived(tmp_path: Path) -> None:
     env = whole(tmp_path / "r1")
     authorise(env, PrunedRange(80, SEGMENTS))
     while prune_some(env):
         pass
-    with pytest.raises(SegmentBroken, match="continues with entry 65, which this ledger does not have"):
+    with pytest.raises(SegmentBroken, match="the archive needs entry 65, which this ledger lacks"):
         archive(env, tmp_path / "a")
     env.close()
 
 
 @pytest.mark.parametrize("end", [64, 70, 79, 84, LAST])
-def test_a_pruned_ledger_with_its_archive_reads_like_the_whole_one(tmp_path: Path, end: int) -> None:
+def test_pruned_ledger_with_its_archive_reads_like_the_whole_ledger(tmp_path: Path, end: int) -> None:
     env = whole(tmp_path / "r1")
     ledger = Ledger(env).as_of_now()
     entries = list(ledger.read(1, limit=LAST))
@@ -292,7 +292,7 @@ NO_DIGEST = "0" * 62 + "zz"
         {"revision_before": 7},
     ],
 )
-def test_each_claim_of_a_manifest_is_checked_by_itself(tmp_path: Path, change: dict[str, object]) -> None:
+def test_each_field_of_a_manifest_is_checked(tmp_path: Path, change: dict[str, object]) -> None:
     env = whole(tmp_path / "r1")
     archive(env, tmp_path / "a")
     env.close()

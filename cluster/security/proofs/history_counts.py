@@ -1,8 +1,8 @@
 """Record counts of all jobs, and a Merkle tree over them, which proves that a job's records are complete.
 
 Leaf j - 1 belongs to job j. Job IDs start at 1 and are never reused, so leaves are only added and counts only grow,
-even for purged jobs. A record of a job is a command with at least one event about it. Leaves are salted: disclosing one
-job's leaf reveals nothing about its neighbours.
+even for purged jobs. A record of a job is a command with at least one event about the job. Leaves are salted, so that
+disclosing one job's leaf reveals nothing about other jobs.
 """
 
 import hmac
@@ -36,7 +36,7 @@ def history_leaf(salt: bytes, job: int, count: int) -> bytes:
 
 
 class HistoryCounts:
-    """Current counts and the tree over them, now or for an earlier prefix.
+    """Record counts of all jobs and the tree over them, for the present ledger or a prefix of it.
 
     Each job with records has a leaf, ordered by job ID. IDs have gaps, because each incarnation of a cluster starts far
     above the previous one. A job's first record follows those of all lower IDs.

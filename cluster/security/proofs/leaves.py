@@ -1,8 +1,9 @@
 """Leaf of a ledger entry: the part shown to auditors, with commands that can be disclosed one by one.
 
-The leaves reveal nothing about an entry's contents, even if easy to guess, because the digest of its bytes and the leaf
-of each command are salted. Salts are derived from the cluster's disclosure key and their position. They are therefore
-the same on every replica, can be recomputed for any entry, and disclose only their own command.
+Leaves reveal nothing about the content of an entry, even if the content is easy to guess, because the digest of its
+bytes and the leaf of each command are salted. Salts are derived from the cluster's disclosure key and the position of
+entry or command. They are therefore the same on every replica, can be recomputed for any entry, and disclose only their
+own command.
 """
 
 import hmac
@@ -40,7 +41,7 @@ class Leaf:
     """Replicated clock, microseconds since 1970; 0 for an entry without commands."""
     size_bytes: int
     commands: int
-    """Number of commands, one revision each. A proof shows a position among them, but does not prove this number."""
+    """Number of commands, one revision each. A proof of one command does not prove this number."""
     data_digest: bytes
     """SHA-256 of the entry's salt and data."""
     commands_root: bytes

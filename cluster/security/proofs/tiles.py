@@ -1,6 +1,6 @@
-"""Tiles of a tree, as specified by C2SP tlog-tiles: 256 hashes of every eighth level, fewer at the right edge.
+"""Tiles of a tree, as specified by C2SP tlog-tiles: 256 hashes of every eighth level, or fewer at the right edge.
 
-A bundle contains leaves, each after its length as a u16.
+A bundle contains leaves; before each leaf stands its length as a u16.
 """
 
 import re

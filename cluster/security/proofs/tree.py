@@ -16,7 +16,7 @@ ReadNode = Callable[[int, int], bytes]
 
 
 class ProofError(ValueError):
-    """A proof is invalid; the message says where it fails."""
+    """A proof is invalid; the message names the failed step."""
 
 
 def leaf_hash(data: bytes) -> bytes:
@@ -78,7 +78,7 @@ def inclusion_proof(index: int, size: int, read: ReadNode) -> list[bytes]:
 
 
 def consistency_proof(old_size: int, size: int, read: ReadNode) -> list[bytes]:
-    """Return the hashes that prove the tree of `old_size` leaves a prefix of that of `size`; none for size 0."""
+    """Return the hashes that prove that the tree of `old_size` leaves is a prefix of the tree of `size` leaves."""
     if not 0 <= old_size <= size <= MAX_SIZE:
         raise ValueError(f"a tree of {size} leaves cannot extend one of {old_size}")
     if old_size in {0, size}:
@@ -125,7 +125,7 @@ def verify_inclusion(index: int, size: int, leaf: bytes, proof: Sequence[bytes],
 
 
 def verify_consistency(old_size: int, size: int, old_root: bytes, root: bytes, proof: Sequence[bytes]) -> None:
-    """Verify that the tree of `old_size` leaves is a prefix of that of `size` (RFC 9162 2.1.4.2).
+    """Verify that the tree of `old_size` leaves is a prefix of the tree of `size` leaves (RFC 9162 2.1.4.2).
 
     Raises:
         ProofError: The proof is invalid.
@@ -172,7 +172,7 @@ def _check_sizes(low: int, high: int, size: int) -> None:
 
 
 def _check_hashes(hashes: Sequence[bytes]) -> None:
-    # Otherwise a short and a long hash could together have the digest of two valid ones.
+    # Otherwise a short hash and a long hash could together have the digest of two valid hashes.
     if any(len(one) != HASH_BYTES for one in hashes):
         raise ProofError(f"a hash must have {HASH_BYTES} bytes")
 

@@ -6,15 +6,15 @@ only Python 3.11 and the package `cryptography`: no network, no Forebay. Read it
 the keys, which the cluster's operators gave you in advance (`forebay audit keys`).
 
 KEYS has one key per line, `name+id+key`; lines that begin with # are ignored. After a recovery the cluster signs under
-another origin, with keys of that name; a majority is counted among the keys of the checkpoint's origin. Keys of
-witnesses, who watch the cluster from outside, are among them; `--witnesses K` rejects a proof with fewer cosignatures.
-Every signature in the proof must be of one of these keys; with `--others`, other signatures are ignored. Exit codes: 0
-proven, 1 rejected, 2 wrong usage.
+another origin, with keys of that name; a majority is counted among the keys of the checkpoint's origin. KEYS also has
+the keys of witnesses, who observe the cluster from outside; `--witnesses K` rejects a proof with fewer than K
+cosignatures. Every signature in the proof must be of a key in KEYS; with `--others`, other signatures are ignored. Exit
+codes: 0 proven, 1 rejected, 2 wrong usage.
 
 About once a minute, if anything changed, the ledger records the number of records of each job, as counted by a majority
-of the replicas. A proof with that count reveals omitted records; `--all` rejects a proof without it.
+of the replicas. A proof with that count reveals omitted records; `--all` rejects a proof without a count.
 
-A proof does not show later events, nor anything that was never put into the ledger.
+A proof shows neither later events, nor anything that was never written to the ledger.
 """
 
 import argparse

@@ -20,16 +20,16 @@ from forebay.cluster.security.proofs.notes import (
 from forebay.cluster.security.proofs.tree import HASH_BYTES, MAX_SIZE
 
 MAX_PROOF_HASHES = 63
-"""Hashes of a consistency proof, count: the protocol's limit for a request."""
+"""Maximum number of hashes in a consistency proof: the protocol's limit."""
 
 MAX_REQUEST_BYTES = MAX_NOTE_BYTES + 4096
-"""Size of a request to a witness, bytes: a note, after a line with a size and MAX_PROOF_HASHES lines of 45 bytes."""
+"""Maximum size of a request, bytes: a line with a size, MAX_PROOF_HASHES lines of 45 bytes, and a note."""
 
 MAX_ANSWER_BYTES = 8192
-"""Bytes read of a witness's response: some signature lines, or a size."""
+"""Maximum size read of a witness's response, bytes: some signature lines, or a size."""
 
 SIZE_TYPE = "text/x.tlog.size"
-"""Content type of a 409 response, which contains the size the witness has cosigned."""
+"""Content type of a 409 response, which contains the size that the witness has cosigned."""
 
 _OLD = re.compile(r"old (0|[1-9][0-9]{0,19})")
 _SIZE = re.compile(rb"(0|[1-9][0-9]{0,19})\n")

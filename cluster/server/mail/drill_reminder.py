@@ -1,8 +1,8 @@
-"""Reminders of drills that were not run within the site's period: the leader's duty.
+"""Reminders of drills that were not run within the site's period: a duty of the leader.
 
-Reminders are not stored: their time follows from the last run of the scenario, and repeats weekly. A new leader sends
-the reminders due within the previous hour, possibly a second time with the same Message-ID. A reminder that no leader
-could send within an hour is sent a week later.
+Reminders are not stored: their times follow from the last run of the scenario, and repeat weekly. A new leader sends
+the reminders that became due within the previous hour, possibly a second time with the same Message-ID. A reminder that
+no leader could send within an hour is sent a week later.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AGAIN_US: Final = 7 * DAY_US
 """Interval of repeated reminders."""
 
 LATE_US: Final = 3_600 * MICROSECONDS_PER_SECOND
-"""Period of attempts to send a reminder, and its maximum delay without a leader."""
+"""Period in which a due reminder is sent: retries, and the maximum delay without a leader."""
 
 LOOK_S: Final = 60.0
 """Interval of checks for due reminders and of retries, seconds."""
@@ -46,7 +46,7 @@ class DrillReminder:
         post: Callable[[], Post | None],
         clock: Clock,
     ) -> None:
-        """Create it; `config` and `post` return the present settings; `clock` has the agreed time."""
+        """Initialize. `config` and `post` return the present settings; `clock` has the agreed time."""
         self._state = state
         self._config = config
         self._post = post
@@ -55,7 +55,7 @@ class DrillReminder:
         """Time of the next check, on the monotonic clock."""
         self._sending: dict[str, asyncio.Task[None]] = {}
         self._sent: set[str] = set()
-        """Message-IDs of due reminders this replica need not send again."""
+        """Message-IDs of due reminders that need not be sent again."""
 
     def poll(self) -> None:
         """Send due, unsent reminders; return at once."""

@@ -1,8 +1,8 @@
 """Leader's duty for queued mail: send it, record the result, retry failures.
 
-The queue is in the State (`replica.model.mail`), so this module keeps only soft state: mails being sent, waits before
-retries, and results to be recorded. A leader that dies between sending and commit leaves a mail that the next leader
-sends again, with the same Message-ID.
+The queue is in the State (`replica.model.mail`). This module only keeps soft state: mails being sent, retry times, and
+results to be recorded. If a leader dies between sending and commit, the next leader sends the mail again, with the same
+Message-ID.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from forebay.replica.values import MAILS_SETTLED_MAX, MESSAGE_CHARACTERS_MAX, MI
 LOGGER = logging.getLogger(__name__)
 
 SENDING_MAX: Final = 4
-"""Mails being sent at once, count: each may be a process, and jobs end in thousands."""
+"""Maximum number of mails being sent at once: each may be a process, and thousands of jobs may end together."""
 
 RETRY_S: Final = 10.0
 """Wait before the first retry of a mail, seconds; doubled after each."""
@@ -32,7 +32,7 @@ RETRY_S: Final = 10.0
 RETRY_S_MAX: Final = 3_600.0
 
 AGE_S_MAX: Final = 86_400
-"""Period of attempts for a mail, seconds: older events are better looked up."""
+"""Age at which a mail is dropped, seconds: older events are no longer news."""
 
 OFF: Final = "mail is disabled on the leader: see [mail] in its forebay.toml"
 
@@ -51,7 +51,7 @@ class Mailer:
         sender: Callable[[State], Send | None],
         clock: Clock,
     ) -> None:
-        """Create it; `submit` as `Controller.submit`; `sender` returns the present way of sending, or None."""
+        """Initialize. `submit` is `Controller.submit`; `sender` returns the present sending function, or None."""
         self._state = state
         self._leads = leads
         self._submit = submit
@@ -61,7 +61,7 @@ class Mailer:
         self._tries: dict[str, tuple[int, float]] = {}
         """Mail -> number of attempts, and the time of the next one on the monotonic clock."""
         self._outcomes: dict[str, str] = {}
-        """Mail -> SUCCESS, or the reason for giving up, until the cluster has settled it."""
+        """Mail -> SUCCESS or the reason for giving up, until the ledger records the result."""
         self._settling: Answer | None = None
 
     def poll(self) -> None:

@@ -1,7 +1,7 @@
-"""Sending of mail by a program, as Slurm's MailProg, or by this machine's SMTP server. Each attempt is bounded.
+"""Sending of mail by a program, as Slurm's MailProg, or by this machine's SMTP server. Each attempt has a time limit.
 
-Both run asynchronously: a hanging program is killed with all its children, a hanging server is abandoned, and the
-replica never blocks.
+Both ways are asynchronous: a hanging program is killed with all its children, the connection to a hanging server is
+closed, and the replica never blocks.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from forebay.replica.model import Mail
 from forebay.replica.values import is_mail_address
 
 SEND_S: Final = 30.0
-"""Time limit of one attempt, seconds: a mail server that greets slowly on purpose takes up to 20."""
+"""Time limit of one attempt, seconds: a mail server that delays its greeting on purpose takes up to 20."""
 
 ERROR_BYTES_MAX: Final = 4096
-"""Size read of a program's output or a server's line, for the log and the history."""
+"""Maximum size read of a program's output or a server's line, bytes."""
 
 PROGRAM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 
@@ -50,7 +50,7 @@ IsUser = Callable[[str], Awaitable[bool]]
 
 
 def sender_of(config: MailConfig, cluster: str, cluster_id: str, is_user: IsUser) -> Send | None:
-    """Return the configured way of sending job mail, or None if mail is disabled."""
+    """Return a function that sends job mail as configured, or None if mail is disabled."""
     post = post_of(config, is_user)
     if post is None:
         return None
@@ -62,7 +62,7 @@ def sender_of(config: MailConfig, cluster: str, cluster_id: str, is_user: IsUser
 
 
 def post_of(config: MailConfig, is_user: IsUser) -> Post | None:
-    """Return the configured way of sending letters, or None if mail is disabled."""
+    """Return a function that sends letters as configured, or None if mail is disabled."""
     if config.smtp is not None:
         address = config.smtp
 
@@ -94,7 +94,7 @@ async def _bounded(sending: Awaitable[None]) -> None:
 async def recipient_of(name: str, domain: str, is_user: IsUser) -> str:
     """Return the address of a recipient.
 
-    A name without a domain must be a user of this machine: mail programs accept other names too, some of them commands.
+    A name without a domain must be a user of this machine: mail programs accept other names, even commands.
 
     Raises:
         Undeliverable: The recipient is invalid.
@@ -111,7 +111,7 @@ async def send_by_program(program: str, letter: Letter, recipient: str) -> None:
     """Run `PROGRAM -s SUBJECT RECIPIENT` with the text on standard input.
 
     Raises:
-        SendFailed: The program cannot be run or does not exit with 0.
+        SendFailed: The program cannot be run, or its exit code is not 0.
     """
     environment = {
         "PATH": PROGRAM_PATH,
@@ -130,7 +130,7 @@ async def send_by_program(program: str, letter: Letter, recipient: str) -> None:
         raise SendFailed(f"{program} cannot be run: {error}") from error
     assert process.stdin is not None and process.stderr is not None
     try:
-        # A program that does not read its input has not failed: its exit code decides. uvloop raises RuntimeError if
+        # The exit code decides: a program that does not read its input has not failed. uvloop raises RuntimeError if
         # the pipe is already closed.
         with suppress(BrokenPipeError, ConnectionResetError, RuntimeError):
             process.stdin.write(letter.body.encode())
@@ -147,7 +147,7 @@ async def send_by_program(program: str, letter: Letter, recipient: str) -> None:
 
 
 async def _head(stream: asyncio.StreamReader) -> bytes:
-    """Return the beginning of a stream after reading all of it, so that the writer never blocks."""
+    """Read all of a stream, so that the writer never blocks; return its beginning."""
     kept = b""
     while chunk := await stream.read(ERROR_BYTES_MAX):
         kept = (kept + chunk)[:ERROR_BYTES_MAX]
@@ -155,7 +155,7 @@ async def _head(stream: asyncio.StreamReader) -> bytes:
 
 
 def _end_group(process: asyncio.subprocess.Process) -> None:
-    """Kill the program and all its remaining children: it leads a session, and so a process group, of its own."""
+    """Kill the program and its remaining children, which form a process group of their own."""
     if process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -179,11 +179,11 @@ async def send_by_smtp(address: Address, sender: str, recipient: str, message: b
         ):
             await _say(writer, line.encode("ascii"))
             await _expect(reader, wanted, line)
-        # A line that begins with a dot gets another one; a single dot ends the message.
+        # A line that begins with a dot gets a second dot, because a single dot ends the message.
         stuffed = b"\r\n".join(b"." + line if line.startswith(b".") else line for line in message.split(b"\r\n"))
         await _say(writer, stuffed.removesuffix(b"\r\n") + b"\r\n.")
         await _expect(reader, b"2", "the message")
-        # The message is accepted: the end of the conversation no longer matters.
+        # The server has accepted the message, so errors no longer matter.
         with suppress(OSError, SendFailed):
             await _say(writer, b"QUIT")
     finally:

@@ -1,6 +1,6 @@
-"""Text of mails: Slurm's subject, byte for byte where the guide shows it, and a few lines of text.
+"""Text of mails: Slurm's subject, byte for byte where the guide shows it, and a short body.
 
-Sources: the guide (stage-out), the manual page of sbatch (`--mail-type`).
+Sources: the guide (stage-out), and the manual page of sbatch (`--mail-type`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MESSAGE_ID_DOMAIN: Final = "forebay"
 """Domain of a Message-ID: the same on every replica, unlike a host name."""
 
 NAME_CHARACTERS_MAX: Final = 128
-"""Maximum length of a job's name in a subject: mail programs fold longer lines anyway."""
+"""Maximum length of a job's name in a subject: mail programs fold longer lines."""
 
 _POLICY: Final = policy.SMTP.clone(max_line_length=900)
 """Policy that keeps a subject on one line, for filters; SMTP allows lines of 998 characters."""
@@ -112,7 +112,7 @@ def _body_of(cluster: str, cluster_id: str, mail: Mail) -> str:
 
 
 def message_id_line(message_id: str) -> str:
-    """Return the last line of a text, which identifies duplicates."""
+    """Return the last line of a mail, which helps to recognize duplicates."""
     return f"Message: {message_id} (a mail with the same ID is a duplicate)\n"
 
 
@@ -124,6 +124,6 @@ def message_of(letter: Letter, *, sender: str, recipient: str) -> bytes:
     message["Subject"] = letter.subject
     message["Message-ID"] = letter.message_id
     message["Auto-Submitted"] = "auto-generated"
-    # ASCII only, whatever a job's name contains: not every server accepts more.
+    # Encode all text as ASCII, because not every server accepts more.
     message.set_content(letter.body, cte="quoted-printable")
     return message.as_bytes()

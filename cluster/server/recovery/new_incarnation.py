@@ -1,11 +1,12 @@
 """Recovery from a lost majority: one surviving replica continues alone as a new incarnation of the cluster.
 
-Entries acknowledged by the lost majority without the survivor are gone, and cannot be known. All entries of the
-survivor are kept, including its uncommitted tail: it may have been part of the majority that acknowledged each of them.
-Nothing the survivor ever acknowledged is lost; the tail may add commands whose outcome their clients do not know.
+Entries that only lost replicas acknowledged are gone, and cannot be identified. All entries of the survivor are kept,
+including its uncommitted tail, because the survivor may have been part of the majority that acknowledged them. Nothing
+that the survivor acknowledged is lost. The tail may add commands whose outcome their clients do not know.
 
-The new incarnation is one transaction: its number and mark, the configuration of one member, and the entry that records
-it for auditors. A crash leaves exactly one of the two incarnations. Members of the previous one are ignored.
+The new incarnation is one transaction: its number and mark, a configuration with one member, and an entry that records
+the recovery for auditors. A crash leaves exactly one of the two incarnations. Members of the previous incarnation are
+ignored.
 """
 
 from __future__ import annotations
@@ -54,22 +55,22 @@ from forebay.wal import (
 )
 
 MARK_BYTES: Final = 8
-"""Random bytes in a recovery's mark: independent recoveries never have the same."""
+"""Number of random bytes in a recovery's mark, so that independent recoveries have different marks."""
 
 READ_ENTRIES: Final = 512
 READ_BYTES: Final = 4 << 20
-"""Limits of one read of the tail: entries, and their bytes without the last entry's."""
+"""Limits of one read of the tail: entries, and their bytes without the last entry."""
 
 PLAN_DIGITS: Final = 8
-"""Hexadecimal digits of a plan's ID: short enough to type, and different whenever the kept data would differ."""
+"""Hexadecimal digits of a plan's ID: short enough to type, and different for different kept data."""
 
 
 class RecoveryNotPossible(Exception):
-    """Recovery that is not possible; nothing was changed. The message includes the remedy."""
+    """The recovery is not possible; nothing was changed. The message includes the remedy."""
 
 
 class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Data that would be kept, and data that may be lost. Entries are indices of the ledger."""
+    """Data that the recovery would keep, and data that may be lost."""
 
     id: str
     """ID of this plan, for `--confirm`."""
@@ -77,30 +78,30 @@ class RecoveryPlan(msgspec.Struct, frozen=True, kw_only=True):
     member: str
     """ID of the survivor as a member."""
     incarnation: str
-    """Incarnation that would end."""
+    """Incarnation that the recovery would end."""
     members: tuple[str, ...]
-    """IDs of its members."""
+    """IDs of the members of that incarnation."""
     known_index: int
-    """Last entry known here to be committed: everything acknowledged up to it is kept."""
+    """Last entry known here to be committed. All acknowledged entries up to it are kept."""
     known_revision: int
     known_at: Instant
-    """Revision after that entry, and time of the last batch up to it, by the cluster's clock."""
+    """Revision after entry `known_index`, and the time of the last batch up to it, by the cluster's clock."""
     kept_index: int
     """Last entry kept. Entries after `known_index` are kept as this replica has them.
 
-    A majority that continued without it may have acknowledged others instead.
+    A majority that continued without this replica may have acknowledged other entries instead.
     """
     kept_revision: int
     kept_at: Instant
     """Time of the last batch kept, by the cluster's clock."""
     void_entries: int
-    """Batches after `known_index` that the base check voids, as it would on every replica."""
+    """Number of batches after `known_index` that the base check voids, as on every replica."""
     jobs: dict[str, int]
     """Jobs kept, by state."""
     last_job: int
-    """Last job ID known here to be issued."""
+    """Last job ID that is known here to be used."""
     reachable: dict[str, int]
-    """Replicas that answer, with the last entry of each."""
+    """Index of the last entry of each replica that answers."""
 
     @property
     def uncertain_entries(self) -> int:
@@ -116,10 +117,10 @@ class RecoveryResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """Content of a replica, with its tail folded."""
+    """State of a replica with its tail folded."""
 
     begun: bool
-    """Whether its last entry begins an incarnation: it was recovered, and has not run since."""
+    """Whether the last entry begins an incarnation, so the replica was recovered and has not run since."""
 
     state: State
     placed: ConfigurationAt
@@ -127,14 +128,14 @@ class _Kept(msgspec.Struct, frozen=True):
     """State after the last entry known to be committed."""
     void_entries: int
     digest: bytes
-    """Digest of everything kept."""
+    """Digest of all kept entries."""
 
 
 async def plan_recovery(config: Config, name: str, *, clock: Clock, leave_behind: Sequence[str] = ()) -> RecoveryPlan:
     """Return the recovery plan of replica `name`, which must not run.
 
     Raises:
-        RecoveryNotPossible: There is nothing to recover, or a better way exists.
+        RecoveryNotPossible: There is nothing to recover, or a better remedy exists.
 
     Exceptions of `open_storage` also propagate.
     """
@@ -158,9 +159,9 @@ async def recover(
     leave_behind: Sequence[str] = (),
     draw: Callable[[int], bytes] = secrets.token_bytes,
 ) -> RecoveryResult:
-    """Turn the remains of replica `name` into a cluster of its own, by the plan with this ID.
+    """Turn the data of replica `name` into a cluster of one member, by the plan with this ID.
 
-    `by` is the operator, `draw` returns unpredictable bytes. Exceptions as `plan_recovery`.
+    `by` is the operator; `draw` returns unpredictable bytes. Also raises the exceptions of `plan_recovery`.
 
     Raises:
         RecoveryNotPossible: The plan has changed.
@@ -194,10 +195,10 @@ async def recover(
 
 
 def seals_of(config: Config, name: str, member: Member) -> Seals:
-    """Return the seals with which replica `name` signs entries as this member.
+    """Return the seals that replica `name` uses to sign entries as this member.
 
     Raises:
-        StorageRefused: Its key is missing or unusable.
+        StorageRefused: The replica's key is missing or unusable.
     """
     private = private_key(config.storage.directory / name / SIGNING_DIRECTORY, member)
     return Seals(config.cluster.id, member.id, private)
@@ -214,10 +215,10 @@ def begin(
     at: Instant,
     seals: Seals,
 ) -> Recovery:
-    """Write a new incarnation after the kept entries, in one transaction; return the ledger's record of it.
+    """Write a new incarnation after the kept entries, in one transaction; return the ledger's record of the recovery.
 
-    `state` and `current` are those at the end of the journal, `survivor` is the only member from then on, with the key
-    of `seals`.
+    `state` and `current` are the state and configuration at the end of the journal. `survivor` becomes the only member,
+    with the key of `seals`.
     """
     request = Request(b"", Actor(ActorRole.OPERATOR, by), command)
     decision = decide(state, request, at)
@@ -236,7 +237,7 @@ def begin(
 
 
 def _kept(storage: Storage) -> _Kept:
-    """Return the state with the whole journal folded, as a replica that commits it will."""
+    """Fold the whole journal, and return the result, as a replica that commits it will have it."""
     journal, state, placed = storage.journal, storage.state, storage.configuration
     digest = hashlib.sha256(journal.applied_digest)
     index, void, known, begun = storage.index, 0, state, False
@@ -281,7 +282,7 @@ def _events_of(batch: Batch) -> Iterator[Event]:
 
 
 async def _others(config: Config, name: str, storage: Storage, clock: Clock) -> dict[str, StatusView]:
-    """Return the status of the replicas that may have more entries."""
+    """Return the status of the other replicas, which may have more entries."""
     others = [replica for replica in config.replicas if replica.name != name]
     return await ask_replicas(config, name, others, clock=clock)
 
@@ -294,10 +295,10 @@ def _refuse(
     answers: dict[str, StatusView],
     leave_behind: Sequence[str],
 ) -> None:
-    """Check that no better way exists than this recovery.
+    """Check that there is no better remedy than this recovery.
 
     Raises:
-        RecoveryNotPossible: There is one; the message names it.
+        RecoveryNotPossible: There is a better remedy; the message names it.
     """
     mine, last = storage.environment.incarnation, storage.journal.last_index
     if kept.begun:

@@ -1,8 +1,8 @@
 """Restore of a snapshot on a new host: a replica of a new incarnation of the cluster, whose history begins with it.
 
-For the loss of all directories, or a cluster that moves. The replica is created in a directory inside its own, where a
-disk may be mounted, and moved into place when complete, the data last. A crash thus leaves nothing that could be
-started, and the next restore starts over.
+For the loss of all directories, or to move a cluster. The replica is created in a directory inside its own, where a
+disk may be mounted, and its parts are moved into place when complete, the data last. A crash thus leaves nothing that
+could start, and the next restore begins again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SNAPSHOTS: Final = "snapshots"
 _DATA: Final = "wal"
 
 _MOVED: Final = (_SNAPSHOTS, SIGNING_DIRECTORY, MEMBER_NAME, _DATA)
-"""In this order: without data a replica does not start, so earlier files without data mean an unfinished restore."""
+"""Parts in the order in which they are moved. Without data a replica cannot start."""
 
 
 async def plan_restore(config: Config, name: str, file: Path, *, clock: Clock) -> RecoveryPlan:
@@ -52,7 +52,7 @@ async def plan_restore(config: Config, name: str, file: Path, *, clock: Clock) -
 
     Raises:
         RecoveryNotPossible: The replica has data, or another replica has a history.
-        SnapshotRefused: The snapshot is unusable or another cluster's.
+        SnapshotRefused: The snapshot is unusable or belongs to another cluster.
     """
     return (await _looked_at(config, name, file, clock))[0]
 
@@ -67,9 +67,9 @@ async def restore_snapshot(
     clock: Clock,
     draw: Callable[[int], bytes] = secrets.token_bytes,
 ) -> tuple[RecoveryPlan, Recovery]:
-    """Turn a snapshot into replica `name`, a cluster of its own, by the plan with this ID.
+    """Turn a snapshot into replica `name`, a cluster of one member, by the plan with this ID.
 
-    Exceptions as `plan_restore`, and errors of storage.
+    Also raises the exceptions of `plan_restore`, and errors of storage.
 
     Raises:
         RecoveryNotPossible: The plan has changed.
@@ -142,11 +142,11 @@ async def _looked_at(
     image = load_snapshot(file)
     if image.state.cluster_id != config.cluster.id:
         raise SnapshotRefused(
-            file, f"it belongs to cluster {image.state.cluster_id}, and {config.file} to {config.cluster.id}"
+            file, f"the snapshot belongs to cluster {image.state.cluster_id}, {config.file} to {config.cluster.id}"
         )
     placed = image.configuration
     if placed is None:
-        raise SnapshotRefused(file, "it does not list the members of the cluster")
+        raise SnapshotRefused(file, "the snapshot does not list the members of the cluster")
     state = image.state
     jobs = dict.fromkeys((one.name for one in JobState), 0)
     for job in state.jobs.values():
@@ -175,9 +175,9 @@ async def _looked_at(
 
 
 def _in_the_way(home: Path) -> list[Path]:
-    """Return the obstacles in a replica's directory.
+    """Return the files in a replica's directory that prevent a restore.
 
-    The first-start mark, files of the file system and remains of an unfinished restore are none.
+    The first-start mark, files of the file system, and leftovers of an unfinished restore do not prevent it.
     """
     if not home.exists():
         return []

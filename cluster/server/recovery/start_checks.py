@@ -1,11 +1,11 @@
-"""Start checks: requests to the other replicas before this one participates.
+"""Start checks: requests to the other replicas before this replica participates.
 
-A founder without data asks whether there is a history. A replica that lost its data looks new to itself. Founding the
-cluster needs the votes of all founders (`cluster.consensus.state`), so two of three that lost their data cannot found
-a second cluster beside the third; this check reports that at once, and leaves nothing behind.
+A founder without data asks whether the others have a history, because a replica that lost its data cannot know that it
+did. Founding the cluster needs the votes of all founders (`cluster.consensus.state`), so two of three that lost their
+data cannot found a second cluster beside the third. This check reports the problem at once, and leaves no traces.
 
-Every replica asks whether its incarnation of the cluster has ended. The first frame of a peer would tell it too
-(`cluster.consensus.transport`); but until then a restored majority of the previous incarnation could continue it.
+Every replica asks whether its incarnation of the cluster has ended. The first frame of a peer would report that too
+(`cluster.consensus.transport`). But until then, a restored majority of the previous incarnation could continue it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ async def ask_replicas(
 
 
 async def refuse_incarnation_over(config: Config, name: str, mine: Incarnation, *, clock: Clock) -> None:
-    """Check that no other replica is of a later incarnation of the cluster; record if one is.
+    """Check that no other replica has a later incarnation of the cluster; if one has, record that durably.
 
     Raises:
         StorageRefused: This replica's incarnation has ended.
@@ -80,7 +80,7 @@ async def _ask(client: Client, other: ReplicaConfig) -> StatusView | None:
 
 
 async def refuse_beside_history(config: Config, name: str, *, first_start: bool, clock: Clock) -> None:
-    """Check that `name` has data, or may start without as far as the others report.
+    """Check that replica `name` has data, or that no other replica reports a history.
 
     Raises:
         StorageRefused: Another replica has a history.

@@ -1,9 +1,10 @@
-"""Cosignatures of witnesses: the leader requests missing ones, within bounds, and never waits.
+"""Cosignatures of witnesses: the leader requests missing ones, within bounds, and never waits for them.
 
-A witness answers 409 with the size it has cosigned if the request continues from another one. If that is larger than
-this ledger, the cluster was rolled back; if that size, or a proof from it, leads to another root, the earlier history
-differs from the one the witness saw. Both are reported with the witness's name, because the replicas cannot detect
-them: all of them may have been altered alike. An unsigned answer only counts against the cluster, never for it.
+If a request continues from another size than the witness has cosigned, the witness answers 409 with that size. If its
+size is larger than this ledger, the cluster was rolled back. If its size, or a proof from it, leads to another root,
+the earlier history differs from the one that the witness saw. Both are logged with the witness's name, because the
+replicas cannot detect them: all of them may have been altered alike. An unsigned answer only counts against the
+cluster, never for it.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from forebay.cluster.system import Clock
 LOGGER = logging.getLogger(__name__)
 
 BEFORE_PUBLICATION_S: Final = 2.0
-"""Wait for witnesses before a checkpoint is published, seconds; late ones follow."""
+"""Time limit for witnesses before a checkpoint is published, seconds; late cosignatures are added afterwards."""
 
 ASK_S: Final = 8.0
-"""Time limit of a witness, seconds: a checkpoint comes every ten."""
+"""Time limit of a witness, seconds: a checkpoint follows every ten seconds."""
 
 ROUNDS_MAX: Final = 3
-"""Maximum number of requests to a witness about one checkpoint: a second one if it reports another size, a third if
-that has changed meanwhile.
+"""Maximum number of requests to a witness about one checkpoint: a second one if it reports another size, and a third
+one if that size has changed meanwhile.
 """
 
 RETRY_S: Final = 10.0
@@ -58,7 +59,7 @@ class Witness(NamedTuple):
 
 
 class WitnessReply(Protocol):
-    """Answer of a witness (`cluster.client.WitnessAnswer`)."""
+    """HTTP answer of a witness (`cluster.client.WitnessAnswer`)."""
 
     @property
     def status(self) -> int: ...
@@ -77,39 +78,39 @@ Raises LookupError or TimeoutError if there is none yet.
 
 
 class NoAnswer(Exception):
-    """Witness that could not be asked; the message gives the reason."""
+    """The witness did not answer as required; the message gives the reason."""
 
 
 class _Disputed(Exception):
-    """Contradiction: the witness cosigned content that is not in this ledger."""
+    """The witness cosigned a history that differs from this ledger."""
 
 
 class _Later(Exception):
-    """Cosignature that is missing for now, without a fault."""
+    """The cosignature is missing for now, without a fault."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """Knowledge about a witness."""
+    """State of the requests to one witness."""
 
     witness: Witness
     pause_s: float
     """Pause after a failure, seconds."""
     size: int = 0
-    """Size it has cosigned, as far as known here."""
+    """Largest size that the witness is known to have cosigned."""
     at_s: int | None = None
-    """Time of its last cosignature, seconds since the epoch."""
+    """Time of the witness's last cosignature, seconds since the epoch."""
     due_s: float = 0.0
     """Time of the next request, on the monotonic clock."""
     is_prompt: bool = True
-    """Whether it answered its last request in time."""
+    """Whether the witness answered the last request in time."""
     is_asked: bool = False
     error: str = ""
     dispute: str = ""
 
 
 class Cosigning:
-    """Witnesses of one replica, and the knowledge about each."""
+    """Requests of one replica to its witnesses."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Cosigning:
         applied_index: Callable[[], int],
         clock: Clock,
     ) -> None:
-        """Create it; `needed`: number of cosignatures of a witnessed checkpoint."""
+        """Initialize for these witnesses. `needed`: number of cosignatures of a witnessed checkpoint."""
         self._known = [_Known(one, RETRY_S) for one in witnesses]
         self.needed = needed
         self._submit = submit
@@ -131,7 +132,7 @@ class Cosigning:
         self._last_verified: tuple[str, list[VerifiedSignature]] = "", []
 
     def renew(self, witnesses: Iterable[Witness], needed: int) -> None:
-        """Use these witnesses from now on; knowledge about previous ones stays."""
+        """Use these witnesses from now on. The state of witnesses that remain is kept."""
         known = {one.witness: one for one in self._known}
         self._known = [known.get(one) or _Known(one, RETRY_S) for one in witnesses]
         self.needed = needed
@@ -166,7 +167,7 @@ class Cosigning:
         return tuple(names)
 
     def lines_of(self, note: str) -> dict[VerifierKey, Signature]:
-        """Return the cosignatures of witnesses in a note, one of each."""
+        """Return the cosignatures in a note by witness key, one for each witness."""
         keys = {(one.key.name, one.key.key_id): one.key for one in self._verified(note)}
         return {
             keys[one.name, one.key_id]: one for one in parse_note(note.encode())[1] if (one.name, one.key_id) in keys
@@ -201,7 +202,7 @@ class Cosigning:
             async with asyncio.timeout(within_s):
                 signature = await self._ask(one, checkpoint, note)
         except TimeoutError:
-            # A slow witness is not waited for next time; it is asked again at once with more time.
+            # Ask a slow witness again at once with more time. The next publication does not wait for it.
             was_prompt, one.is_prompt = one.is_prompt, False
             self._failed(one, f"no answer within {within_s:g} s", pause=not was_prompt)
         except _Disputed as error:
@@ -246,7 +247,7 @@ class Cosigning:
                 )
             one.size = size
             if size > checkpoint.size:
-                raise _Later(f"it has already cosigned {size} entries, and this checkpoint covers {checkpoint.size}")
+                raise _Later(f"the witness has already cosigned {size} entries; this checkpoint has {checkpoint.size}")
             if size == old_size and size == checkpoint.size:
                 raise _Disputed(f"the witness cosigned another root of the first {size} entries")
             old_size = size

@@ -1,7 +1,7 @@
 """Jobs concerned by each command, and the record counts stored in the ledger.
 
-The leader submits `RecordHistories` about once a minute of change, after a majority counted the same. A proof of a
-job's records rests on the last one covered by a checkpoint.
+While entries are committed, the leader submits `RecordHistories` about once a minute, after a majority counted the
+same. A proof of a job's records is complete up to the last recorded count that a checkpoint covers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ RECORDING: Final = "record_histories"
 """Name of the recording command in an entry."""
 
 SOUGHT_ENTRIES_MAX: Final = 16_384
-"""Entries searched for the last record, count: it comes once a minute of change, and a minute rarely has more entries,
-each with up to 512 commands.
+"""Number of entries searched for the last recorded count. It is recorded once a minute of change, and a minute rarely
+has more entries, each with up to 512 commands.
 """
 
 UNDONE_COMMANDS_MAX: Final = 65_536
-"""Maximum number of commands counted backwards: about two seconds of work. Newer ones are proven a minute later."""
+"""Maximum number of commands counted backwards, about two seconds of work. The rest is provable a minute later."""
 
 STEP_ENTRIES: Final = 256
 STEP_BYTES: Final = 1 << 20
@@ -36,7 +36,7 @@ class RecordedCounts(NamedTuple):
 
 
 class TooFar(LookupError):
-    """Request that lies too many commands in the past."""
+    """The requested position lies too many commands in the past."""
 
 
 def jobs_concerned(batch: Batch) -> Iterator[tuple[int, ...]]:
@@ -59,7 +59,7 @@ def settled_batch(entry: LedgerEntry) -> Batch | None:
 
 
 def last_recorded(ledger: Ledger, size: int) -> RecordedCounts | None:
-    """Return the last count record in the first `size` entries; None if none is near.
+    """Return the last count recorded in the first `size` entries; None if it is more than SOUGHT_ENTRIES_MAX back.
 
     Raises:
         LedgerBroken: An entry is damaged.

@@ -1,14 +1,14 @@
 """Merkle tree over a ledger's entries, derived from committed entries, in files that can be rebuilt.
 
-The tree depends on the entries alone, so every replica has the same, and none of it goes through consensus. Leaf i - 1
-is that of entry i (`security.proofs.leaves`). Full tiles and bundles are files with a trailing checksum. The right
-edge, at most 255 hashes a level, is in memory, and is restored at start from the full tiles below it. Missing or
+The tree depends on the entries alone, so all replicas have the same tree, and none of it goes through consensus. Leaf
+i - 1 belongs to entry i (`security.proofs.leaves`). Full tiles and bundles are files with a trailing checksum. The
+right edge, at most 255 hashes a level, is in memory; a start restores it from the full tiles below it. Missing or
 damaged files are rebuilt when they are read.
 
 Intact files may belong to another history if the ledger was rewritten beside them. They are therefore compared with the
-ledger continuously and slowly (`check`), and a replica's signature covers the result of its ledger.
+ledger continuously and slowly (`check`). A replica signs only the root that its ledger gives.
 
-The tree ends before entries that are missing because of a snapshot, until they are fetched.
+If a snapshot replaced entries, the tree ends before them until they are fetched.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ STEP_BYTES = 64 * 1024
 """Limits of one step: entries, and their bytes without the last entry's; two or three milliseconds of processor."""
 
 FOUNDED_WITHIN = 64
-"""Entries searched for the first command, which draws the key; only few entries of consensus precede it."""
+"""Number of entries searched for the first command, which draws the key. Few entries precede that command."""
 
 TILES_KEPT = 64
-"""Verified files kept in memory, count: half a megabyte; a proof reads a dozen."""
+"""Number of verified files in memory: half a megabyte. A proof reads a dozen."""
 
 _SUM_BYTES = 4
 
 
 class NoDisclosureKey(LookupError):
-    """Ledger without a key to salt its leaves."""
+    """The ledger has no key to salt leaves."""
 
 
 class NotInTree(LookupError):
-    """Entry beyond the end of the tree; the message names the tree's size."""
+    """The requested entry lies beyond the end of the tree; the message names the tree's size."""
 
 
 def disclosure_key_of(ledger: Ledger) -> bytes:
     """Return the key that salts a ledger's leaves.
 
     Raises:
-        NoDisclosureKey: The ledger has none, or its first command is missing here.
+        NoDisclosureKey: The ledger has no key, or this replica lacks the first command.
         LedgerBroken: An entry is damaged.
     """
     found = disclosure_key_in(ledger.read(1, limit=FOUNDED_WITHIN))
@@ -96,7 +96,7 @@ def disclosure_key_in(entries: Iterable[LedgerEntry]) -> bytes | None:
 
 
 def leaf_of_entry(disclosure_key: bytes, entry: LedgerEntry) -> Leaf:
-    """Return the leaf of an entry; void entries and those of consensus itself settled no commands.
+    """Return the leaf of an entry. Void entries and entries of consensus have no commands.
 
     Raises:
         CodecError: The entry cannot be decoded.
@@ -119,9 +119,9 @@ class LedgerTree:
     """Tree over one replica's ledger, for one process at a time."""
 
     def __init__(self, look: Callable[[], Ledger], directory: Path, *, readonly: bool = False) -> None:
-        """Create it.
+        """Read the key, and restore the tree from its files.
 
-        `look` returns the present ledger, read beside the replica; `directory`: location of the files, which are
+        `look` returns the present ledger, read beside the replica. `directory` is the location of the files, which are
         written unless `readonly`.
 
         Raises:
@@ -142,13 +142,13 @@ class LedgerTree:
         self._leaves: list[bytes] = []
         """Leaves of the incomplete bundle."""
         self._checked_tile = 0
-        """Number of the full tile compared with the ledger next."""
+        """Number of the next full tile to compare with the ledger."""
         self._checked: list[bytes] = []
-        """Leaves of that tile derived so far."""
+        """Leaves of `_checked_tile` derived so far."""
         self.altered: list[int] = []
         """First entries of intact tiles that differed from the ledger."""
         self.size = 0
-        """Leaves in the tree: its last entry."""
+        """Number of leaves in the tree, and the index of its last entry."""
         self._begin()
 
     @property
@@ -158,11 +158,11 @@ class LedgerTree:
 
     @property
     def verified(self) -> int:
-        """Last entry compared with its tile in this round; after the round, the last one of the tree."""
+        """Last entry whose tile was compared in this round; after the round, the last entry of the tree."""
         return self._checked_tile * TILE_WIDTH or self.size
 
     def step(self) -> bool:
-        """Derive the leaves of a few more entries; return whether some are left."""
+        """Derive the leaves of a few more entries; return whether entries are left."""
         if self.size >= self._ledger.applied_index:
             self._ledger = self._look()
         following = self.size + 1
@@ -186,9 +186,9 @@ class LedgerTree:
         return self.size < self._ledger.applied_index
 
     def check(self) -> bool:
-        """Compare a few leaves of the full tiles with the ledger; return whether some are left in this round.
+        """Compare a few leaves of the full tiles with the ledger; return whether the round continues.
 
-        A differing tile is replaced, and so are those above it.
+        A differing tile is replaced, and so are the tiles above it.
         """
         if self._checked_tile >= self.size // TILE_WIDTH:
             self._checked_tile = 0
@@ -213,24 +213,24 @@ class LedgerTree:
         """Return the root over the first `size` leaves.
 
         Raises:
-            NotInTree: The tree is smaller.
+            NotInTree: The tree has fewer leaves.
             LedgerBroken: A tile and its entries are damaged.
         """
         self._check(size)
         return root_of(size, nodes_in_tiles(size, self.tile))
 
     def inclusion(self, index: int, size: int) -> list[bytes]:
-        """Return the inclusion proof of the entry at `index` in the tree of `size` leaves. Exceptions as `root`."""
+        """Return the inclusion proof of the entry at `index` in the tree of `size` leaves. Raises as `root`."""
         self._check(size)
         return inclusion_proof(index - 1, size, nodes_in_tiles(size, self.tile))
 
     def consistency(self, old_size: int, size: int) -> list[bytes]:
-        """Return the consistency proof between the trees of `old_size` and `size` leaves. Exceptions as `root`."""
+        """Return the consistency proof between the trees of `old_size` and `size` leaves. Raises as `root`."""
         self._check(size)
         return consistency_proof(old_size, size, nodes_in_tiles(size, self.tile))
 
     def leaf(self, index: int) -> Leaf:
-        """Return the leaf of an entry. Exceptions as `root`."""
+        """Return the leaf of an entry. Raises as `root`."""
         self._check(index)
         number, position = divmod(index - 1, TILE_WIDTH)
         held = self.tile(Tile(None, number, min(TILE_WIDTH, self.size - number * TILE_WIDTH)))
@@ -242,7 +242,7 @@ class LedgerTree:
         return self._key
 
     def tile(self, tile: Tile) -> bytes:
-        """Return a tile or bundle of any present or past width. Exceptions as `root`."""
+        """Return a tile or bundle of any present or past width. Raises as `root`."""
         level = tile.level or 0
         full_tiles = self.size >> TILE_LEVELS * (level + 1)
         if tile.index < full_tiles:
@@ -257,7 +257,7 @@ class LedgerTree:
         return whole[: tile.width * HASH_BYTES]
 
     def _begin(self) -> None:
-        """Start at the end of the full tiles, or of the ledger if that is before."""
+        """Start at the end of the full tiles, or at the end of the ledger if the ledger is shorter."""
         tiles = self._tiles_there(self._ledger.applied_index // TILE_WIDTH)
         self.size = tiles * TILE_WIDTH
         for level in range(1, MAX_TILE_LEVEL + 1):
@@ -268,7 +268,7 @@ class LedgerTree:
         self._kept.clear()
 
     def _tiles_there(self, most: int) -> int:
-        """Return the number of full tiles of the lowest level, by bisection: they were written in order."""
+        """Return the number of full tiles of the lowest level. They were written in order, so bisection finds it."""
         low = 0
         while low < most:
             middle = (low + most + 1) // 2
@@ -303,7 +303,7 @@ class LedgerTree:
             self._edges[level] += _root(whole)
 
     def _full(self, tile: Tile) -> bytes:
-        """Return a full tile or bundle, from an intact file or rebuilt."""
+        """Return a full tile or bundle from its file; rebuild it if the file is missing or damaged."""
         kept = self._kept.get(tile)
         if kept is None:
             kept = self._read(tile)
@@ -358,7 +358,7 @@ class LedgerTree:
             below = (Tile(tile.level - 1, tile.index * TILE_WIDTH + position) for position in range(TILE_WIDTH))
             return b"".join(_root(self._full(one)) for one in below)
         kept = None if tile.level is None else self._read(Tile(None, tile.index))
-        if kept is not None:  # entries may be pruned, their leaves never are
+        if kept is not None:  # entries may be pruned, but their leaves never are
             return b"".join(map(leaf_hash, leaves_in(kept)))
         first = tile.index * TILE_WIDTH + 1
         leaves: list[bytes] = []
@@ -381,9 +381,9 @@ class LedgerTree:
         return body
 
     def _write(self, tile: Tile, body: bytes) -> None:
-        """Write a full tile atomically: an existing name means a file that is on disk.
+        """Write a full tile atomically, so that an existing name means a complete file.
 
-        Bundles are not synced: after a crash they are rebuilt, like a file that a full disk did not take.
+        Bundles are not synced: after a crash they are rebuilt, like files that could not be written to a full disk.
         """
         if self._readonly:
             self._keep(tile, body)
@@ -400,7 +400,7 @@ class LedgerTree:
 
     def _keep(self, tile: Tile, body: bytes) -> None:
         self._kept[tile] = body
-        # Unwritable content exists only in memory; an audit of some minutes can hold it.
+        # With `readonly`, rebuilt content exists only in memory; it fits there for an audit of some minutes.
         while len(self._kept) > TILES_KEPT and not self._readonly:
             self._kept.popitem(last=False)
 
@@ -421,5 +421,5 @@ def _root(whole: bytes) -> bytes:
 
 
 def _sum(tile: Tile, body: bytes) -> bytes:
-    # Including its name: a file in another one's place counts as damaged.
+    # The checksum covers the name, so that a file in another file's place counts as damaged.
     return zlib.crc32(body, zlib.crc32(tile.path.encode())).to_bytes(_SUM_BYTES, "big")

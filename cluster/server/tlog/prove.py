@@ -1,7 +1,7 @@
 """Proof of a job's records in a ledger, as a file that third parties check with `verify_proof.py` of security.proofs.
 
-It contains the complete commands that concern the job: a scheduling cycle thus also names other jobs. Other
-commands settled together with them appear only as hashes.
+The proof contains the complete commands that concern the job, so a scheduling cycle also names other jobs. Other
+commands of the same batches appear only as hashes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ENTRY_BYTES_MAX: Final = 1
 def records_proven(ledger: Ledger, tree: LedgerTree, revisions: Sequence[int], size: int) -> bytes:
     """Return the commands of these revisions in the first `size` entries, each with its proof.
 
-    JSON, for `proof_file`; empty if there are none. Only verified records are returned.
+    The result is JSON for `proof_file`; empty if there are no such revisions. Only verified records are returned.
 
     Raises:
         LedgerBroken: An entry is damaged or missing.
@@ -62,10 +62,10 @@ class CountLeaf(NamedTuple):
 def history_proven(
     ledger: Ledger, tree: LedgerTree, job: int, size: int, leaf: Callable[[int, int], CountLeaf | None]
 ) -> bytes:
-    """Return the proof of a job's record count, by the last count in the first `size` entries.
+    """Return the proof of a job's record count, by the last count recorded in the first `size` entries.
 
-    `leaf` returns the job's leaf in the tree of counts of that many entries, or None. JSON, for `proof_file`; empty
-    without a count, or without records of this job. Exceptions of `leaf` also propagate.
+    `leaf` returns the job's leaf in the tree of counts of so many entries, or None. The result is JSON for
+    `proof_file`; empty without a recorded count or without records of this job. Exceptions of `leaf` also propagate.
 
     Raises:
         LedgerBroken: An entry is damaged or missing.
@@ -90,9 +90,9 @@ def history_proven(
 
 
 def proof_file(note: str, job: int, records: bytes, history: bytes = b"") -> bytes:
-    """Return the proof file: the checkpoint's note, the records, and the proof of completeness if there is one.
+    """Return the proof file: the checkpoint's note, the records, and the proof of completeness if `history` has one.
 
-    `records` and `history` are what `records_proven` and `history_proven` returned for the checkpoint's size.
+    `records` and `history` are results of `records_proven` and `history_proven` for the checkpoint's size.
     """
     proof = {
         "format": PROOF_FORMAT,
@@ -107,7 +107,7 @@ def proof_file(note: str, job: int, records: bytes, history: bytes = b"") -> byt
 def _record(key: bytes, entry: LedgerEntry, leaf: Leaf, path: Iterable[bytes], revision: int) -> Any:
     settled, position = commands_of(entry.data), revision - entry.base - 1
     if settled is None or not 0 <= position < leaf.commands:
-        raise LedgerBroken(entry.index, f"the entry is not the one that led to revision {revision}")
+        raise LedgerBroken(entry.index, f"the entry did not settle revision {revision}")
     return {
         "leaf": _text(leaf.encode()),
         "path": [*map(_text, path)],

@@ -1,14 +1,15 @@
 """Publication of checkpoints: the leader collects its peers' signatures of their own roots, and distributes the result.
 
-A checkpoint follows every PERIOD_S with commits. The leader is not trusted: each replica signs by its own tree, the
-leader counts only signatures of its own root, and a replica that receives a checkpoint signed by a majority with
-another root stops. Forging the history requires altering a majority of ledgers within one period.
+A checkpoint follows every PERIOD_S in which entries were committed. The leader is not trusted: each replica signs by
+its own tree, the leader counts only signatures of its own root, and a replica stops if it receives a checkpoint with
+another root that a majority has signed. To forge the history, an attacker must alter a majority of ledgers within one
+period.
 
-Witnesses are asked shortly before a checkpoint is published, and late ones after it. A checkpoint without enough
-cosignatures is published anyway: the cluster never waits for outside parties.
+Witnesses are asked shortly before a checkpoint is published, and slow witnesses again after it. A checkpoint without
+enough cosignatures is published anyway: the cluster never waits for outside parties.
 
-A starting replica requests the others' checkpoints: if one bears its own signature over more entries than it recorded
-as signed, its directory was rolled back, and it stops.
+A starting replica requests the others' checkpoints. If one of them has this replica's signature over more entries than
+it has recorded as signed, its directory was rolled back, and it stops.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from forebay.replica.messages import RecordHistories
 LOGGER = logging.getLogger(__name__)
 
 PERIOD_S: Final = 10.0
-"""Interval between two checkpoints, seconds, if something was committed: an insider must be faster."""
+"""Interval between two checkpoints, seconds, if entries were committed. A forger has less time than that."""
 
 POLL_S: Final = 1.0
-"""Interval of checks whether one is due, seconds."""
+"""Interval of checks whether a checkpoint is due, seconds."""
 
 ASK_AGAIN_S: Final = 15.0
 """Pause before a silent peer is asked again for its published checkpoint, seconds."""
@@ -59,7 +60,7 @@ INQUIRY: Final = "keep its directory for an examination, and bring the replica b
 
 
 class SignedCheckpoint(NamedTuple):
-    """Answer of a replica: its key, the root of its own ledger, and the checkpoint with its signature, or None."""
+    """Reply of a replica: its key, the root of its own ledger, and the checkpoint with its signature or None."""
 
     key: VerifierKey
     root: bytes
@@ -77,7 +78,7 @@ class Counting(NamedTuple):
     """Callbacks of a publisher for counting and recording job histories."""
 
     counted: Callable[[int], Awaitable[tuple[CountedHistories, bytes]]]
-    """Counts the records in the first entries, and returns the root the ledger last recorded for them.
+    """Counts the records in the first entries. Returns the counts, and the root that the ledger last recorded for them.
 
     Raises LookupError or TimeoutError.
     """
@@ -86,13 +87,13 @@ class Counting(NamedTuple):
 
 
 Ask = Callable[[str, int, bytes], Awaitable[SignedCheckpoint]]
-"""Has a peer sign the checkpoint of a size if it has this root; any exception means no answer."""
+"""Asks a peer to sign the checkpoint of a size if its tree has this root; any exception means no answer."""
 
 Hand = Callable[[str, str], Awaitable[None]]
 """Sends a note to a peer."""
 
 CountOf = Callable[[str, int, bytes], Awaitable[CountedHistories | None]]
-"""Has a peer count the records in the first entries with this root; None if it cannot."""
+"""Asks a peer to count the records in the first entries with this root; None if the peer cannot."""
 
 KeyOf = Callable[[str], Awaitable[VerifierKey]]
 """Requests a peer's key."""
@@ -125,11 +126,11 @@ NOBODY: Final = LogPeers(_nobody, _nobody, _nobody)
 
 
 class NoteNotTaken(Exception):
-    """Received note that is not a checkpoint of a majority; the message gives the reason."""
+    """The received note is not a checkpoint of a majority; the message gives the reason."""
 
 
 class Publisher(Background):
-    """Checkpoints of one replica: collected while it leads, received from the leader otherwise."""
+    """Checkpoints of one replica: a leader collects signatures, a follower receives checkpoints from its leader."""
 
     def __init__(
         self,
@@ -148,10 +149,10 @@ class Publisher(Background):
         clock: Clock,
         fail: Callable[[BaseException], NoReturn],
     ) -> None:
-        """Create it.
+        """Read the last checkpoint from disk.
 
-        `directory`: of the replica's tree; `tree_size`: known size of it; `root` returns its root at a size, and waits
-        until it exists; `peers` returns the other members; `fail` stops the replica.
+        `directory` is that of the replica's tree, `tree_size` its known size. `root` returns the tree's root at a size,
+        and waits until the tree has that size. `peers` returns the other members. `fail` stops the replica.
         """
         super().__init__(fail)
         self._signer = signer
@@ -171,25 +172,25 @@ class Publisher(Background):
         self._heard: set[str] = set()
         """Peers whose checkpoints were compared with this replica's signatures since the start."""
         self.doubt = ""
-        """Reason why this replica's key may not be its former one, as logged."""
+        """Logged reason to suspect that this replica's key was replaced; empty if none."""
         self.note, self.published = self._read()
         """Last note, or empty, and its checkpoint."""
         self.published_s = clock.monotonic_s()
-        """Time of its publication, by the monotonic clock; or start of this process."""
+        """Time of the last publication, by the monotonic clock; initially the start of this process."""
         self.witnessed_by = cosigning.cosigned_by(self.note)
-        """Names of the witnesses that cosigned it."""
+        """Names of the witnesses that cosigned the last checkpoint."""
         self._unwitnessed_since_s = None if self._is_witnessed() else self.published_s
         self.failed = 0
-        """Checkpoints without a majority, count."""
+        """Number of checkpoints that failed for lack of a majority."""
 
     @property
     def origin(self) -> str:
-        """First line of its checkpoints."""
+        """First line of this cluster's checkpoints."""
         return self._signer.origin
 
     @property
     def key(self) -> VerifierKey:
-        """Key that verifies its signatures."""
+        """Key that verifies this replica's signatures."""
         return self._signer.key
 
     @property
@@ -199,7 +200,7 @@ class Publisher(Background):
 
     @property
     def unwitnessed_s(self) -> float:
-        """Seconds since checkpoints have lacked the needed cosignatures; 0 if the last one has them."""
+        """Time for which checkpoints have lacked cosignatures, seconds; 0 if the last checkpoint has enough."""
         since_s = self._unwitnessed_since_s
         return 0.0 if since_s is None else self._clock.monotonic_s() - since_s
 
@@ -252,9 +253,9 @@ class Publisher(Background):
             due_s = self._clock.monotonic_s() + PERIOD_S
 
     async def check_signed(self) -> None:
-        """Compare this replica's own signatures with the checkpoints of peers that it has not asked since its start.
+        """Compare this replica's recorded signatures with the checkpoints of peers not asked since the start.
 
-        Does not return if one of them bears its signature over more entries than it recorded as signed.
+        Does not return if a checkpoint has this replica's signature over more entries than it has recorded as signed.
         """
         peers = [peer for peer in self._peers() if peer not in self._heard]
         notes = await asyncio.gather(*map(self._asked.note_of, peers), return_exceptions=True)
@@ -279,14 +280,15 @@ class Publisher(Background):
             )
 
     def _doubt_key(self, note: str, peer: str) -> None:
-        """Report a peer's checkpoint with as many signatures as there are members, but without this replica's.
+        """Report a peer's checkpoint that has as many signatures as there are members, but not this replica's.
 
-        This is no reason to stop: for some seconds after a member left, an absent replica finds such a checkpoint.
+        This is no reason to stop: for some seconds after a member left, a replica that was absent finds such a
+        checkpoint.
         """
         try:
             _, signatures = parse_note(note.encode())
         except NoteError:
-            return  # there is none yet
+            return  # the peer has no checkpoint yet
         count = sum(one.name == self._signer.origin for one in signatures)
         if self._signer.last is not None and count > len(self._peers()):
             self.doubt = (
@@ -296,9 +298,9 @@ class Publisher(Background):
             LOGGER.error("%s; compare with an earlier output of `forebay audit keys`; %s", self.doubt, INQUIRY)
 
     async def record_histories(self) -> bool:
-        """Submit the record counts of the published entries, if a majority counts the same and the ledger lacks them.
+        """Submit the record counts of the published entries if a majority counts the same and the ledger lacks them.
 
-        Returns whether they are being recorded.
+        Returns whether the counts were submitted.
         """
         found, counting = self.published, self._counting
         if found is None or counting is None:
@@ -331,9 +333,8 @@ class Publisher(Background):
     async def conclude(self) -> None:
         """Publish a checkpoint of all applied entries while this replica still leads, within LAST_S.
 
-        For a leader about to transfer its leadership, so that its term is proven. A failure loses nothing, because the
-        next leader's checkpoint covers it. A leader at the very start of its term has no tree yet, and makes no
-        checkpoint.
+        For a leader about to transfer its leadership, so that its term is proven. If this fails, the next leader's
+        checkpoint covers the entries. At the very start of a term there is no tree yet, and no checkpoint is made.
         """
         if not self._leads() or self._applied_index() <= self.size or not self._tree_size():
             return
@@ -346,14 +347,14 @@ class Publisher(Background):
     async def publish(self, *, whole: bool = False) -> bool:
         """Publish a checkpoint of the entries that can be proven now; return whether a majority has signed it.
 
-        `whole`: of all applied entries, however long the trees take. Does not return if a majority has another ledger.
-        Exceptions of `root` also propagate.
+        `whole`: cover all applied entries, however long the trees take. Does not return if a majority has another
+        ledger. Exceptions of `root` also propagate.
 
         Raises:
             SignRefused: This replica does not sign now.
         """
-        # The size this tree had a moment ago, which the peers will have under any load; `whole` uses the applied
-        # entries.
+        # The present size of this replica's tree, which the peers' trees reach too under any load. `whole` uses the
+        # applied entries instead.
         peers, size = self._peers(), self._tree_size()
         if whole or size <= self.size:
             size = self._applied_index()
@@ -379,13 +380,13 @@ class Publisher(Background):
         if not whole:
             note, within_s = written(mine.text(), signatures), BEFORE_PUBLICATION_S
             signatures += await self.cosigning.collect(mine, note, within_s=within_s, only_prompt=True)
-        if mine.size > self.size:  # otherwise another replica leads by now, and was faster
+        if mine.size > self.size:  # a later checkpoint of another leader may have arrived meanwhile
             self._take(written(mine.text(), signatures), mine)
             await self._hand_on()
         return True
 
     async def _hand_on(self) -> None:
-        """Send the last checkpoint to the peers; those that do not take it get the next one."""
+        """Send the last checkpoint to the peers. A peer that does not accept it gets the next one."""
         peers, note, size = self._peers(), self.note, self.size
         handed = await asyncio.gather(*(self._asked.hand(peer, note) for peer in peers), return_exceptions=True)
         for peer, error in zip(peers, handed, strict=True):
@@ -393,9 +394,10 @@ class Publisher(Background):
                 LOGGER.debug("%s did not accept the checkpoint of %d entries: %s", peer, size, error)
 
     async def sign(self, size: int, root: str) -> SignedCheckpoint:
-        """Return the root of this replica's ledger at a size, with a signature if it equals `root` (hexadecimal).
+        """Return the root of this replica's ledger at a size, with a signature if the root equals `root` (hexadecimal).
 
-        Ends the process if entries that were signed before are missing from the ledger. Exceptions from computing the
+        Ends the process if the ledger lacks entries that were signed before. Exceptions from computing the root
+        propagate.
         root propagate.
 
         Raises:
@@ -419,10 +421,9 @@ class Publisher(Background):
         return SignedCheckpoint(self.key, found.root, written(found.text(), [signature]))
 
     async def take(self, note: str) -> None:
-        """Accept the checkpoint sent by the leader.
+        """Accept the checkpoint that the leader sent.
 
-        Does not return if a majority has signed another root than this replica's own. Exceptions of `root` also
-        propagate.
+        Does not return if a majority has signed another root than this replica's. Exceptions of `root` also propagate.
 
         Raises:
             NoteNotTaken: The note is not a checkpoint of this cluster signed by a majority.
@@ -503,7 +504,7 @@ class Publisher(Background):
             self._unwitnessed_since_s = None
         elif self._unwitnessed_since_s is None:
             self._unwitnessed_since_s = now_s
-        # Not synced, and dispensable on a full disk: a lost note is replaced by the next, or collected again.
+        # The file is not synced, and a full disk is tolerated: the next checkpoint replaces a lost one.
         try:
             make_private_directory(self._path.parent)
             replace_private(self._path, note.encode(), durable=False)
@@ -517,11 +518,11 @@ class Publisher(Background):
         except (OSError, ValueError):
             return "", None
         if found.origin != self._signer.origin:
-            # A note of the previous incarnation says nothing about this one.
+            # Ignore a checkpoint of a previous incarnation.
             return "", None
         applied = self._applied_index()
         if found.size > applied:
-            # No majority signs more than is committed: this note would block all later ones.
+            # No majority signs more than is committed, and this checkpoint would block all later ones.
             LOGGER.error(
                 "%s covers %d entries, and this replica has %d: the checkpoint is ignored",
                 self._path,
@@ -537,7 +538,7 @@ def _majority(members: int) -> int:
 
 
 def _signature(checkpoint: Checkpoint, note: str, key: VerifierKey) -> Signature | None:
-    """Return a key's signature of a checkpoint in a note of exactly that content; None otherwise."""
+    """Return the key's signature in a note, if the note has exactly this checkpoint; otherwise None."""
     try:
         text, _ = verify_note(note.encode(), [key])
         _, (signature,) = parse_note(note.encode())

@@ -1,8 +1,8 @@
-"""Signatures of one replica over its own ledger's roots, never two of a size; its key, and its last signature.
+"""Signatures of one replica over the roots of its own ledger, with its key and its last signature.
 
-A signature is on disk before it is sent. A replica thus detects that its ledger was rewritten, or rolled back to
-before a signed entry, and stops. Two differing checkpoints of one size, or two that are not consistent, are a proof
-against it.
+A replica never signs two roots of one size. Each signature is on disk before it is sent. A replica thus detects that
+its ledger was rewritten, or rolled back to before a signed entry, and stops. Two different checkpoints of one size, or
+two inconsistent checkpoints, prove misbehaviour of the replica.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ KEY_BYTES: Final = 32
 
 
 class SignRefused(Exception):
-    """Checkpoint that this replica does not sign now; the message gives the reason."""
+    """This replica does not sign the checkpoint now; the message gives the reason."""
 
 
 class LedgerAltered(Exception):
-    """Signed entries that differ from the present ledger, or from the majority's."""
+    """Signed entries differ from the present ledger, or the ledger differs from the majority's."""
 
 
 def origin_of(cluster_id: str, incarnation: Incarnation = FIRST_INCARNATION) -> str:
     """Return the origin of a cluster's checkpoints, which is also the name of its keys.
 
-    Each incarnation has its own: signatures from before the loss of a majority may cover more than was recovered, and
-    must not be confused with later ones.
+    Each incarnation has its own origin: signatures from before the loss of a majority may cover more entries than were
+    recovered, and must not be confused with later signatures.
     """
     return f"{_ORIGIN}{lineage_of(cluster_id, incarnation)}"
 
 
 def parse_origin(origin: str) -> tuple[str, Incarnation] | None:
-    """Return the cluster's ID and the incarnation in what `origin_of` returned; None for anything else."""
+    """Parse an origin of `origin_of` into the cluster's ID and incarnation; return None for other text."""
     return parse_lineage(origin.removeprefix(_ORIGIN)) if origin.startswith(_ORIGIN) else None
 
 
@@ -67,28 +67,28 @@ class Signer:
     """Key and signatures of one replica."""
 
     def __init__(self, directory: Path, origin: str) -> None:
-        """Read the key, or create it if there is none.
+        """Read the key, or create it if it does not exist.
 
         Raises:
-            StorageRefused: The files were changed, or cannot be read or written.
+            StorageRefused: The files were altered, or cannot be read or written.
         """
         self.origin: Final = origin
         self._directory = directory
         with _refused_where_unusable(directory):
             self._private = private_key(directory)
             self.last = self._read_last()
-        """Last signature; None before the first one."""
+        """Last signed checkpoint; None before the first one."""
         self._turn = asyncio.Lock()
 
     @property
     def key(self) -> VerifierKey:
-        """Key that verifies its signatures."""
+        """Key that verifies this replica's signatures."""
         return verifier_of(self.origin, self._private)
 
     def check_held(self, last_index: int) -> None:
-        """Check that no entry after `last_index`, the last one held, was signed.
+        """Check that no entry after `last_index`, the last entry of the ledger, was signed.
 
-        A tree contains only entries of the journal's last checkpoint, so no crash or power cut violates this.
+        A tree contains only entries of the journal's last checkpoint, so a crash or power cut cannot cause this.
 
         Raises:
             StorageRefused: More entries were signed.
@@ -101,12 +101,12 @@ class Signer:
             )
 
     async def sign(self, size: int, root: Callable[[int], Awaitable[bytes]]) -> tuple[Checkpoint, Signature]:
-        """Return the checkpoint of `size` entries of this replica's own ledger, and its signature, durable on return.
+        """Sign the checkpoint of the first `size` entries; return checkpoint and signature, durable on return.
 
-        `root` returns the root of its own tree at a size.
+        `root` returns the root of this replica's own tree at a size.
 
         Raises:
-            SignRefused: A larger size is signed already, or the disk fails.
+            SignRefused: A larger size was already signed, or the disk fails.
             LedgerAltered: Signed entries are no longer in the ledger.
         """
         async with self._turn:
@@ -124,7 +124,7 @@ class Signer:
             found = Checkpoint(self.origin, size, await root(size))
             signature = sign(found.text(), self.origin, self._private)
             if found != last:
-                # Complete it even if the caller is cancelled, so that disk and memory agree.
+                # Finish the write even if the caller is cancelled, so that disk and memory agree.
                 try:
                     await asyncio.shield(asyncio.to_thread(self._write, write_note(found.text(), [signature])))
                 except OSError as error:
@@ -136,7 +136,7 @@ class Signer:
         replace_private(self._directory / SIGNED_NAME, note.encode())
 
     def _is_earlier(self, origin: str) -> bool:
-        """Return whether an origin is that of an earlier incarnation, whose signed entries the ledger continues."""
+        """Return whether an origin belongs to an earlier incarnation, whose signed entries this ledger continues."""
         mine, theirs = parse_origin(self.origin), parse_origin(origin)
         if mine is None or theirs is None:
             return False
@@ -174,12 +174,12 @@ def _refused_where_unusable(directory: Path) -> Iterator[None]:
 
 
 def private_key(directory: Path, member: Member | None = None) -> Ed25519PrivateKey:
-    """Return a replica's key from its directory `signing`; create it if there is none.
+    """Return a replica's key from its directory `signing`; create the key if it does not exist.
 
-    `member`: the replica, as the cluster knows it.
+    `member` is the replica as a member of the cluster, if known.
 
     Raises:
-        StorageRefused: The key was changed, or is missing although it was used or the cluster knows it.
+        StorageRefused: The key was altered, or is missing although it was used or the cluster has its public key.
     """
     with _refused_where_unusable(directory):
         if member is not None and member.key and not (directory / KEY_NAME).exists():

@@ -1,7 +1,7 @@
 """Results and durations of jobs and transfers, counted from applied events.
 
-Events from before the process started are not counted: a starting replica folds a part of the ledger again, and
-Prometheus would see hours of work in one scrape. Times are those of the ledger, so all running replicas count the same.
+Events from before the start of the process are not counted: a starting replica folds a part of the ledger again, and
+Prometheus would see hours of work in one scrape. Times are ledger times, so all running replicas count the same.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ BOUNDS_S: Final = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1_800, 3_600, 10_800, 4
 """Upper bounds of the buckets, seconds: from immediate to a day."""
 
 PRE_RUN: Final = "pre_run"
-"""Operation before a script, which is no stage of its own."""
+"""Operation before a script; it is not a stage."""
 
 _IN_STATE: Final = {
     Stage.STAGE_IN: BufferState.STAGING_IN,
     Stage.STAGE_OUT: BufferState.STAGING_OUT,
     Stage.TEARDOWN: BufferState.TEARDOWN,
 }
-"""Timed stages, and the state of a buffer during each."""
+"""State of a buffer during each timed stage."""
 
 
 class Durations:
@@ -63,7 +63,7 @@ class Durations:
 
 
 class JobTotals:
-    """Counters and histograms of jobs; labels are states, stages, pools and nodes, never users or jobs."""
+    """Counters and histograms of jobs, by state, stage, pool or node, but never by user or job."""
 
     def __init__(self, since: Instant) -> None:
         """Count events from `since` on."""
@@ -73,13 +73,13 @@ class JobTotals:
         self.ended: Counter[str] = Counter(dict.fromkeys(sorted(state.name for state in ENDED), 0))
         """Jobs by result; a requeued job may end again."""
         self.space_waits: defaultdict[str, Durations] = defaultdict(Durations)
-        """Waits of eligible buffers for their space, by pool."""
+        """Waiting times of eligible buffers for space, by pool."""
         self.start_waits = Durations()
-        """Waits of eligible jobs for their first start. External jobs are started by their schedulers."""
+        """Waiting times of eligible jobs for their first start, without external jobs."""
         self.runs = Durations()
-        """Durations of scripts from start to end, without time suspended."""
+        """Durations of scripts from start to end, without suspended time."""
         self.stages: dict[str, Durations] = {stage.word: Durations() for stage in _IN_STATE}
-        """Durations of successful operations from order to end; for a retried one, its last attempt."""
+        """Durations of successful operations from order to end; only the last attempt of a retried operation."""
         self.failed: Counter[tuple[str, str]] = Counter()
         """Failed operations, by stage and node."""
         self.retried: Counter[str] = Counter()
@@ -124,7 +124,7 @@ class JobTotals:
         job, buffer = before.jobs.get(event.job), before.buffers.get(event.job)
         if job is None or buffer is None:  # submitted in the same batch: no wait
             return
-        # For a requeued job, the wait for its present buffer.
+        # For a requeued job, count only the wait for its present buffer.
         self.space_waits[buffer.pool].add(at - max(_eligible(job, at), buffer.changed_at))
 
     def _started(self, before: State, event: events.RunStarted, at: Instant) -> None:
@@ -147,7 +147,7 @@ class JobTotals:
         if job is None or buffer is None or buffer.state is not _IN_STATE[stage]:
             self.stages[stage.word].add(0)  # ordered in the same batch
             return
-        # An external job may hold its space for any time before its scheduler has it staged.
+        # An external job may hold space for any time before its scheduler orders the stage-in.
         since = job.order_at if job.external_job is not None and job.order_at != NEVER else buffer.changed_at
         self.stages[stage.word].add(at - since)
 

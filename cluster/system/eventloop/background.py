@@ -14,9 +14,9 @@ from forebay.cluster.system.processes import is_terminated
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
-    """Have SIGTERM and SIGINT set `stop` in the running loop, and ignore SIGHUP.
+    """Let SIGTERM and SIGINT set `stop` in the running loop, and ignore SIGHUP.
 
-    A reload requested before there is a configuration to reload then has no effect.
+    SIGHUP then has no effect before there is a configuration to reload.
     """
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
@@ -28,7 +28,7 @@ def stop_on_signals(stop: asyncio.Event) -> None:
 
 async def end_within(process: asyncio.subprocess.Process, grace_s: float) -> None:
     """Wait for the end of a process that was told to stop; send SIGKILL after `grace_s`."""
-    # kill() reaps a process that has just ended, and would take the exit code from the event loop.
+    # Check `returncode` first: kill() reaps a process that has just ended, and the event loop would lose its exit code.
     try:
         async with asyncio.timeout(grace_s):
             await process.wait()
@@ -40,7 +40,7 @@ async def end_within(process: asyncio.subprocess.Process, grace_s: float) -> Non
 
 
 def failure_logged(logger: logging.Logger, sentence: str) -> Callable[[asyncio.Task[None]], None]:
-    """Return a done callback that logs the failure of a task no caller awaits."""
+    """Return a done callback that logs the failure of a task that no caller awaits."""
 
     def ended(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -50,15 +50,15 @@ def failure_logged(logger: logging.Logger, sentence: str) -> Callable[[asyncio.T
 
 
 class Background(ABC):
-    """Runs `_run` until it is cancelled. Any exception it raises stops the replica.
+    """Task that runs `_run` until cancelled. Any exception of `_run` stops the replica.
 
-    A monitor that ended silently would be worse than none.
+    A background task must not end silently.
     """
 
     _task: asyncio.Task[None] | None = None
 
     def __init__(self, fail: Callable[[BaseException], NoReturn]) -> None:
-        """Create a task that is not started; `fail` stops the replica."""
+        """Initialize without starting. `fail` stops the replica."""
         self._fail = fail
 
     def start(self) -> None:

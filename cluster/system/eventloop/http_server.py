@@ -1,8 +1,8 @@
 """HTTP server of every listener: connections are bounded in time, and malformed requests cost little.
 
-aiohttp parses requests and sends answers; this module adds the limits it lacks. A connection must finish the head of a
-request in time, so a slow client cannot hold it by sending a byte now and then. Malformed requests are answered, and
-logged as one line a minute: aiohttp would log a traceback of kilobytes for each.
+aiohttp parses requests and sends answers; this module adds the limits that aiohttp lacks. A connection must finish the
+head of a request in time, so that a slow client cannot hold the connection by sending a byte now and then. Malformed
+requests are answered, and logged at most once a minute; aiohttp would log a traceback of kilobytes for each.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class MalformedRequest(NamedTuple):
 
 
 class HttpConnection(RequestHandler):
-    """Connection of aiohttp that records since when it is idle and since when a head is arriving."""
+    """Connection of aiohttp that records the start of its idle time and the arrival of a request's head."""
 
     __slots__ = ("busy", "head_since_s", "rest_since_s")
 
     rest_s_max: ClassVar[float] = 75.0
-    """Idle time before it is closed, seconds: longer than clients keep connections, so that they close first."""
+    """Idle time before a connection is closed, seconds: long enough that clients close first."""
     head_s_max: ClassVar[float] = 10.0
     """Maximum time for the head of a request to arrive, seconds."""
     line_bytes_max: ClassVar[int] = 8190
@@ -60,7 +60,7 @@ class HttpConnection(RequestHandler):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.busy = 0
-        """Requests with a complete head that are not answered yet, count."""
+        """Number of unanswered requests with a complete head."""
         self.head_since_s: float | None = None
         self.rest_since_s = asyncio.get_running_loop().time()
 
@@ -81,7 +81,7 @@ class HttpConnection(RequestHandler):
         self.rest_since_s = asyncio.get_running_loop().time()
 
     def overdue(self, now_s: float) -> bool:
-        """Return whether it has been idle, or sending a head, for too long."""
+        """Return whether the connection has been idle, or has been sending a head, for too long."""
         if self.busy:
             return False
         is_slow = self.head_since_s is not None and now_s - self.head_since_s > self.head_s_max
@@ -113,7 +113,7 @@ class HttpConnection(RequestHandler):
         """Answer a malformed request, and close the connection.
 
         Raises:
-            ConnectionError: part of another answer has been sent.
+            ConnectionError: Part of another answer was already sent.
         """
         server = cast(HttpServer, self._manager)
         if isinstance(exc, HttpProcessingError):
@@ -164,7 +164,7 @@ class HttpServer(web.Server):
             max_line_size=kind.line_bytes_max,
             max_field_size=kind.line_bytes_max,
             max_headers=kind.headers_max,
-            # A body is passed on unchanged, so its length is the announced one.
+            # A body is passed on unchanged, so that its length equals the announced length.
             auto_decompress=False,
             logger=logger,
             **options,

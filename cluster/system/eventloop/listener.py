@@ -1,18 +1,18 @@
 """TLS listener that begins a few handshakes at a time, so that a connection storm does not block the loop.
 
 The cryptography of one handshake takes a millisecond or two of the loop's thread. asyncio's own listener accepts all
-waiting connections in one turn: with 256 clients at once, the next turn does 256 handshakes, no heartbeat is sent, and
-leadership moves. Here a turn of the loop begins at most BEGUN_PER_TURN handshakes, more only if the turn takes long
-anyway, followed by a pause. The pause grows while the loop is late at its end, so a storm slows only itself.
+waiting connections in one turn. With 256 clients at once, the next turn does 256 handshakes, no heartbeat is sent, and
+leadership moves. Here a turn of the loop begins at most BEGUN_PER_TURN handshakes (more only if the turn takes long
+anyway), followed by a pause. The pause grows while the loop is late, so a storm slows only itself.
 
-A TLS 1.3 client considers itself connected once it has sent its last flight, and sends a request right after it.
-Therefore a running handshake is never aborted for a later one: with HANDSHAKES_MAX under way, others wait. A client
-that has sent nothing occupies no such slot. A client that stalls in a handshake loses its slot after GIVE_WAY_S, and at
-once if an address with fewer slots needs it.
+A TLS 1.3 client considers itself connected once it has sent its last flight, and sends a request right after it. A
+running handshake is therefore never aborted for a later one: with HANDSHAKES_MAX under way, others wait. A client that
+has sent nothing occupies no slot. A client that stalls in a handshake loses its slot after GIVE_WAY_S, and at once if
+an address with fewer slots needs it.
 
-Connections are read into a preallocated buffer. For a protocol that receives bytes, uvloop and asyncio allocate 256 KiB
-before each read of a TLS connection. Measured with messages of 200 bytes on eight connections: 31 to 37 us of processor
-time for a message and its answer, and 11 to 12 us if the protocol provides the buffer.
+Connections are read into a preallocated buffer. Otherwise uvloop and asyncio allocate 256 KiB before each read of a TLS
+connection. Processor time for a message of 200 bytes and its answer, on eight connections: 31 to 37 us with that
+allocation, 11 to 12 us with the preallocated buffer.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ class ReadingProtocol(asyncio.BufferedProtocol):
 LOGGER = logging.getLogger(__name__)
 
 ACCEPTS_PER_TURN = 64
-"""Connections accepted in one turn of the loop, count: about 50 us each."""
+"""Maximum number of connections accepted in one turn of the loop: about 50 us each."""
 
 BEGUN_PER_TURN = 2
-"""Handshakes begun in one turn of the loop, count: a few milliseconds."""
+"""Number of handshakes begun in one turn of the loop: a few milliseconds."""
 
 BEGUN_PER_S = 200
-"""Additional handshakes for each second that a turn takes."""
+"""Number of handshakes that may begin for each second that a turn takes."""
 
 BEGUN_PER_TURN_MAX = 32
-"""Maximum number of handshakes begun in one turn. A turn that answers 256 programs takes 0.2 s: with two in each turn,
-waiting clients were shut out as long as the others kept sending requests.
+"""Maximum number of handshakes begun in one turn. A turn that answers 256 programs takes 0.2 s. With two handshakes in
+each turn, waiting clients would be excluded as long as the others keep sending requests.
 """
 
 ACCEPT_PAUSE_S = 0.004
-"""Pause between such turns, seconds: other work gets half of the time, and 500 clients connect within a second."""
+"""Pause between turns with handshakes, seconds: other work gets half of the time; 500 clients connect in a second."""
 
 ACCEPT_PAUSE_S_MAX = 0.016
 """Maximum pause, seconds: 100 clients a second can connect to a busy loop, in a quarter of its time."""
@@ -89,34 +89,34 @@ Clients may send their last flights all at once: this many take a few hundredths
 """
 
 GIVE_WAY_S = 3.0
-"""Time after which a handshake gives way to others of its own address, seconds: a process that opens hundreds of
+"""Age after which a handshake gives way to others of its own address, seconds. A process that opens hundreds of
 connections at once needs this long.
 """
 
 WAITING_MAX = 1024
 """Maximum number of accepted connections whose handshake has not begun.
 
-For a further one, the oldest silent connection is closed; if none is silent, accepting stops and connections wait in
-the backlog.
+One more closes the oldest silent connection. If no connection is silent, accepting stops and connections wait in the
+backlog.
 """
 
 HANDSHAKE_S_MAX = 10.0
 """Maximum silence of a connection, and maximum duration of a handshake, seconds."""
 
 BACKLOG = 1024
-"""Connections the kernel may hold before they are accepted, count: two seconds' worth."""
+"""Number of connections that the kernel holds before they are accepted: two seconds' worth."""
 
 RETRY_S = 0.1
-"""Pause after a failure to accept, seconds: usually out of descriptors."""
+"""Pause after a failure to accept, seconds: usually no descriptors are left."""
 
 
 def next_pause_s(pause_s: float, late_s: float) -> float:
-    """Return the pause after one whose end the loop reached `late_s` too late."""
+    """Return the pause after a pause of `pause_s` whose end the loop reached `late_s` too late."""
     return min(2 * pause_s, ACCEPT_PAUSE_S_MAX) if late_s > LATE_S_MAX else max(pause_s / 2, ACCEPT_PAUSE_S)
 
 
 def begun_after(turn_s: float) -> int:
-    """Return the number of handshakes that may begin after a pause and turn of this total duration."""
+    """Return the number of handshakes that may begin after a turn, including its pause, of this duration."""
     return max(BEGUN_PER_TURN, min(BEGUN_PER_TURN_MAX, int(turn_s * BEGUN_PER_S)))
 
 
@@ -175,11 +175,11 @@ class Acceptor:
         self._handshakes: dict[asyncio.Task[None], _UnderWay] = {}
         """Running handshakes, oldest first."""
         self._change = asyncio.Event()
-        """Set when a connection is ready or a handshake ends."""
+        """Event: a connection is ready, or a handshake ended."""
 
     @property
     def port(self) -> int:
-        """Port it listens on."""
+        """Port of the listener."""
         if self._socket is None:
             raise RuntimeError("the server is not listening")
         return int(self._socket.getsockname()[1])
@@ -249,7 +249,7 @@ class Acceptor:
             line = self._line.pop(host)
             task, connection, turn = line.popleft()
             if line:
-                self._line[host] = line  # after the addresses with as many
+                self._line[host] = line  # behind addresses with as many handshakes
             if turn.done():
                 continue  # it disconnected
             self._handshakes[task] = _UnderWay(connection, host, loop.time())
@@ -262,7 +262,7 @@ class Acceptor:
                 begun, may_begin, pause_s = 0, begun_after(turn_s), next_pause_s(pause_s, turn_s - pause_s)
 
     def _next_host(self) -> str | None:
-        """Return the address whose handshake begins next: the one with the fewest under way."""
+        """Return the address whose handshake begins next: the address with the fewest under way."""
         held = Counter(one.host for one in self._handshakes.values())
         return min(self._line, key=held.__getitem__, default=None)
 

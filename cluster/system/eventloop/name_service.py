@@ -1,7 +1,7 @@
-"""Name-service lookups with security relevance: off the event loop, cached, and never guessed.
+"""Name-service lookups that decide about permissions: off the event loop, cached, and never guessed.
 
-One thread looks keys up, because a directory server may hang. An answer is valid for a while, and longer while the
-service does not respond. Without an answer, callers get an error: unknown is neither yes nor no.
+One thread does the lookups, because a directory server may hang. An answer stays valid for a while, and longer while
+the service does not respond. Without an answer, callers get an error: an unknown result is neither yes nor no.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KEPT_S: Final = 60.0
 """Validity of an answer, seconds: an account removed from a group loses access a minute later."""
 
 KEPT_SILENT_S: Final = 600.0
-"""Validity while the service does not respond, seconds."""
+"""Validity of an answer while the service does not respond, seconds."""
 
 KEPT_MAX: Final = 10_000
 """Maximum number of cached answers: more accounts than a cluster has; the oldest is dropped first."""
@@ -35,14 +35,14 @@ V = TypeVar("V")
 
 
 class NotKnownNow(Exception):
-    """Lookup that the name service has not answered; the message is a sentence."""
+    """The name service has not answered a lookup in time; the message gives the key."""
 
 
 class Lookups(Generic[K, V]):
     """Lookup thread with its waiting callers; concurrent requests for a key share one lookup."""
 
     def __init__(self, lookup: Callable[[K], V], note: Callable[[K, asyncio.Future[V]], None]) -> None:
-        """Begin without lookups; `lookup` may block, and any exception becomes an OSError for the callers.
+        """Initialize. `lookup` may block; callers get any exception of it as an OSError.
 
         `note` receives each result on the loop.
         """

@@ -1,9 +1,9 @@
 """Time slices for long work on the loop: one slice per turn of the loop, shared fairly by callers.
 
 Queries of history and large states take longer than a heartbeat may wait, and many run at once. If each merely yielded
-now and then, each turn would do one piece of work for every caller. Here all share one lane: a slice is bounded in
-records and bytes, a turn of the loop has at most one, and callers take turns, so that one with much work delays only
-itself. Small requests share a slice, so that many small answers take no more turns than a large one.
+from time to time, each turn would do one piece of work for every caller. Here all callers share one lane. A slice is
+bounded in records and bytes, and a turn of the loop has at most one slice. Callers take turns, so a caller with much
+work delays only itself. Small requests share a slice.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple, TypeVar
 
 RECORDS_PER_SLICE: Final = 64
-"""Records rendered in one slice, count: a job, event or node takes about 50 us, so three milliseconds."""
+"""Number of records rendered in one slice: about 50 us for a job, event or node, so three milliseconds."""
 
 BYTES_PER_SLICE: Final = 128 * 1024
 """Bytes decoded, hashed or written in one slice: a millisecond. A single entry may be larger: 1 MiB at most."""
 
 PARTS_PER_RECORD: Final = 32
-"""Small steps that cost as much as rendering one record, count: comparing a key, adding a number."""
+"""Number of small steps, such as comparing a key, that cost as much as rendering one record."""
 
 PARTS_PER_SLICE: Final = RECORDS_PER_SLICE * PARTS_PER_RECORD
 
 SORTED_AT_ONCE: Final = PARTS_PER_SLICE
-"""Items sorted in one slice, count: a millisecond or two."""
+"""Number of items sorted in one slice: a millisecond or two."""
 
 _Item = TypeVar("_Item")
 
 
 class _Wish(NamedTuple):
-    """Request of a waiting caller."""
+    """Request of a waiting caller for a share of a slice."""
 
     work: SlicedWork
     future: asyncio.Future[None]
@@ -52,11 +52,11 @@ class Slices:
         """Work that shares the slice of this turn of the loop."""
 
     def work(self, who: Hashable) -> SlicedWork:
-        """Return new work of the owner `who`; it waits for its first slice."""
+        """Return new work of the owner `who`."""
         return SlicedWork(self, who)
 
     async def turn(self, work: SlicedWork, parts: int, size_bytes: int) -> None:
-        """Wait until this much work may be done, at most a whole slice."""
+        """Wait until this much work may be done; the maximum is a whole slice."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         wish = _Wish(work, future, min(parts, PARTS_PER_SLICE), min(size_bytes, BYTES_PER_SLICE))
@@ -66,7 +66,7 @@ class Slices:
         await future
 
     def _next(self) -> None:
-        """End the present slice, and resume in the next turn those callers that fit into another."""
+        """End the present slice, and resume the callers that fit into the next one."""
         self._pump = None
         for work in self._present:
             work.end()
@@ -88,21 +88,21 @@ class Slices:
                 self._present.append(wish.work)
                 wish.future.set_result(None)
         if self._present:
-            # The last caller gets the rest: alone, it has a whole slice.
+            # The last caller gets the rest of the slice, so a single caller has a whole slice.
             self._present[-1].add(parts, size_bytes)
-            # After the callers' own steps, which `set_result` has scheduled for the next turn: their slice ends there.
+            # `set_result` has scheduled the callers' steps for the next turn. The slice ends after them.
             self._pump = asyncio.get_running_loop().call_soon(self._next)
 
 
 class SlicedWork:
-    """Long work of one caller: it announces each step, and waits if its slice is used up."""
+    """Long work of one caller, which announces each step and waits if the slice is used up."""
 
     __slots__ = ("_bytes", "_parts", "_slices", "who")
 
     def __init__(self, slices: Slices, who: Hashable) -> None:
         self._slices = slices
         self.who = who
-        """Owner, whose requests are served one at a time."""
+        """Owner. Requests of one owner are served one at a time."""
         self._parts = 0
         self._bytes = 0
 
@@ -119,7 +119,7 @@ class SlicedWork:
         self._parts, self._bytes = self._parts + parts, self._bytes + size_bytes
 
     def end(self) -> None:
-        """Withdraw the rest of its slice: steps in a later turn of the loop would add to another slice."""
+        """Withdraw the rest of the slice, because later steps would add to another slice."""
         self._parts = self._bytes = 0
 
     async def take(self, records: int = 1, *, parts: int = 0, size_bytes: int = 0) -> None:
@@ -150,7 +150,7 @@ class SlicedWork:
 
 
 async def iterate_paced(items: Iterable[_Item], work: SlicedWork, parts: int = 0) -> AsyncIterator[_Item]:
-    """Yield the items, each when it may be processed: as a record, or as `parts` small steps."""
+    """Yield each item when its share of a slice is available: one record, or `parts` small steps."""
     for item in items:
         await work.take(0 if parts else 1, parts=parts)
         yield item

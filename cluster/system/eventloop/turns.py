@@ -1,4 +1,4 @@
-"""Turns of callers at a bounded resource: a caller with many requests does not hold up the others."""
+"""Turns of callers at a bounded resource, so that a caller with many requests does not delay the others."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Final
 
 
 class Turns:
-    """Admits a number of callers at a time, and of each identity a smaller number; identities take turns."""
+    """Admits a bounded number of callers at a time, fewer of each identity. Identities alternate."""
 
     def __init__(self, most: int, most_each: int) -> None:
-        """`most`: turns at a time, count; `most_each`: those of one identity."""
+        """`most`: maximum number of turns at a time; `most_each`: maximum for one identity."""
         self._most: Final = most
         self._most_each: Final = most_each
         self._having: Counter[Hashable] = Counter()
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
-        """Waiting callers by identity; the identity that had its turn last is at the end."""
+        """Waiting callers by identity; the identity with the latest turn is at the end."""
 
     @asynccontextmanager
     async def turn(self, who: Hashable) -> AsyncIterator[None]:
-        """Wait for a turn, and have it until the end of the context."""
+        """Wait for a turn, and hold it until the end of the context."""
         if self._waiting or self._having.total() >= self._most or self._having[who] >= self._most_each:
             await self._wait(who)
         else:

@@ -1,8 +1,8 @@
 """Numeric IDs of users and groups, looked up for display.
 
 The State identifies users by name, as certificates do; Slurm prints `alice(1001)`. The numbers belong to the machines,
-not to the replicated state, so the answering replica asks its own name service: in a thread, because a directory server
-may hang; with cached answers; and for no longer than a person waits.
+not to the replicated state, so the answering replica asks its own name service. The lookup runs in a thread, because a
+directory server may hang. Answers are cached, and a request waits only for a short time.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ KEPT_S = 300.0
 """Validity of a name-service answer, seconds: nscd's default for unknown names."""
 
 KEPT_MAX = 10_000
-"""Maximum number of cached answers: more users than a cluster has; beyond it the cache is cleared."""
+"""Maximum number of cached answers: more users than a cluster has. A full cache is cleared."""
 
 WAIT_S = 1.0
-"""Maximum time an API answer waits for the name service, seconds; unknown numbers are then omitted."""
+"""Time limit of the name service for an API answer, seconds; after it unknown numbers are omitted."""
 
 ASKED_MAX = 1_000
 """Maximum number of names looked up for one answer."""

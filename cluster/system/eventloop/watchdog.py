@@ -9,14 +9,14 @@ from typing import Final
 from forebay.cluster.system.service_manager import ALIVE, tell_manager, watchdog_s
 
 LOOKS_PER_PERIOD: Final = 3
-"""Checks within the service manager's timeout, count: one may fail, and one may be late."""
+"""Number of checks within the service manager's timeout: one may fail, and one may be late."""
 
 
 class Watchdog:
     """Notifies the service manager after each check that finds the process sound; idle if no watchdog was requested."""
 
     def __init__(self, is_sound: Callable[[], bool], status: Callable[[], str] = str) -> None:
-        """Create a watchdog; `is_sound` is called on the loop, so that a blocked loop sends no notification either."""
+        """Initialize. `is_sound` is called on the loop, so a blocked loop sends no notification either."""
         self._is_sound: Final = is_sound
         self._status: Final = status
         self._task: asyncio.Task[None] | None = None

@@ -1,8 +1,7 @@
-"""Deep worlds: tens of virtual minutes, thousands of entries, and windows, slices, lags and tails that are full.
+"""Deep worlds: simulated clusters with tens of virtual minutes, thousands of entries, and full windows and slices.
 
-What the small worlds of `test_simulation` never fill is made small here, and what they never wait for happens: a
-replica that is away for thousands of entries, bursts that no window takes at once, snapshots that are taken, sent and
-verified in the middle of all that, and minutes in which nothing goes wrong.
+The worlds of `test_simulation` are too short for some cases. Here a replica is absent for thousands of entries, bursts
+exceed every window, snapshots are made, sent and verified meanwhile, and some minutes pass without faults.
 """
 
 import random
@@ -18,18 +17,18 @@ from tests.cluster.consensus.simulator import Replica, Simulation
 from tests.cluster.consensus.test_simulation import fault
 
 TIMING = Timing(election_min_s=3.0, election_max_s=6.0, heartbeat_s=0.6)
-"""Ten times as slow as usual, so that a minute is as many heartbeats as the small worlds have in one of their lives."""
+"""Timing ten times slower than usual, so that a minute has as many heartbeats as a whole world of `test_simulation`."""
 
 ROUNDS = 5
 CALM_S = (60.0, 200.0)
 STORM_S = (2.0, 8.0)
 AWAY_S = (20.0, 60.0)
 BURST = (1, 4, 30, 150)
-"""Entries proposed at once, count."""
+"""Number of entries proposed at once."""
 
 
 class Deep:
-    """One deep world; `seen` counts what was full, or long, in it."""
+    """One deep world; `seen` counts full windows, slices and lags."""
 
     def __init__(self, seed: int) -> None:
         rng = self.rng = random.Random(f"deep/{seed}")
@@ -63,7 +62,7 @@ class Deep:
         self.seen["reads"] = sim.reads
 
     def calm(self, duration_s: float) -> None:
-        """A while in which nothing fails, and little is asked for."""
+        """Run a while without faults and with few requests."""
         sim = self.sim
         sim.duplicates = sim.losses = 0.0
         for replica in sim.replicas.values():
@@ -77,7 +76,7 @@ class Deep:
             self.snapshot()
 
     def storm(self, duration_s: float) -> None:
-        """Faults and bursts at once."""
+        """Run a while with faults and bursts."""
         sim, rng = self.sim, self.rng
         sim.duplicates = rng.choice((0.0, 0.05, 0.2))
         sim.losses = rng.choice((0.0, 0.02, 0.1))
@@ -93,7 +92,7 @@ class Deep:
         sim.slow = {}
 
     def leave_one_behind(self) -> None:
-        """One replica hears nothing for long, while much is agreed on; then it is back, as it was or after a crash."""
+        """Isolate one replica while many entries are committed; then reconnect it, perhaps after a crash."""
         sim, rng = self.sim, self.rng
         sim.duplicates = sim.losses = 0.0
         sim.heal()
@@ -113,11 +112,11 @@ class Deep:
         if away.engine is None:
             away.start()
         sim.heal()
-        if rng.random() < 0.5:  # and it is met by a storm before it has caught up
+        if rng.random() < 0.5:  # a storm before the replica has caught up
             self.storm(rng.uniform(*STORM_S))
 
     def ask(self, count: int) -> None:
-        """Propose a burst at everybody who leads, and ask for a state, at about the same time."""
+        """Propose a burst to every leader, and read at about the same time."""
         for replica in self.sim.replicas.values():
             if replica.engine is None or not replica.engine.raft.leads:
                 continue
@@ -134,7 +133,7 @@ class Deep:
             self.look(replica)
 
     def look(self, replica: Replica) -> None:
-        """Count what is full."""
+        """Count full windows, slices and lags."""
         if replica.engine is None:
             return
         raft = replica.engine.raft
@@ -144,7 +143,7 @@ class Deep:
             self.seen["snapshot under way"] += known.phase is Phase.SNAPSHOT
 
     def snapshot(self) -> None:
-        """Somebody takes a snapshot, and compacts behind it as far as it may."""
+        """Let a replica take a snapshot and compact its journal as far as allowed."""
         replica = self.sim.replicas[self.rng.choice(self.sim.names)]
         if replica.engine is not None:
             replica.take_snapshot(keep=self.rng.choice((0, 3, 100)))
@@ -152,7 +151,7 @@ class Deep:
 
 @contextmanager
 def limits(seed: int) -> Iterator[None]:
-    """Have bounds that are reached, as the seed says."""
+    """Set low bounds, chosen by the seed, so that they are reached."""
     rng = random.Random(f"limits/{seed}")
     entries, size_bytes = rng.choice((2, 16, 512)), rng.choice((500, 5_000, 1 << 20))
     with ExitStack() as stack:
@@ -173,7 +172,7 @@ def limits(seed: int) -> Iterator[None]:
 
 @contextmanager
 def world(seed: int) -> Iterator[Deep]:
-    """Run one deep world to its end; what is wrong is raised as a Violation."""
+    """Run one deep world to its end. A broken promise raises a Violation."""
     with limits(seed):
         deep = Deep(seed)
         with deep.sim:

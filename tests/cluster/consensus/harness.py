@@ -1,4 +1,4 @@
-"""One engine on a bench: a virtual clock, links that record, a disk that forgets; and the stock engine beside it."""
+"""Harness of one engine with a virtual clock, recording links and a forgetful disk; and the stock engine beside it."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,12 +16,12 @@ from tests.cluster.consensus.simulator import SimClock
 
 TIMING = Timing()
 STAND_S = 1.5 * TIMING.election_min_s
-"""Silence after which the engine on the bench, which draws the shortest timeouts, has stood once and not yet twice."""
+"""Silence after which the engine, which draws the shortest timeouts, has campaigned once but not twice."""
 M = TypeVar("M")
 
 
 class Harness:
-    """Engine `me` among `replicas` replicas (r1, r2, ...), all links up. `out` is what left, in order."""
+    """Engine `me` among `replicas` replicas (r1, r2, ...), all links up. `out` has its messages, in order."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Harness:
         began_s: float = 0.0,
         **members: Any,
     ) -> None:
-        """`members`: bootstrap and configuration, as Engine takes them. Its clock stands at `began_s`."""
+        """`members`: bootstrap and configuration, as for Engine. The clock starts at `began_s`."""
         self.clock = SimClock()
         self.clock.now_s = began_s
         self.disk = disk or Disk()
@@ -85,7 +85,7 @@ class Harness:
     # Driving
 
     def take(self, kind: type[M], peer: str | None = None) -> list[M]:
-        """Return the messages of one kind that left since the last look, and forget the others too."""
+        """Return the messages of one kind sent since the last call, and forget the others."""
         out, self.out = self.out, []
         return [message for to, message in out if isinstance(message, kind) and peer in (None, to)]
 
@@ -94,13 +94,13 @@ class Harness:
         self.engine.tick()
 
     def settle(self) -> None:
-        """Tick as long as there is something to do at this instant."""
+        """Tick as long as a tick is due at this instant."""
         self.engine.tick()
         while self.engine.next_due_s() <= self.clock.now_s:
             self.engine.tick()
 
     def wait(self, duration_s: float) -> None:
-        """Let time go on, with a tick whenever one is due and one at the end."""
+        """Let time pass, with a tick whenever one is due and one at the end."""
         end_s = self.clock.now_s + duration_s
         while (due_s := self.engine.next_due_s()) < end_s:
             self.clock.now_s = max(self.clock.now_s, due_s)
@@ -109,7 +109,7 @@ class Harness:
         self.engine.tick()
 
     def win(self) -> None:
-        """Become leader of the next term, with everybody's help; the first entry is not committed yet."""
+        """Become leader of the next term with everyone's vote; the first entry is not committed yet."""
         self.wait(STAND_S)
         for pre in (True, False):
             (request, *_) = self.take(VoteRequest)
@@ -120,13 +120,13 @@ class Harness:
         assert self.engine.role is Role.LEADER
 
     def accept(self, peer: str) -> None:
-        """Let a peer accept everything that was sent to it."""
+        """Let a peer accept all entries sent to it."""
         for request in self.take(AppendRequest, peer):
             told = request.prev_index + len(request.entries)
             self.give(peer, AppendReply(self.engine.term, request.seq, told))
 
     def lead(self) -> None:
-        """Become a leader that may decide: the first entry is committed and applied."""
+        """Become a ready leader, whose first entry is committed and applied."""
         self.win()
         kept = list(self.out)
         for peer in self.peers:
@@ -136,7 +136,7 @@ class Harness:
         assert self.engine.ready
 
     def follow(self, entries: list[tuple[int, bytes]], *, leader: str = "r2", term: int = 1, commit: int = 0) -> None:
-        """Have `entries` (term, data) from index 1 on, as a follower of `leader` in `term`."""
+        """Receive `entries` (term, data) from index 1 on, as a follower of `leader` in `term`."""
         self.give(leader, AppendRequest(term, 1, 0, 0, commit, True, entries))
         assert self.journal.last_index == len(entries)
 
@@ -152,7 +152,7 @@ class RecordingTransport(Transport):  # type: ignore[misc]
 
 
 class StockHarness:
-    """The stock engine as it comes, with a recording transport and a journal in memory."""
+    """Stock engine with a recording transport and a journal in memory."""
 
     def __init__(self, replicas: int = 3, engine: type[Any] = SyncObj) -> None:
         self.transport = RecordingTransport()

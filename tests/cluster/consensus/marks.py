@@ -1,7 +1,7 @@
-"""What must be true of a replica's own marks, whatever it has done with them so far.
+"""Invariants of a replica's own marks, checked against the disks and the other replicas.
 
-A mark that is wrong does no harm before several other things have gone wrong, too, so effects alone find it late or
-never: these look at the mark itself, against the disks and the other replicas.
+A wrong mark does harm only after several other faults, so tests of effects find it late or never. These checks examine
+the marks themselves.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from forebay.cluster.consensus.state import RaftState
 
 
 class Copy(Protocol):
-    """What would be there after a power cut."""
+    """Content of a disk after a power cut."""
 
     @property
     def hard(self) -> tuple[int, str | None]:
@@ -23,18 +23,18 @@ class Copy(Protocol):
     @property
     def last_index(self) -> int: ...
     def holds(self, index: int, term: int) -> bool:
-        """Whether an entry is there, or a snapshot in its place."""
+        """Return whether an entry is on the disk, or a snapshot in its place."""
 
 
 CopyOf = Callable[[str], Copy | None]
-"""Returns what a member has on its disk; None where nobody may count on that, since the disk was lost."""
+"""Returns the disk content of a member; None if its disk was lost, so that nothing may be expected."""
 
 RaftOf = Callable[[str], RaftState | None]
-"""Returns the state of a member that runs; None where it does not."""
+"""Returns the state of a running member; None if it is not running."""
 
 
 def broken_marks(raft: RaftState, copy_of: CopyOf, raft_of: RaftOf) -> Iterator[str]:
-    """Give a sentence for each mark of this replica that is not true."""
+    """Yield a sentence for each wrong mark of this replica."""
     yield from _out_of_order(raft)
     yield from _of_another_term(raft)
     yield from _not_durable(raft, copy_of)
@@ -74,7 +74,7 @@ def _not_durable(raft: RaftState, copy_of: CopyOf) -> Iterator[str]:
 
 
 def _not_the_leaders(raft: RaftState, raft_of: RaftOf) -> Iterator[str]:
-    """What was checked against the leader of this term is in that leader's journal."""
+    """Check that entries up to the checked index are in the journal of this term's leader."""
     if raft.leads or raft.leader is None:
         return
     leader, index = raft_of(raft.leader), raft.checked_index
@@ -86,7 +86,7 @@ def _not_the_leaders(raft: RaftState, raft_of: RaftOf) -> Iterator[str]:
 
 
 def _not_matched(raft: RaftState, copy_of: CopyOf) -> Iterator[str]:
-    """What counts as acknowledged is on the disk of whoever acknowledged it, for as long as both are in this term."""
+    """Check that acknowledged entries are on the peer's disk while both replicas are in this term."""
     journal = raft.journal
     for peer, known in raft.progress.items():
         if known.match > journal.last_index:
@@ -108,11 +108,11 @@ def _not_matched(raft: RaftState, copy_of: CopyOf) -> Iterator[str]:
 
 
 def votes_missing(raft: RaftState, copy_of: CopyOf) -> str:
-    """Return why a replica that has just become leader is none; empty where a majority voted for it durably."""
+    """Return the reason why a new leader lacks durable votes of a majority; empty if it has them."""
     granted = 0
     for voter in raft.configuration.voter_ids:
         copy = copy_of(voter)
-        # Whoever has gone on to a later term may have voted for somebody else since.
+        # A voter that has entered a later term may have voted for another candidate since.
         granted += copy is None or copy.hard[0] > raft.term or tuple(copy.hard) == (raft.term, raft.me)
     if granted >= raft.configuration.majority:
         return ""

@@ -1,4 +1,4 @@
-"""A journal in memory with wal's interface, over a disk that forgets what was not synced: for simulations."""
+"""Journal in memory with wal's interface, over a disk that forgets unsynced data, for simulations."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ from forebay.wal.journal import Entry
 
 
 class Disk:
-    """What survives a crash. `syncs` counts writes of any kind; `fail_next` makes the next one fail for ever."""
+    """Data that survives a crash. `syncs` counts all writes; `fail_next` makes the next write fail permanently."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -24,13 +24,13 @@ class Disk:
         return self.base[0] + len(self.entries)
 
     def holds(self, index: int, term: int) -> bool:
-        """Whether an entry is on it, or in a snapshot that it goes on from."""
+        """Return whether an entry is on the disk, or in the snapshot at its base."""
         at = index - self.base[0] - 1
         return at < 0 or (at < len(self.entries) and self.entries[at].term == term)
 
 
 class MemoryJournal:
-    """Buffered until sync(), like the real one; every rule that the real one enforces is enforced here too."""
+    """Journal that is buffered until `sync()` and enforces the rules of the real one."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk

@@ -1,7 +1,7 @@
-"""Restless worlds: leaders that come and go, each with a tail that some have and nobody has committed.
+"""Restless worlds: leaders change often, and each leaves an uncommitted tail on some replicas.
 
-Random faults seldom meet in the way that a rule of elections is for. Here each act leaves a leader with some of its
-peers, gives it entries, and takes it away while they are under way; the next one is elected among whoever is left.
+Random faults rarely combine in the way that election rules must handle. Here each act isolates a leader with some
+peers, gives it entries, and removes it while the entries are under way. The others elect the next leader.
 """
 
 import random
@@ -42,7 +42,7 @@ class Restless:
         sim.check_log_matching()
 
     def need_no_minority(self) -> None:
-        """A majority is enough to go on: whatever has happened, the others may be gone."""
+        """Check that a majority can continue without the other replicas."""
         sim, rng = self.sim, self.rng
         gone = rng.sample(list(sim.replicas.values()), len(sim.replicas) // 2)
         for replica in sim.replicas.values():
@@ -63,16 +63,16 @@ class Restless:
         raise Violation(f"a majority commits nothing: {sim.describe()}")
 
     def leading(self) -> list[Replica]:
-        """Everybody who believes that it leads."""
+        """Return all replicas that believe that they lead."""
         return [one for one in self.sim.replicas.values() if one.engine is not None and one.engine.raft.leads]
 
     def until_led(self) -> None:
-        """Wait for a leader, though perhaps not until it is ready."""
+        """Wait for a leader, which need not be ready."""
         wants_ready = self.rng.random() < 0.8
         self.sim.run(5.0, until=lambda: bool(self.sim.leader() if wants_ready else self.leading()))
 
     def ask_all(self) -> None:
-        """Propose to everybody who leads, and ask for a state."""
+        """Propose to every leader, and read from it."""
         for replica in self.leading():
             assert replica.engine is not None
             if self.rng.random() < 0.7:
@@ -83,7 +83,7 @@ class Restless:
             self.sim.tick(replica)
 
     def desert(self, leader: Replica) -> None:
-        """Leave a leader with some peers, in one direction or both, ask for something, and perhaps end it."""
+        """Isolate a leader with some peers, in one direction or both, send requests, and perhaps crash it."""
         sim, rng = self.sim, self.rng
         for peer in sim.names:
             if peer == leader.name:
@@ -110,13 +110,13 @@ class Restless:
                 other.take_snapshot(keep=rng.choice((0, 2)))
 
     def come_back(self) -> None:
-        """Some of what was cut is whole again, in any order."""
+        """Restore some of the cut links, in any order."""
         sim, rng = self.sim, self.rng
         for replica in rng.sample(list(sim.replicas.values()), len(sim.replicas)):
             if replica.engine is None and rng.random() < 0.7:
                 replica.start()
         if rng.random() < 0.6:
-            self.ask_all()  # two leaders may speak to one replica at once
+            self.ask_all()  # two leaders may reach one replica at the same time
             sim.heal()
             self.ask_all()
             sim.run(rng.choice((0.0, 0.1)))
@@ -130,7 +130,7 @@ class Restless:
 
 @contextmanager
 def world(seed: int) -> Iterator[Simulation]:
-    """Run one restless world to its end; what is wrong is raised as a Violation."""
+    """Run one restless world to its end. A broken promise raises a Violation."""
     restless = Restless(seed)
     choice = restless.rng.choice
     postponed = patch.multiple(

@@ -1,5 +1,7 @@
-"""A whole cluster in one thread and one seed: virtual clock, links that keep order and lose what is in flight when they
-break, disks that forget what was not synced, and the promises of Raft checked at every step."""
+"""Simulation of a whole cluster in one thread from one seed, with Raft's promises checked at every step.
+
+The clock is virtual. Links keep order, and lose messages in flight when they break. Disks forget unsynced data.
+"""
 
 import hashlib
 import heapq
@@ -48,7 +50,7 @@ TIMING = Timing()
 
 
 def key_of(name: str) -> Ed25519PrivateKey:
-    """Return the key that a member with this id signs with."""
+    """Return the signing key of the member with this ID."""
     return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
 
 
@@ -68,7 +70,7 @@ class SimClock:
 
 
 class Replica:
-    """One replica: a machine that keeps what it applied, a disk, and, while it lives, an engine."""
+    """One replica: a machine that keeps applied entries, a disk, and an engine while it runs."""
 
     def __init__(self, sim: "Simulation", name: str, bootstrap: Configuration | None) -> None:
         self.sim = sim
@@ -78,7 +80,7 @@ class Replica:
         self.disk = self.first_disk = Disk()
         self.seen_commit = 0
         self.history: list[tuple[int, int, bytes]] = []
-        """Everything applied, from index 1 on; a snapshot carries all of it."""
+        """All applied entries, from index 1 on; a snapshot contains all of them."""
         self.snapshots: list[tuple[SnapshotRef, list[tuple[int, int, bytes]]]] = []
         self.installs = 0
         self.engine: Engine | None = None
@@ -87,7 +89,7 @@ class Replica:
         self.proposed: dict[tuple[int, int], bytes] = {}
         self.refuse_install: Exception | None = None
         self.verify_s = 0.0
-        """How long it takes to verify a snapshot that was received, beside everything else."""
+        """Duration of the verification of a received snapshot, seconds."""
         self.at_apply: Callable[[int, int, bytes], None] = lambda index, term, data: None
 
     # Machine
@@ -109,12 +111,12 @@ class Replica:
     def begin_install(self, index: int, term: int) -> "Sink":
         return Sink(self, index, term)
 
-    # What happens to it
+    # Life cycle
 
     def start(self) -> None:
         assert self.engine is None
         self.journal = MemoryJournal(self.disk)
-        # The controller rebuilds its state up to the applied mark from snapshot and ledger.
+        # The controller rebuilds its state from snapshot and ledger up to the applied mark.
         del self.history[self.journal.applied_index :]
         self.proposed.clear()
         self.seen_commit = 0
@@ -127,7 +129,7 @@ class Replica:
         self.sim.schedule_tick(self)
 
     def placed(self) -> ConfigurationAt | None:
-        """What the history says of the members."""
+        """Return the membership in the history."""
         return last_configuration(self.history)
 
     def _engine(self) -> Engine:
@@ -147,7 +149,7 @@ class Replica:
         )
 
     def crash(self) -> None:
-        """Stop at once; what was not synced is gone."""
+        """Stop at once; unsynced data is lost."""
         assert self.engine is not None
         self.engine = None
         for peer in self.sim.names:
@@ -156,7 +158,7 @@ class Replica:
                 self.sim.break_link(peer, self.name)
 
     def take_snapshot(self, keep: int = 0, *, compact: bool = True) -> None:
-        """Seal a snapshot of what is applied, and compact the journal to `keep` entries before it."""
+        """Finalize a snapshot of the applied entries, and compact the journal to `keep` entries before it."""
         index = len(self.history)
         if index == 0 or (self.snapshots and self.snapshots[-1][0].index >= index):
             return
@@ -168,7 +170,7 @@ class Replica:
             self.journal.compact_to(self.engine.compactable_to(index - keep))
 
     def change(self, action: ChangeKind, name: str) -> bool:
-        """Change the membership as leader; False if that is refused now."""
+        """Change the membership as leader; return False if the change is rejected now."""
         assert self.engine is not None
         try:
             self.engine.change(MemberChange(action=action, name=name))
@@ -213,7 +215,7 @@ class Sink:
         replica.sim.check_installed(history)
         replica.history = history
         replica.installs += 1
-        replica.take_snapshot(compact=False)  # what was received is sealed too, and can be sent on
+        replica.take_snapshot(compact=False)  # a received snapshot is finalized too, and can be sent to others
         return replica.placed()
 
     def abort(self) -> None:
@@ -235,7 +237,7 @@ class SimLinks:
 
 
 class Simulation:
-    """The world. All randomness comes from one seed; `faults` are probabilities per event or second."""
+    """Simulated cluster. All randomness comes from one seed; `faults` are probabilities per event or second."""
 
     def __init__(
         self,
@@ -246,7 +248,7 @@ class Simulation:
         latency_s: float = 0.002,
         membership: bool = False,
     ) -> None:
-        """With `membership` the first leader puts the founders into the journal, and they may change."""
+        """With `membership`, the first leader writes the founders to the journal, and members may change."""
         self.random = random.Random(seed)
         self.clock = SimClock()
         self.timing = timing
@@ -260,7 +262,7 @@ class Simulation:
         self._epochs = itertools.count(1)
         self._busy_until: dict[tuple[str, str], float] = {}
         self.cut: set[tuple[str, str]] = set()
-        """Directed pairs without a link: nothing connects until they are taken out."""
+        """Directed pairs without a link, which cannot connect until removed from this set."""
         self.black: set[tuple[str, str]] = set()
         """Directed pairs whose link stays up but delivers nothing."""
         self.filter: Callable[[str, str, AnyMessage], bool] = lambda sender, receiver, message: True
@@ -269,15 +271,15 @@ class Simulation:
         self.applied: dict[int, tuple[int, bytes]] = {}
         self.acknowledged: set[bytes] = set()
         self.committed: dict[int, int] = {}
-        """Index -> term of what somebody has committed."""
+        """Index -> term of each committed entry."""
         self.committed_by: dict[int, int] = {}
-        """Term -> the last entry that its leader was the first to commit."""
+        """Term -> last entry that this term's leader was the first to commit."""
         self.answered: dict[tuple[str, int, str], int] = {}
-        """Leader, term and peer -> the newest request of that leadership that the peer has answered."""
+        """Leader, term and peer -> newest request of that leadership that the peer has answered."""
         self.reads = 0
         self.slow: dict[str, float] = {}
         self.batches_s = 0.0
-        """For how long a replica may take messages before it ticks, seconds."""
+        """Time for which a replica may collect messages before it ticks, seconds."""
         self._directory = tempfile.TemporaryDirectory(prefix="forebay-sim-")
         self.directory = Path(self._directory.name)
         self.membership = membership
@@ -288,7 +290,7 @@ class Simulation:
         self.connect_all()
 
     def join(self, name: str) -> Replica:
-        """Start a replica that knows nobody: the one with this id that the cluster has added."""
+        """Start a joining replica without known members, under the ID that the cluster added."""
         self.names.append(name)
         self.replicas[name] = replica = Replica(self, name, unknown())
         replica.start()
@@ -310,7 +312,7 @@ class Simulation:
         heapq.heappush(self._events, (self.clock.now_s + delay_s, next(self._count), action))
 
     def run(self, duration_s: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Go on for `duration_s`, or until `until()`; return whether it came true."""
+        """Run for `duration_s`, or until `until()` is true; return whether it became true."""
         end_s = self.clock.now_s + duration_s
         while self._events and self._events[0][0] <= end_s:
             if until():
@@ -324,7 +326,7 @@ class Simulation:
         return True
 
     def schedule_tick(self, replica: Replica) -> None:
-        """See to it that the engine is ticked when it is due, with one event under way at a time."""
+        """Schedule the next due tick of the engine, with one event under way at a time."""
         engine = replica.engine
         if engine is None:
             return
@@ -383,7 +385,7 @@ class Simulation:
                 self.schedule_tick(self.replicas[end])
 
     def isolate(self, name: str) -> None:
-        """Break every link of a replica, and let none come back."""
+        """Break every link of a replica, and prevent reconnections."""
         for peer in self.names:
             if peer != name:
                 self.cut |= {(name, peer), (peer, name)}
@@ -427,12 +429,12 @@ class Simulation:
         if engine is None or not self._alive(replica, lambda: engine.receive(sender, message)):
             return
         if engine.next_due_s() <= self.clock.now_s:
-            if self.batches_s and self.random.random() < 0.5:  # what comes meanwhile is taken before the tick, too
+            if self.batches_s and self.random.random() < 0.5:  # messages that arrive meanwhile precede the tick
                 self.check(replica)
                 self.at(self.random.uniform(0.0, self.batches_s), lambda: self._tick_if(replica, engine))
             else:
                 self.tick(replica)
-        else:  # as the driver: what asks for no tick gets none
+        else:  # like the driver: tick only if a message needs it
             self.check(replica)
             self.schedule_tick(replica)
 
@@ -441,7 +443,7 @@ class Simulation:
             self.tick(replica)
 
     def _alive(self, replica: Replica, step: Callable[[], None]) -> bool:
-        """Let a replica do something; False if it has stopped because it was removed."""
+        """Run a step of a replica; return False if the replica stopped because it was removed."""
         try:
             step()
         except RemovedFromCluster as error:
@@ -452,10 +454,10 @@ class Simulation:
             raise
         return True
 
-    # Looking
+    # Queries
 
     def leader(self) -> Replica | None:
-        """The ready leader of the highest term."""
+        """Return the ready leader of the highest term."""
         ready = [
             (replica.engine.term, replica.name)
             for replica in self.replicas.values()
@@ -470,12 +472,12 @@ class Simulation:
         return leader
 
     def members(self, leader: Replica) -> list[Replica]:
-        """Everybody whom a leader counts or teaches, itself included."""
+        """Return all members in a leader's configuration, including itself."""
         assert leader.engine is not None
         return [self.replicas[member.id] for member in leader.engine.configuration.members()]
 
     def knows_a_member(self, replica: Replica, leader: Replica) -> bool:
-        """Whether a replica knows anybody who could tell it that it was removed."""
+        """Return whether a replica knows a member that could notify it of its removal."""
         if replica.engine is None:
             return False
         known = {member.id for member in replica.engine.configuration.voters}
@@ -490,7 +492,7 @@ class Simulation:
         return engine
 
     def commit(self, data: bytes) -> Replica:
-        """Propose at the leader and go on until it is acknowledged; return the leader."""
+        """Propose at the leader and run until the entry is acknowledged; return the leader."""
         leader = self.elect()
         assert leader.propose(data)
         self.tick(leader)
@@ -498,7 +500,7 @@ class Simulation:
         return leader
 
     def converge(self, within_s: float = 30.0) -> None:
-        """Heal everything, start everybody, and wait until all have applied the same; then check what was promised."""
+        """Heal all faults, start all replicas, wait until all have applied the same, and check the promises."""
         self.heal()
         self.filter = lambda sender, receiver, message: True
         self.duplicates = self.losses = 0.0
@@ -561,17 +563,17 @@ class Simulation:
             raise Violation(f"election safety: {self.leaders[engine.term]} and {replica.name} lead term {engine.term}")
 
     def copy_of(self, name: str) -> Disk | None:
-        """What is on the disk of a member; None where it was given another one."""
+        """Return the disk of a member; None if the disk was replaced."""
         replica = self.replicas.get(name)
         return None if replica is None or replica.disk is not replica.first_disk else replica.disk
 
     def raft_of(self, name: str) -> RaftState | None:
-        """The state of a member that runs."""
+        """Return the state of a running member."""
         replica = self.replicas.get(name)
         return None if replica is None or replica.engine is None else replica.engine.raft
 
     def check_complete(self, replica: Replica) -> None:
-        """A new leader has what leaders of earlier terms have committed (5.4.3)."""
+        """Check that a new leader has the entries that earlier leaders committed (5.4.3)."""
         assert replica.engine is not None
         term, journal = replica.engine.term, replica.journal
         last = max((last for by, last in self.committed_by.items() if by < term), default=0)
@@ -583,7 +585,7 @@ class Simulation:
             )
 
     def check_committed(self, replica: Replica) -> None:
-        """What anybody takes for committed is on the disks of a majority, and never becomes another entry."""
+        """Check that committed entries are on the disks of a majority, and never change."""
         engine = replica.engine
         assert engine is not None
         for index in range(replica.seen_commit + 1, engine.commit_index + 1):
@@ -608,7 +610,7 @@ class Simulation:
     # Reads
 
     def read(self, replica: Replica) -> None:
-        """Ask a replica that leads, or believes so, for the state: an answer has to be newer than the question."""
+        """Read from a replica that believes that it leads: the answer must be newer than the request."""
         engine = replica.engine
         assert engine is not None
         floor, seq, term = max(self.committed, default=0), engine.raft.seq, engine.term
@@ -644,7 +646,7 @@ class Simulation:
                 raise Violation(f"a snapshot has {(term, data)} at {index}, applied was {self.applied[index]}")
 
     def check_log_matching(self) -> None:
-        """Two journals with an entry of the same index and term agree in everything before it."""
+        """Check that two journals with an entry of the same index and term agree in all earlier entries."""
         for one, two in itertools.combinations(self.replicas.values(), 2):
             low = max(one.journal.first_index, two.journal.first_index)
             agree = None
@@ -659,7 +661,7 @@ class Simulation:
 
 
 def last_configuration(history: list[tuple[int, int, bytes]]) -> ConfigurationAt | None:
-    """The newest configuration in a history."""
+    """Return the newest configuration in a history."""
     for index, _, data in reversed(history):
         if is_configuration(data):
             return ConfigurationAt(index, decode_configuration(data))
@@ -667,5 +669,5 @@ def last_configuration(history: list[tuple[int, int, bytes]]) -> ConfigurationAt
 
 
 def carries(message: AnyMessage) -> bool:
-    """Whether a message brings entries."""
+    """Return whether a message contains entries."""
     return isinstance(message, AppendRequest) and bool(message.entries)

@@ -1,4 +1,4 @@
-"""Hazards of bringing a peer up to date: H16, H26, and the transfer of snapshots."""
+"""Hazards of catching up a peer: H16, H26, and snapshot transfer."""
 
 import itertools
 import logging
@@ -29,7 +29,7 @@ from tests.cluster.consensus.harness import TIMING, Harness
 from tests.cluster.consensus.simulator import Simulation
 
 
-def test_h16_a_replica_far_away_with_a_divergent_tail_catches_up() -> None:
+def test_h16_replica_far_behind_with_a_divergent_tail_catches_up() -> None:
     slow = Timing(election_min_s=1.5, election_max_s=3.0, heartbeat_s=0.1)
     with Simulation(1, timing=slow, latency_s=0.2) as sim:
         sim.commit(b"\x01a")
@@ -45,7 +45,7 @@ def test_h16_a_replica_far_away_with_a_divergent_tail_catches_up() -> None:
         assert not any(data.startswith(b"\x01ghost") for _, _, data in old.history)
 
 
-def test_h16_a_follower_with_an_unacknowledged_tail_rejoins() -> None:
+def test_h16_follower_with_an_unacknowledged_tail_rejoins() -> None:
     with Simulation(2) as sim:
         leader = sim.commit(b"\x01a")
         follower, other = sim.others(leader)
@@ -63,7 +63,7 @@ def test_h16_a_follower_with_an_unacknowledged_tail_rejoins() -> None:
         assert other.history == follower.history
 
 
-def test_h16_requests_lost_without_a_broken_link_are_sent_again() -> None:
+def test_h16_requests_lost_on_an_intact_link_are_sent_again() -> None:
     with Simulation(3) as sim:
         leader = sim.commit(b"\x01a")
         follower = sim.others(leader)[0]
@@ -83,7 +83,7 @@ def test_h16_requests_lost_without_a_broken_link_are_sent_again() -> None:
         assert sim.run(2.0, until=lambda: sim.engine(follower.name).applied_index == last)
 
 
-def test_h16_what_a_broken_link_lost_is_sent_again_as_soon_as_the_link_is_back() -> None:
+def test_h16_requests_lost_with_a_link_are_sent_again_after_reconnecting() -> None:
     harness = Harness()
     harness.lead()
     harness.engine.propose(b"\x01a")
@@ -110,12 +110,12 @@ def test_h16_rejections_of_a_whole_window_move_the_probe_back_once() -> None:
     progress.sent(20, 60, 0)
     for seq in range(3, 10):
         progress.rejected(seq, 41)
-    assert progress.next == 61, "only the probe itself counts now"
+    assert progress.next == 61, "only the rejected probe counts"
     progress.rejected(20, 61)
     assert progress.next == 60, "a rejection always moves back"
 
 
-def test_h26_messages_and_what_is_in_flight_are_bounded_however_far_behind_a_peer_is() -> None:
+def test_h26_messages_and_unanswered_entries_are_bounded_for_any_lag() -> None:
     harness = Harness()
     harness.lead()
     size = 8 * 1024
@@ -131,10 +131,10 @@ def test_h26_messages_and_what_is_in_flight_are_bounded_however_far_behind_a_pee
     assert harness.take(AppendRequest, "r2") == [], "the window is full"
     first = requests[0]
     harness.give("r2", AppendReply(harness.engine.term, first.seq, first.prev_index + len(first.entries)))
-    assert len(harness.take(AppendRequest, "r2")) >= 1, "an answer opens it"
+    assert len(harness.take(AppendRequest, "r2")) >= 1, "a reply opens the window"
 
 
-def test_h26_sending_reads_slices_of_the_journal_never_the_whole_tail() -> None:
+def test_h26_sending_reads_slices_of_the_journal_not_the_whole_tail() -> None:
     harness = Harness()
     harness.lead()
     for _ in range(5_000):
@@ -152,7 +152,7 @@ def test_h26_sending_reads_slices_of_the_journal_never_the_whole_tail() -> None:
     assert sum(counts) <= 2 * (WINDOW_BYTES + 2 * APPEND_BYTES) // 1024
 
 
-def test_h26_an_entry_over_the_bound_is_refused_at_the_proposal() -> None:
+def test_h26_too_large_entry_is_rejected_when_proposed() -> None:
     harness = Harness()
     harness.lead()
     with pytest.raises(ValueError, match="split it"):
@@ -167,7 +167,7 @@ def make_ref(directory: Path, index: int, term: int, size_bytes: int) -> Snapsho
 
 
 def leader_with_snapshot(directory: Path, size_bytes: int) -> Harness:
-    """A leader whose journal begins after entry 11, so that r2, which has nothing, needs the snapshot."""
+    """Return a leader whose journal begins after entry 11, so that the empty r2 needs the snapshot."""
     harness = Harness()
     harness.lead()
     for number in range(10):
@@ -186,7 +186,7 @@ def leader_with_snapshot(directory: Path, size_bytes: int) -> Harness:
     return harness
 
 
-def test_a_snapshot_goes_in_chunks_few_at_a_time_with_heartbeats_between(tmp_path: Path) -> None:
+def test_snapshot_is_sent_in_few_chunks_at_a_time_between_heartbeats(tmp_path: Path) -> None:
     size = 10 * CHUNK_BYTES + 17
     harness = leader_with_snapshot(tmp_path, size)
     (question,) = harness.take(SnapshotChunk, "r2")
@@ -199,7 +199,7 @@ def test_a_snapshot_goes_in_chunks_few_at_a_time_with_heartbeats_between(tmp_pat
         harness.out = []
         assert 0 < len(chunks) <= CHUNKS_IN_FLIGHT
         harness.wait(TIMING.heartbeat_s)
-        assert harness.take(Heartbeat, "r2"), "heartbeats go on"
+        assert harness.take(Heartbeat, "r2"), "heartbeats continue"
         for chunk in chunks:
             assert chunk.offset == len(received)
             received += chunk.data
@@ -212,7 +212,7 @@ def test_a_snapshot_goes_in_chunks_few_at_a_time_with_heartbeats_between(tmp_pat
     assert harness.engine.peers()[0].sending_snapshot
 
 
-def test_a_snapshot_resumes_where_the_broken_link_stopped_it(tmp_path: Path) -> None:
+def test_snapshot_resumes_after_a_broken_link(tmp_path: Path) -> None:
     harness = leader_with_snapshot(tmp_path, 10 * CHUNK_BYTES)
     term = harness.engine.term
     (question,) = harness.take(SnapshotChunk, "r2")
@@ -229,7 +229,7 @@ def test_a_snapshot_resumes_where_the_broken_link_stopped_it(tmp_path: Path) -> 
     assert harness.take(SnapshotChunk, "r2")[0].offset == 3 * CHUNK_BYTES
 
 
-def test_a_refused_snapshot_is_offered_again_later_and_stops_nobody(
+def test_rejected_snapshot_is_offered_again_later_without_stopping_replicas(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness = leader_with_snapshot(tmp_path, 100)
@@ -245,7 +245,7 @@ def test_a_refused_snapshot_is_offered_again_later_and_stops_nobody(
     assert len(harness.take(SnapshotChunk, "r2")) == 1
 
 
-def test_a_sender_ignores_answers_to_chunks_from_before_it_learned_where_to_resume(tmp_path: Path) -> None:
+def test_sender_ignores_replies_to_chunks_sent_before_a_resume(tmp_path: Path) -> None:
     ref = make_ref(tmp_path, 9, 1, 20 * CHUNK_BYTES)
     sender = SnapshotSender(ref, 0.0)
     sent: list[SnapshotChunk] = []
@@ -262,20 +262,20 @@ def test_a_sender_ignores_answers_to_chunks_from_before_it_learned_where_to_resu
     assert [chunk.data for chunk in pump()] == [b""]
     answer(1, RESUME, 0, 1)
     assert [chunk.offset // CHUNK_BYTES for chunk in pump()] == [0, 1, 2, 3]
-    # The first was lost: each of the other three is answered with the same wish.
+    # The first chunk was lost, so each of the other three gets the same RESUME reply.
     answer(3, RESUME, 0, 5)
     assert [chunk.offset // CHUNK_BYTES for chunk in pump()] == [0, 1, 2, 3]
     answer(4, RESUME, 0, 9)
     answer(5, RESUME, 0, 9)
-    assert pump() == [], "those were answers to what was sent before"
+    assert pump() == [], "these replies belong to earlier chunks"
     answer(6, CONTINUE, CHUNK_BYTES, 9)
     assert [chunk.offset // CHUNK_BYTES for chunk in pump()] == [4]
     assert pump(RETRY_S - 0.1) == []
-    assert [chunk.data for chunk in pump(RETRY_S)] == [b""], "without any answer it asks again"
+    assert [chunk.data for chunk in pump(RETRY_S)] == [b""], "the sender asks again without a reply"
     sender.close()
 
 
-def test_a_snapshot_that_is_not_what_its_reference_says_is_not_sent(tmp_path: Path) -> None:
+def test_snapshot_file_that_differs_from_its_reference_is_not_sent(tmp_path: Path) -> None:
     ref = make_ref(tmp_path, 9, 1, 100)
     ref.path.write_bytes(b"short")
     with pytest.raises(ValueError, match="has 5 bytes"):
@@ -331,26 +331,26 @@ def chunk(offset: int, data: bytes, index: int = 9, size_bytes: int = 6) -> Snap
     return SnapshotChunk(1, 1, index, 1, size_bytes, offset, data)
 
 
-def test_a_receiver_takes_chunks_in_order_and_says_where_to_resume() -> None:
+def test_receiver_takes_chunks_in_order_and_names_the_resume_offset() -> None:
     machine = FakeMachine()
     receiver = SnapshotReceiver(machine)
     assert receiver.take(chunk(0, b"")) == (RESUME, 0)
     assert receiver.take(chunk(0, b"abc")) == (CONTINUE, 3)
     assert receiver.take(chunk(4, b"ef")) == (RESUME, 3), "a gap"
     assert receiver.take(chunk(0, b"abc")) == (RESUME, 3), "a copy"
-    assert receiver.take(chunk(0, b"")) == (RESUME, 3), "a question"
+    assert receiver.take(chunk(0, b"")) == (RESUME, 3), "a query"
     assert receiver.take(chunk(3, b"def")) == (CONTINUE, 6)
     sink = machine.sinks[0]
-    assert receiver.take(chunk(0, b"")) == receiver.take(chunk(3, b"def")) == (RESUME, 6), "it is being verified"
+    assert receiver.take(chunk(0, b"")) == receiver.take(chunk(3, b"def")) == (RESUME, 6), "under verification"
     assert receiver.verified is None and not sink.finished
     (done,) = sink.verified
     done()
-    assert receiver.verified == (9, 1) and not sink.finished, "only between two messages"
+    assert receiver.verified == (9, 1) and not sink.finished, "installed only between two messages"
     assert receiver.install() == (9, 1) and sink.finished and bytes(sink.data) == b"abcdef"
     assert receiver.verified is None
 
 
-def test_a_receiver_throws_away_one_snapshot_for_another() -> None:
+def test_receiver_discards_one_snapshot_for_another() -> None:
     machine = FakeMachine()
     receiver = SnapshotReceiver(machine)
     receiver.take(chunk(0, b"abc"))
@@ -359,12 +359,12 @@ def test_a_receiver_throws_away_one_snapshot_for_another() -> None:
     assert machine.sinks[0].aborted and len(machine.sinks) == 2
 
 
-def test_a_receiver_refuses_more_bytes_than_were_announced() -> None:
+def test_receiver_rejects_more_bytes_than_announced() -> None:
     receiver = SnapshotReceiver(FakeMachine())
     assert receiver.take(chunk(0, b"abcdefg")) == (REFUSED, 0)
 
 
-def test_h08_a_snapshot_that_fails_its_verification_is_refused_and_the_replica_keeps_its_state(
+def test_h08_snapshot_that_fails_verification_is_rejected_and_the_state_stays(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.ERROR)
@@ -394,7 +394,7 @@ def test_h08_a_snapshot_that_fails_its_verification_is_refused_and_the_replica_k
     [SystemExit(3), StorageFailed("EIO"), ReleaseNeeded("the level is 9", level=9)],
     ids=["SystemExit", "StorageFailed", "ReleaseNeeded"],
 )
-def test_h08_what_says_that_the_process_must_end_is_not_swallowed(failure: BaseException) -> None:
+def test_h08_exceptions_that_must_end_the_process_are_not_swallowed(failure: BaseException) -> None:
     machine = FakeMachine(failure)
     receiver = SnapshotReceiver(machine)
     receiver.take(chunk(0, b"abcdef"))
@@ -403,7 +403,7 @@ def test_h08_what_says_that_the_process_must_end_is_not_swallowed(failure: BaseE
         receiver.install()
 
 
-def test_a_snapshot_travels_whole_through_duplicates_losses_and_broken_links() -> None:
+def test_snapshot_survives_duplicates_losses_and_broken_links() -> None:
     with Simulation(8) as sim:
         leader = sim.commit(b"\x01a")
         behind = sim.others(leader)[0]

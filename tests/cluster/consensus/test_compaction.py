@@ -1,4 +1,4 @@
-"""What a leader keeps of its journal for peers that catch up (H9, H16), and for how long."""
+"""Journal entries that a leader keeps for peers that catch up (H9, H16), and for how long."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from tests.cluster.server.test_controller import small_snapshots, submit_until
 
 RATE_HZ = 200
 PERIOD_ENTRIES = 200
-"""A snapshot each second."""
+"""Number of entries between snapshots: one snapshot a second."""
 
 MARGIN_ENTRIES = 20
 VERIFY_S = 1.2
@@ -22,7 +22,7 @@ VERIFY_S = 1.2
 
 
 def under_load(sim: Simulation, leader: Replica) -> None:
-    """Have the leader propose at a steady rate from now on, and take a snapshot each PERIOD_ENTRIES."""
+    """Let the leader propose at a steady rate, and take a snapshot every PERIOD_ENTRIES."""
     taken = leader.journal.base_index
 
     def load() -> None:
@@ -40,7 +40,7 @@ def under_load(sim: Simulation, leader: Replica) -> None:
 
 
 def one_that_fell_behind(sim: Simulation) -> tuple[Replica, Replica]:
-    """Return a leader under load, and a follower that needs a snapshot and takes long to verify it."""
+    """Return a leader under load, and a follower that needs a snapshot and verifies it slowly."""
     leader = sim.commit(b"\x01a")
     behind = sim.others(leader)[0]
     behind.verify_s = VERIFY_S
@@ -54,7 +54,7 @@ def caught_up(leader: Replica, behind: Replica) -> Callable[[], bool]:
     return lambda: leader.journal.last_index - behind.journal.last_index < 5
 
 
-def test_h16_a_peer_that_needs_longer_for_a_snapshot_than_the_next_takes_to_come_catches_up() -> None:
+def test_h16_peer_slower_than_the_snapshot_period_catches_up() -> None:
     with Simulation(3) as sim:
         leader, behind = one_that_fell_behind(sim)
         sim.heal()
@@ -64,7 +64,7 @@ def test_h16_a_peer_that_needs_longer_for_a_snapshot_than_the_next_takes_to_come
         assert leader.journal.last_index - leader.journal.base_index <= PERIOD_ENTRIES + 2 * MARGIN_ENTRIES
 
 
-def test_a_peer_that_is_gone_holds_nothing_back() -> None:
+def test_disconnected_peer_holds_back_no_compaction() -> None:
     with Simulation(3) as sim:
         leader, behind = one_that_fell_behind(sim)
         sim.heal()
@@ -75,7 +75,7 @@ def test_a_peer_that_is_gone_holds_nothing_back() -> None:
 
 
 @pytest.mark.parametrize("phase", ["verifies for ever", "never answers an entry"])
-def test_a_peer_that_only_looks_alive_holds_back_a_bounded_part(monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+def test_peer_that_only_seems_alive_holds_back_a_bounded_part(monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
     held = 3 * PERIOD_ENTRIES
     monkeypatch.setattr(log_compaction, "HELD_BACK_ENTRIES", held)
     with Simulation(3) as sim:
@@ -93,7 +93,7 @@ def test_a_peer_that_only_looks_alive_holds_back_a_bounded_part(monkeypatch: pyt
 
 
 @story
-async def test_the_margin_before_a_snapshot_covers_snapshot_periods(
+async def test_margin_before_a_snapshot_covers_snapshot_periods(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller_module, "COMPACTION_MARGIN_ENTRIES", 1)

@@ -1,4 +1,4 @@
-"""The engine on the asyncio loop: what fails stops the replica, and waiters hear of it (H6, H7, H17, H23)."""
+"""Engine on the asyncio loop: failures stop the replica, and waiters are notified (H6, H7, H17, H23)."""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +11,7 @@ from forebay.wal import StorageFailed
 from tests.cluster.consensus.tls_cluster import CLUSTER, FAST, PATIENCE_S, Node, until_leader, with_nodes
 
 
-def test_h23_a_failed_sync_ends_the_replica_and_the_others_go_on(tmp_path: Path) -> None:
+def test_h23_failed_sync_ends_the_replica_and_the_others_continue(tmp_path: Path) -> None:
     async def work(nodes: list[Node]) -> None:
         leader = await until_leader(nodes)
         await leader.commit(b"\x01before")
@@ -34,7 +34,7 @@ def test_h23_a_failed_sync_ends_the_replica_and_the_others_go_on(tmp_path: Path)
 
 
 @pytest.mark.parametrize("failure", [ValueError("poison"), NotLeader(None)], ids=["ValueError", "NotLeader"])
-def test_h06_whatever_the_machine_raises_ends_the_replica(tmp_path: Path, failure: Exception) -> None:
+def test_h06_any_exception_of_the_machine_ends_the_replica(tmp_path: Path, failure: Exception) -> None:
     async def work(nodes: list[Node]) -> None:
         leader = await until_leader(nodes)
 
@@ -50,7 +50,7 @@ def test_h06_whatever_the_machine_raises_ends_the_replica(tmp_path: Path, failur
     asyncio.run(with_nodes(tmp_path, 1, work))
 
 
-def test_h23_a_journal_that_fails_at_a_proposal_ends_the_replica(tmp_path: Path) -> None:
+def test_h23_journal_failure_at_a_proposal_ends_the_replica(tmp_path: Path) -> None:
     async def work(nodes: list[Node]) -> None:
         leader = await until_leader(nodes)
         failure = StorageFailed("EIO")
@@ -66,7 +66,7 @@ def test_h23_a_journal_that_fails_at_a_proposal_ends_the_replica(tmp_path: Path)
     asyncio.run(with_nodes(tmp_path, 1, work))
 
 
-def test_h07_a_waiter_that_gave_up_harms_nobody(tmp_path: Path) -> None:
+def test_h07_cancelled_waiter_does_no_harm(tmp_path: Path) -> None:
     async def work(nodes: list[Node]) -> None:
         leader = await until_leader(nodes)
         reads = [asyncio.create_task(leader.consensus.confirm_leadership()) for _ in range(3)]
@@ -79,7 +79,7 @@ def test_h07_a_waiter_that_gave_up_harms_nobody(tmp_path: Path) -> None:
     asyncio.run(with_nodes(tmp_path, 3, work))
 
 
-def test_h17_a_read_of_a_leader_that_loses_its_majority_is_answered_with_not_leader(tmp_path: Path) -> None:
+def test_h17_read_of_a_leader_that_loses_its_majority_gets_not_leader(tmp_path: Path) -> None:
     async def work(nodes: list[Node]) -> None:
         leader = await until_leader(nodes)
         for node in nodes:
@@ -93,7 +93,7 @@ def test_h17_a_read_of_a_leader_that_loses_its_majority_is_answered_with_not_lea
     asyncio.run(with_nodes(tmp_path, 3, work))
 
 
-def test_a_refused_proposal_harms_nobody(tmp_path: Path) -> None:
+def test_rejected_proposal_does_no_harm(tmp_path: Path) -> None:
     async def work(nodes: list[Node]) -> None:
         leader = await until_leader(nodes)
         with pytest.raises(EntryTooLarge):
@@ -105,7 +105,7 @@ def test_a_refused_proposal_harms_nobody(tmp_path: Path) -> None:
     asyncio.run(with_nodes(tmp_path, 1, work))
 
 
-def test_a_member_that_is_not_in_the_list_is_refused(tmp_path: Path) -> None:
+def test_replica_missing_from_the_member_list_is_rejected(tmp_path: Path) -> None:
     async def work(nodes: list[Node]) -> None:
         (node,) = nodes
         with pytest.raises(ValueError, match="'r7' is not among the members r1"):
@@ -125,7 +125,7 @@ def test_a_member_that_is_not_in_the_list_is_refused(tmp_path: Path) -> None:
     asyncio.run(with_nodes(tmp_path, 1, work))
 
 
-def test_compaction_moves_the_first_index_and_the_replica_restarts_from_there(tmp_path: Path) -> None:
+def test_replica_restarts_at_the_first_index_after_compaction(tmp_path: Path) -> None:
     async def work(nodes: list[Node]) -> None:
         leader = await until_leader(nodes)
         for number in range(5):
@@ -139,7 +139,7 @@ def test_compaction_moves_the_first_index_and_the_replica_restarts_from_there(tm
 
 
 @pytest.mark.parametrize("what", ["propose", "confirm_leadership"])
-def test_h19_what_is_asked_of_the_driver_is_done_at_once_and_not_with_the_next_timer(tmp_path: Path, what: str) -> None:
+def test_h19_requests_to_the_driver_are_handled_without_a_timer(tmp_path: Path, what: str) -> None:
     async def work(nodes: list[Node]) -> None:
         leader = await until_leader(nodes)
         await leader.commit(b"\x01before")
@@ -158,7 +158,7 @@ def test_h19_what_is_asked_of_the_driver_is_done_at_once_and_not_with_the_next_t
     asyncio.run(with_nodes(tmp_path, 1, work))
 
 
-def test_a_transfer_that_the_first_tick_after_a_pause_ends_is_answered(tmp_path: Path) -> None:
+def test_transfer_that_ends_in_the_first_tick_after_a_pause_is_answered(tmp_path: Path) -> None:
     async def work(nodes: list[Node]) -> None:
         leader = await until_leader(nodes)
         await leader.commit(b"\x01before")
@@ -166,7 +166,7 @@ def test_a_transfer_that_the_first_tick_after_a_pause_ends_is_answered(tmp_path:
         await asyncio.sleep(0)
         engine = leader.consensus._engine
         assert engine.hands_over and not transfer.done()
-        engine.raft.transfer_deadline_s = 0.0  # the process stood still until it was over
+        engine.raft.transfer_deadline_s = 0.0  # as after a pause of the process
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(ChangeRefused, match="has not taken over leadership yet, and may still do so"):
                 await transfer
@@ -176,14 +176,14 @@ def test_a_transfer_that_the_first_tick_after_a_pause_ends_is_answered(tmp_path:
 
 
 @pytest.mark.parametrize("ends", ["stop", "failure"])
-def test_a_replica_that_ends_while_it_hands_over_releases_who_waits_for_that(
+def test_replica_that_stops_during_a_transfer_releases_its_waiters(
     tmp_path: Path, ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(nodes: list[Node]) -> None:
         leader = await until_leader(nodes)
         await leader.commit(b"\x01before")
         consensus = leader.consensus
-        monkeypatch.setattr(leadership_transfer, "hand_over", lambda raft, now_s: None)  # nobody is asked to stand
+        monkeypatch.setattr(leadership_transfer, "hand_over", lambda raft, now_s: None)  # no TimeoutNow
         transfer = asyncio.create_task(consensus.transfer())
         await asyncio.sleep(0)
         waiting = set(consensus._watching)

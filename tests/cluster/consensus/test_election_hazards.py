@@ -1,4 +1,4 @@
-"""Hazards of who leads: H14, H15, votes that are counted twice, reads that nobody confirmed."""
+"""Election hazards: H14, H15, votes counted twice, and unconfirmed reads."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from tests.cluster.consensus.harness import STAND_S, TIMING, Harness, StockHarne
 from tests.cluster.consensus.simulator import Simulation
 
 
-def test_h14_a_replica_behind_a_black_hole_inflates_no_term_and_deposes_nobody_on_return() -> None:
+def test_h14_isolated_replica_raises_no_term_and_deposes_no_leader_on_return() -> None:
     with Simulation(1) as sim:
         leader = sim.commit(b"\x01a")
         term = sim.engine(leader.name).term
@@ -27,7 +27,7 @@ def test_h14_a_replica_behind_a_black_hole_inflates_no_term_and_deposes_nobody_o
         assert sim.engine(lonely.name).leader == leader.name
 
 
-def test_h14_a_vote_request_is_ignored_by_a_replica_that_hears_a_leader() -> None:
+def test_h14_replica_that_hears_a_leader_ignores_vote_requests() -> None:
     for pre in (True, False):
         harness = Harness()
         harness.give("r2", Heartbeat(3, 1, 0, True))
@@ -41,7 +41,7 @@ def test_h14_a_vote_request_is_ignored_by_a_replica_that_hears_a_leader() -> Non
         assert harness.take(VoteReply, "r3")[0].granted
 
 
-def test_h14_a_leader_ignores_vote_requests_while_its_majority_answers() -> None:
+def test_h14_leader_with_a_responding_majority_ignores_vote_requests() -> None:
     harness = Harness()
     harness.lead()
     term = harness.engine.term
@@ -49,21 +49,21 @@ def test_h14_a_leader_ignores_vote_requests_while_its_majority_answers() -> None
     assert harness.engine.role is Role.LEADER and harness.engine.term == term
 
 
-def test_h14_the_stock_engine_obeys_any_vote_request_of_a_higher_term() -> None:
+def test_h14_stock_engine_obeys_any_vote_request_of_a_higher_term() -> None:
     stock = StockHarness()
     stock.win()
     stock.give("r3", type="request_vote", term=999, last_log_term=0, last_log_index=0)
     assert stock.engine.raftCurrentTerm == 999 and not stock.engine._isLeader(), "HAZARDS.md H14"
 
 
-def test_h14_a_pre_vote_changes_nothing_at_the_voter() -> None:
+def test_h14_pre_vote_changes_nothing_at_the_voter() -> None:
     harness = Harness()
     harness.give("r2", VoteRequest(7, 1, 5, 5, pre=True))
     assert harness.take(VoteReply)[0].granted
     assert (harness.engine.term, harness.journal.voted_for, harness.disk.syncs) == (0, None, 0)
 
 
-def test_a_candidate_that_nobody_would_vote_for_keeps_its_term() -> None:
+def test_candidate_without_votes_keeps_its_term() -> None:
     harness = Harness()
     harness.wait(STAND_S)
     seq = harness.take(VoteRequest)[0].seq
@@ -72,10 +72,10 @@ def test_a_candidate_that_nobody_would_vote_for_keeps_its_term() -> None:
     for _ in range(20):
         harness.wait(STAND_S)
     assert harness.engine.term == 0
-    assert harness.disk.syncs == 0, "asking first writes nothing"
+    assert harness.disk.syncs == 0, "a pre-vote writes nothing"
 
 
-def test_a_vote_that_is_delivered_twice_counts_once() -> None:
+def test_vote_delivered_twice_counts_once() -> None:
     harness = Harness(replicas=5)
     harness.wait(STAND_S)
     seq = harness.take(VoteRequest)[0].seq
@@ -89,7 +89,7 @@ def test_a_vote_that_is_delivered_twice_counts_once() -> None:
     assert harness.engine.role is Role.LEADER
 
 
-def test_the_stock_engine_counts_a_vote_that_is_delivered_twice_as_two() -> None:
+def test_stock_engine_counts_a_vote_delivered_twice_as_two() -> None:
     stock = StockHarness(replicas=5)
     stock.set_private("raftElectionDeadline", 0)
     stock.engine.doTick()
@@ -98,7 +98,7 @@ def test_the_stock_engine_counts_a_vote_that_is_delivered_twice_as_two() -> None
     assert stock.engine._isLeader(), "not in HAZARDS.md; if this fails, the release changed"
 
 
-def test_a_vote_of_an_older_campaign_counts_for_nothing() -> None:
+def test_vote_of_an_older_campaign_does_not_count() -> None:
     harness = Harness()
     harness.wait(STAND_S)
     old = harness.take(VoteRequest)[0].seq
@@ -108,7 +108,7 @@ def test_a_vote_of_an_older_campaign_counts_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("pre", [True, False], ids=["asked before", "asked to vote"])
-def test_a_vote_goes_to_whoever_has_a_journal_at_least_as_complete_its_last_term_first(pre: bool) -> None:
+def test_vote_needs_a_journal_at_least_as_complete(pre: bool) -> None:
     own = [2, 2, 3]  # terms, so that (3, 3) is the last entry
     for last_term, last_index in itertools.product(range(1, 5), range(1, 6)):
         harness = Harness()
@@ -120,7 +120,7 @@ def test_a_vote_goes_to_whoever_has_a_journal_at_least_as_complete_its_last_term
         assert [reply.granted for reply in harness.take(VoteReply, "r3")] == [is_complete], (last_term, last_index)
 
 
-def test_h14_a_replica_that_lacks_what_is_committed_is_told_so_before_it_raises_any_term() -> None:
+def test_h14_replica_that_lacks_committed_entries_raises_no_term() -> None:
     with Simulation(seed=3) as sim:
         sim.commit(b"\x011")
         leader = sim.elect()
@@ -131,7 +131,8 @@ def test_h14_a_replica_that_lacks_what_is_committed_is_told_so_before_it_raises_
         term = sim.engine(leader.name).term
         leader.crash()
         sim.heal()
-        # Nobody leads, and whoever is behind asks first: the other one must neither vote nor be disturbed.
+        # There is no leader. The lagging replica runs a pre-vote first: the other one must neither vote nor be
+        # disturbed.
         sim.tick(behind)
         sim.filter = lambda sender, receiver, message: sender != other.name or not isinstance(message, VoteRequest)
         sim.run(10 * TIMING.election_max_s)
@@ -142,7 +143,7 @@ def harness_entry(index: int, term: int) -> Entry:
     return Entry(index, term, b"\x01x")
 
 
-def test_h15_a_leader_cut_off_from_its_majority_steps_down_within_an_election_timeout() -> None:
+def test_h15_isolated_leader_steps_down_within_an_election_timeout() -> None:
     with Simulation(2) as sim:
         old = sim.commit(b"\x01a")
         answers: list[int | None] = []
@@ -157,7 +158,7 @@ def test_h15_a_leader_cut_off_from_its_majority_steps_down_within_an_election_ti
         assert sim.run(3.0, until=lambda: sim.leader() not in (None, old))
 
 
-def test_h15_messages_that_are_no_answers_do_not_keep_a_leader_alive() -> None:
+def test_h15_messages_other_than_replies_do_not_keep_a_leader_alive() -> None:
     harness = Harness()
     harness.lead()
     for _ in range(20):
@@ -168,7 +169,7 @@ def test_h15_messages_that_are_no_answers_do_not_keep_a_leader_alive() -> None:
     assert harness.engine.role is not Role.LEADER
 
 
-def test_h15_a_linearizable_read_waits_for_a_round_that_began_after_it() -> None:
+def test_h15_linearizable_read_waits_for_a_later_round() -> None:
     harness = Harness()
     harness.lead()
     harness.wait(TIMING.heartbeat_s)
@@ -178,12 +179,12 @@ def test_h15_a_linearizable_read_waits_for_a_round_that_began_after_it() -> None
     harness.engine.tick()
     asked = harness.take(Heartbeat, "r2")[-1]
     harness.give("r2", AppendReply(harness.engine.term, early.seq, 1))
-    assert answers == [], "that answer was to a request from before the read"
+    assert answers == [], "this reply belongs to a request from before the read"
     harness.give("r2", AppendReply(harness.engine.term, asked.seq, 1))
     assert answers == [harness.engine.commit_index]
 
 
-def test_h15_reads_that_come_during_a_round_share_the_next_one() -> None:
+def test_h15_reads_during_a_round_share_the_next_round() -> None:
     harness = Harness()
     harness.lead()
     answers: list[int | None] = []
@@ -203,19 +204,19 @@ def test_h15_reads_that_come_during_a_round_share_the_next_one() -> None:
     assert len(answers) == 101
 
 
-def test_a_read_of_a_leader_that_is_not_ready_waits_for_its_first_entry() -> None:
+def test_read_of_an_unready_leader_waits_for_its_first_entry() -> None:
     harness = Harness()
     harness.win()
     answers: list[int | None] = []
     harness.engine.read(answers.append)
     harness.engine.tick()
     harness.give("r2", AppendReply(harness.engine.term, harness.take(Heartbeat, "r2")[-1].seq, 0))
-    assert answers == [], "it leads, but does not know yet what is committed"
+    assert answers == [], "it leads, but does not know yet which entries are committed"
     harness.accept("r2")
     assert answers == [1]
 
 
-def test_a_leader_may_decide_nothing_before_its_first_entry_is_applied() -> None:
+def test_leader_rejects_proposals_before_its_first_entry_is_applied() -> None:
     harness = Harness()
     harness.win()
     harness.engine.tick()
@@ -227,14 +228,14 @@ def test_a_leader_may_decide_nothing_before_its_first_entry_is_applied() -> None
     assert harness.engine.propose(b"\x01a") == (2, 1)
 
 
-def test_two_leaders_in_one_term_stop_the_replica_that_sees_them() -> None:
+def test_two_leaders_in_one_term_stop_the_receiving_replica() -> None:
     harness = Harness()
     harness.give("r2", Heartbeat(3, 1, 0, True))
     with pytest.raises(BrokenInvariant, match="two leaders"):
         harness.give("r3", Heartbeat(3, 1, 0, True))
 
 
-def test_a_stale_leader_learns_the_newer_term_from_the_answer() -> None:
+def test_stale_leader_learns_the_newer_term_from_a_reply() -> None:
     harness = Harness()
     harness.give("r2", Heartbeat(5, 1, 0, True))
     harness.take(AppendReply)
@@ -247,7 +248,7 @@ def test_a_stale_leader_learns_the_newer_term_from_the_answer() -> None:
     assert leader.engine.role is Role.FOLLOWER and leader.engine.term == 5
 
 
-def test_a_follower_that_was_deaf_reads_what_waits_before_it_believes_in_silence() -> None:
+def test_paused_follower_reads_waiting_messages_before_it_counts_silence() -> None:
     harness = Harness()
     harness.follow([(1, b"\x01a")])
     harness.disk.before_sync = lambda: harness.clock.__setattr__("now_s", harness.clock.now_s + 5.0)
@@ -260,10 +261,10 @@ def test_a_follower_that_was_deaf_reads_what_waits_before_it_believes_in_silence
         harness.give("r2", Heartbeat(1, index, 0, True))
         assert harness.engine.leader == "r2"
     harness.wait(TIMING.election_min_s + 0.001)
-    assert harness.take(VoteRequest), "silence that it was awake for counts as ever"
+    assert harness.take(VoteRequest), "silence while running counts as usual"
 
 
-def test_a_follower_that_was_deaf_and_then_hears_nothing_stands_after_a_short_grace() -> None:
+def test_paused_follower_without_messages_campaigns_after_a_short_grace() -> None:
     harness = Harness()
     harness.give("r2", Heartbeat(1, 1, 0, True))
     harness.clock.now_s += 5.0
@@ -273,7 +274,7 @@ def test_a_follower_that_was_deaf_and_then_hears_nothing_stands_after_a_short_gr
     assert harness.take(VoteRequest)
 
 
-def test_a_leader_whose_disk_was_slow_does_not_blame_its_followers() -> None:
+def test_leader_with_a_slow_disk_does_not_blame_its_followers() -> None:
     harness = Harness()
     harness.lead()
     harness.disk.before_sync = lambda: harness.clock.__setattr__("now_s", harness.clock.now_s + 5.0)
@@ -288,10 +289,10 @@ def test_a_leader_whose_disk_was_slow_does_not_blame_its_followers() -> None:
     harness.engine.tick()
     assert harness.engine.role is Role.LEADER
     harness.wait(3 * TIMING.heartbeat_s)
-    assert harness.engine.role is Role.FOLLOWER, "but silence after it counts"
+    assert harness.engine.role is Role.FOLLOWER, "silence after the slow sync counts"
 
 
-def test_a_broken_link_to_the_leader_hastens_the_election_of_the_next() -> None:
+def test_broken_link_to_the_leader_speeds_up_the_next_election() -> None:
     def take_over_s(*, tells: bool) -> float:
         with Simulation(9) as sim:
             old = sim.commit(b"\x01a")
@@ -307,7 +308,7 @@ def test_a_broken_link_to_the_leader_hastens_the_election_of_the_next() -> None:
     assert take_over_s(tells=True) < TIMING.election_min_s < take_over_s(tells=False)
 
 
-def test_a_follower_is_ready_when_it_is_close_behind_a_leader_that_is() -> None:
+def test_follower_is_ready_when_close_behind_a_ready_leader() -> None:
     harness = Harness()
     assert not harness.engine.ready
     harness.give("r2", Heartbeat(1, 1, 0, False))

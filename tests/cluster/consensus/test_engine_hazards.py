@@ -1,4 +1,4 @@
-"""Hazards of the machinery around the rules: H6, H7, H18 to H24, and an idle cluster that writes nothing."""
+"""Hazards outside the Raft rules: H6, H7, H18 to H24, and an idle cluster that writes nothing."""
 
 import hashlib
 import logging
@@ -19,7 +19,7 @@ from tests.cluster.consensus.harness import STAND_S, TIMING, Harness, StockHarne
 from tests.cluster.consensus.simulator import CLUSTER, Simulation
 
 
-def test_h06_a_machine_that_raises_stops_the_replica_and_the_entry_is_not_tried_again() -> None:
+def test_h06_exception_of_the_machine_stops_the_replica_without_a_retry() -> None:
     harness = Harness(replicas=1)
     harness.wait(STAND_S)
     calls: list[int] = []
@@ -39,7 +39,7 @@ def test_h06_a_machine_that_raises_stops_the_replica_and_the_entry_is_not_tried_
 
 
 class Poisoned(SyncObj):  # type: ignore[misc]
-    """The stock engine with a replicated method that raises."""
+    """Stock engine with a replicated method that raises."""
 
     calls = 0
 
@@ -49,7 +49,7 @@ class Poisoned(SyncObj):  # type: ignore[misc]
         raise ValueError("poison")
 
 
-def test_h06_the_stock_engine_applies_a_poison_entry_again_and_again() -> None:
+def test_h06_stock_engine_applies_a_poison_entry_repeatedly() -> None:
     stock = StockHarness(replicas=1, engine=Poisoned)
     stock.set_private("raftElectionDeadline", 0)
     stock.engine.doTick()
@@ -62,14 +62,14 @@ def test_h06_the_stock_engine_applies_a_poison_entry_again_and_again() -> None:
     assert Poisoned.calls >= 3, "HAZARDS.md H6; if this fails, the release changed"
 
 
-def test_h06_a_machine_that_does_not_record_what_it_applied_stops_the_replica() -> None:
+def test_h06_machine_that_does_not_record_applied_entries_stops_the_replica() -> None:
     harness = Harness(replicas=1)
     harness.apply = lambda index, term, data: None  # type: ignore[method-assign]
     with pytest.raises(BrokenInvariant, match="did not record"):
         harness.wait(STAND_S)
 
 
-def test_h07_a_callback_that_raises_stops_the_replica_and_no_entry_is_applied_twice() -> None:
+def test_h07_exception_of_a_callback_stops_the_replica_without_applying_twice() -> None:
     harness = Harness(replicas=1)
     harness.at_change = _raise
     with pytest.raises(ZeroDivisionError):
@@ -82,7 +82,7 @@ def _raise() -> None:
     raise ZeroDivisionError
 
 
-def test_h18_a_command_goes_to_the_leader_only_and_the_stock_ways_in_are_closed() -> None:
+def test_h18_only_the_leader_takes_commands_and_stock_entry_points_are_closed() -> None:
     harness = Harness()
     harness.give("r2", AppendRequest(1, 1, 0, 0, 0, True, []))
     with pytest.raises(NotLeader) as rejection:
@@ -102,7 +102,7 @@ def test_h18_a_command_goes_to_the_leader_only_and_the_stock_ways_in_are_closed(
     assert harness.engine.stock._inlet._onUtilityMessageCallbacks == {}
 
 
-def test_h19_a_command_is_committed_without_waiting_for_any_timer() -> None:
+def test_h19_command_is_committed_without_waiting_for_a_timer() -> None:
     with Simulation(1, latency_s=0.0) as sim:
         leader = sim.commit(b"\x01first")
         began_s = sim.clock.now_s
@@ -125,18 +125,18 @@ def test_h19_proposals_of_one_tick_share_one_sync_and_one_request() -> None:
     assert [len(request.entries) for request in harness.take(AppendRequest, "r2")] == [100]
 
 
-def test_h20_a_frame_is_its_entries_and_a_little_more() -> None:
+def test_h20_frame_is_hardly_larger_than_its_entries() -> None:
     data = os.urandom(64 * 1024)
     frame = encode_frame(CLUSTER, "r1", AppendRequest(1, 1, 0, 0, 0, True, [(1, data)]))
     assert data in frame and len(frame) < len(data) + 100
 
 
-def test_h21_there_is_no_replicated_method_whose_number_could_change() -> None:
+def test_h21_no_replicated_method_exists_whose_number_could_change() -> None:
     harness = Harness(replicas=1)
     assert harness.engine.stock._methodToID == {} and harness.engine.stock._idToMethod == {}
 
 
-def test_h22_a_misspelt_option_is_refused() -> None:
+def test_h22_misspelt_option_is_rejected() -> None:
     with pytest.raises(TypeError, match="raftMinTimeOut"):
         stock_configuration(raftMinTimeOut=1.0)
     with pytest.raises(TypeError, match="elction_min_s"):
@@ -154,14 +154,12 @@ def test_h22_a_misspelt_option_is_refused() -> None:
         ({"reconnect_min_s": 2.0}, "reconnect_min_s"),
     ],
 )
-def test_h22_timing_that_cannot_keep_a_leader_is_refused_with_a_sentence(
-    wrong: dict[str, float], sentence: str
-) -> None:
+def test_h22_timing_that_cannot_keep_a_leader_is_rejected_with_a_reason(wrong: dict[str, float], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Timing(**wrong)
 
 
-def test_h23_a_failed_sync_stops_the_replica_and_nothing_it_would_have_promised_leaves() -> None:
+def test_h23_failed_sync_stops_the_replica_and_its_promises() -> None:
     harness = Harness()
     harness.disk.fail_next = StorageFailed("EIO")
     harness.engine.receive("r2", AppendRequest(1, 1, 0, 0, 0, True, [(1, b"\x01a")]))
@@ -176,7 +174,7 @@ def test_h23_a_failed_sync_stops_the_replica_and_nothing_it_would_have_promised_
     assert harness.engine.stock.conf.autoTick is False
 
 
-def test_h24_the_peers_are_asked_in_the_order_of_their_names_on_any_hash_seed() -> None:
+def test_h24_peers_are_asked_in_the_order_of_their_names_for_any_hash_seed() -> None:
     code = (
         "import hashlib; from tests.cluster.consensus.test_simulation import scenario\n"
         "with scenario(11, 5) as sim: print(hashlib.sha256(repr((sim.applied, sim.leaders)).encode()).hexdigest())"
@@ -195,7 +193,7 @@ def test_h24_the_peers_are_asked_in_the_order_of_their_names_on_any_hash_seed() 
     assert len(digests) == 1 and len(digests.pop().strip()) == hashlib.sha256().digest_size * 2
 
 
-def test_an_idle_cluster_writes_its_marks_once_and_then_nothing() -> None:
+def test_idle_cluster_writes_its_marks_once_and_then_nothing() -> None:
     with Simulation(1) as sim:
         sim.commit(b"\x01a")
         sim.run(TIMING.idle_flush_s + 1.0)
@@ -205,7 +203,7 @@ def test_an_idle_cluster_writes_its_marks_once_and_then_nothing() -> None:
         assert {name: replica.disk.syncs for name, replica in sim.replicas.items()} == before
 
 
-def test_an_idle_cluster_ticks_for_heartbeats_only() -> None:
+def test_idle_cluster_ticks_for_heartbeats_only() -> None:
     with Simulation(1) as sim:
         leader = sim.commit(b"\x01a")
         sim.run(3.0)
@@ -215,7 +213,7 @@ def test_an_idle_cluster_ticks_for_heartbeats_only() -> None:
         assert len(sim.sent) <= 2 * len(sim.others(leader)) * (beats + 1)
 
 
-def test_followers_learn_soon_that_an_entry_is_committed_although_nothing_follows_it() -> None:
+def test_followers_learn_of_a_commit_soon_without_a_following_entry() -> None:
     with Simulation(1, latency_s=0.0) as sim:
         leader = sim.commit(b"\x01a")
         last = leader.journal.last_index
@@ -225,7 +223,7 @@ def test_followers_learn_soon_that_an_entry_is_committed_although_nothing_follow
         )
 
 
-def test_marks_out_of_order_are_refused_at_construction() -> None:
+def test_marks_out_of_order_are_rejected_at_construction() -> None:
     harness = Harness(replicas=1)
     harness.wait(STAND_S)
     harness.disk.commit = 99
@@ -233,7 +231,7 @@ def test_marks_out_of_order_are_refused_at_construction() -> None:
         Harness(replicas=1, disk=harness.disk)
 
 
-def test_a_long_catching_up_is_applied_in_slices(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_catch_up_is_applied_in_slices(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     harness = Harness()
     apply = harness.apply

@@ -1,4 +1,4 @@
-"""Frames: what is said comes back the same, and nothing else is accepted (H5, H20)."""
+"""Frames: messages survive a round trip unchanged, and nothing else is accepted (H5, H20)."""
 
 import pickle
 import struct
@@ -59,7 +59,7 @@ messages: st.SearchStrategy[AnyMessage] = st.one_of(
 
 
 @given(st.lists(messages, max_size=6), st.lists(st.integers(1, 50), min_size=1, max_size=10))
-def test_frames_cut_anywhere_come_back_as_they_were_sent(said: list[AnyMessage], cuts: list[int]) -> None:
+def test_frames_split_anywhere_are_decoded_unchanged(said: list[AnyMessage], cuts: list[int]) -> None:
     stream = b"".join(encode_frame(CLUSTER, "r2", message) for message in said)
     reader, at, turn = FrameReader(CLUSTER), 0, 0
     heard: list[Frame] = []
@@ -71,15 +71,13 @@ def test_frames_cut_anywhere_come_back_as_they_were_sent(said: list[AnyMessage],
 
 
 @given(st.binary(max_size=200))
-def test_h05_bytes_that_are_no_frame_are_refused_and_raise_nothing_else(noise: bytes) -> None:
+def test_h05_other_bytes_are_rejected_without_other_errors(noise: bytes) -> None:
     with pytest.raises(FrameRefused):
         decode_body(CLUSTER, noise)
 
 
 @given(messages, st.data())
-def test_h05_a_frame_with_a_byte_changed_is_refused_or_is_another_frame(
-    message: AnyMessage, data: st.DataObject
-) -> None:
+def test_h05_frame_with_a_changed_byte_is_rejected_or_differs(message: AnyMessage, data: st.DataObject) -> None:
     body = bytearray(encode_frame(CLUSTER, "r2", message)[4:])
     body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
     try:
@@ -89,7 +87,7 @@ def test_h05_a_frame_with_a_byte_changed_is_refused_or_is_another_frame(
     assert decode_body(CLUSTER, encode_frame(CLUSTER, heard.sender, heard.message)[4:]) == heard
 
 
-def test_h05_a_pickle_is_refused_and_not_run() -> None:
+def test_h05_pickle_is_rejected_and_not_run() -> None:
     class Attack:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return exec, ("raise SystemExit('run')",)
@@ -98,7 +96,7 @@ def test_h05_a_pickle_is_refused_and_not_run() -> None:
         decode_body(CLUSTER, pickle.dumps(Attack()))
 
 
-def test_h05_a_frame_of_another_cluster_or_version_is_refused_by_name() -> None:
+def test_h05_frame_of_another_cluster_or_version_is_rejected_by_name() -> None:
     body = encode_frame("another", "r2", Heartbeat(1, 1, 0, True))[4:]
     with pytest.raises(FrameRefused, match="'another'"):
         decode_body(CLUSTER, body)
@@ -135,24 +133,24 @@ def test_h05_a_frame_of_another_cluster_or_version_is_refused_by_name() -> None:
         "digest",
     ],
 )
-def test_h05_a_message_outside_its_bounds_is_refused(message: list[object]) -> None:
+def test_h05_message_outside_its_bounds_is_rejected(message: list[object]) -> None:
     with pytest.raises(FrameRefused):
         decode_body(CLUSTER, msgspec.msgpack.encode([1, CLUSTER, "r2", message]))
 
 
-def test_h05_an_announced_length_over_the_bound_is_refused_before_its_bytes_are_kept() -> None:
+def test_h05_too_large_announced_length_is_rejected_before_buffering() -> None:
     reader = FrameReader(CLUSTER)
     with pytest.raises(FrameRefused, match="announced"):
         list(reader.feed(struct.pack(">I", MAX_FRAME_BYTES + 1)))
 
 
-def test_the_largest_append_request_fits_into_a_frame() -> None:
+def test_largest_append_request_fits_into_a_frame() -> None:
     full = [(1 << 62, b"x" * 2047)] * 511 + [(1 << 62, b"x" * MAX_ENTRY_BYTES)]
     frame = encode_frame("c" * 64, "n" * 64, AppendRequest(1 << 62, 1 << 62, 1 << 62, 1 << 62, 1 << 62, True, full))
     assert len(frame) <= MAX_FRAME_BYTES + 4
 
 
-def test_the_wire_form_of_every_message_stays_as_it_was_released() -> None:
+def test_released_encoding_of_every_message_stays_the_same() -> None:
     said: list[tuple[AnyMessage, str]] = [
         (AppendRequest(7, 1, 5, 6, 4, True, [(7, b"\x01a")], [b"s"]), "99010701050604c3919207c402016191c40173"),
         (Heartbeat(7, 2, 4, False), "9502070204c2"),

@@ -1,6 +1,6 @@
-"""The table of hazards in cluster/consensus/DESIGN.md says the truth: every row is there, and so are its tests.
+"""The hazard table in cluster/consensus/DESIGN.md is complete, and its tests exist.
 
-And the engine reads as a Raft beside the paper: each module that holds a rule says where the rule comes from.
+Each module with Raft rules names the sections of the paper that they come from.
 """
 
 import ast
@@ -32,11 +32,11 @@ RULES = {
     "read_index": r"thesis 6\.4",
     "snapshots": r"section 7",
 }
-"""The modules that hold Raft's rules, and the sections that each must name."""
+"""Modules with Raft's rules, and the sections that each must name."""
 
 
 class Row:
-    """One row of the table."""
+    """Row of the table."""
 
     def __init__(self, line: str) -> None:
         hazards, self.hazard, self.guard, self.tests = (cell.strip() for cell in line.strip().strip("|").split("|"))
@@ -54,7 +54,7 @@ def rows() -> list[Row]:
 
 @functools.cache
 def known_tests() -> dict[str, str]:
-    """Return the source of each test function under tests/, by name; of those with one name together."""
+    """Return the source of each test function under tests/ by name; functions with one name are joined."""
     found: dict[str, str] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for name, source in sources_in(path).items():
@@ -79,7 +79,7 @@ def test_every_hazard_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: "-".join(row.numbers))
-def test_the_tests_that_a_row_names_exist_and_are_of_its_hazard(row: Row) -> None:
+def test_tests_named_by_a_row_exist_and_concern_its_hazard(row: Row) -> None:
     known = known_tests()
     assert row.patterns, f"{row.numbers} names no test"
     for pattern in row.patterns:
@@ -89,13 +89,13 @@ def test_the_tests_that_a_row_names_exist_and_are_of_its_hazard(row: Row) -> Non
         )
     for path in row.paths:
         assert (ROOT / path).exists() and sources_in(ROOT / path), f"there is no module {path} with tests"
-    assert set(row.bugs) <= set(PLANTS), f"bugs that nobody plants: {sorted(set(row.bugs) - set(PLANTS))}"
+    assert set(row.bugs) <= set(PLANTS), f"bugs without a plant: {sorted(set(row.bugs) - set(PLANTS))}"
     first = int(row.numbers[0][1:])
     assert any(fnmatch(name, f"test_h{first:02d}_*") for name in known), f"no test is named after {row.numbers[0]}"
 
 
 @pytest.mark.parametrize("row", [row for row in rows() if row.stock], ids=lambda row: row.numbers[0])
-def test_a_row_that_says_stock_has_a_test_that_shows_the_fault_in_the_stock_engine(row: Row) -> None:
+def test_row_marked_stock_has_a_test_of_the_stock_engine(row: Row) -> None:
     shows = [
         name
         for name, source in known_tests().items()
@@ -104,8 +104,8 @@ def test_a_row_that_says_stock_has_a_test_that_shows_the_fault_in_the_stock_engi
     assert shows, f"{row.numbers[0]}: no test runs PySyncObj itself"
 
 
-def test_a_guard_of_the_journal_is_proved_on_the_real_one_and_not_on_its_double() -> None:
-    """H1 and H9 to H11 are wal's to guard: a test over the journal in memory passes without any guard of theirs."""
+def test_journal_guards_are_tested_on_the_real_journal() -> None:
+    """wal guards H1 and H9 to H11: a test over the journal in memory would pass without these guards."""
     doubles = [
         name
         for name, source in known_tests().items()
@@ -114,7 +114,7 @@ def test_a_guard_of_the_journal_is_proved_on_the_real_one_and_not_on_its_double(
     assert doubles == []
 
 
-def test_a_test_that_is_named_after_a_hazard_is_named_by_its_row() -> None:
+def test_test_named_after_a_hazard_is_named_by_its_row() -> None:
     patterns = [pattern for row in rows() for pattern in row.patterns]
     orphans = [
         name
@@ -125,9 +125,7 @@ def test_a_test_that_is_named_after_a_hazard_is_named_by_its_row() -> None:
 
 
 @pytest.mark.parametrize(("module", "sections"), RULES.items(), ids=RULES)
-def test_a_module_of_rules_says_which_sections_of_the_paper_and_the_thesis_they_are_from(
-    module: str, sections: str
-) -> None:
+def test_module_of_rules_names_its_sections_of_paper_and_thesis(module: str, sections: str) -> None:
     assert re.search(sections, (ROOT / "cluster" / "consensus" / f"{module}.py").read_text(), re.DOTALL)
 
 
@@ -137,7 +135,7 @@ def test_every_module_of_consensus_is_in_the_table_of_modules() -> None:
     assert named >= present, f"not in the table: {sorted(present - named)}"
 
 
-def test_every_module_of_consensus_imports_only_what_stands_below_it_in_the_table() -> None:
+def test_every_module_of_consensus_imports_only_modules_below_it() -> None:
     order = re.findall(r"^\| `(\w+)` \|", DESIGN.read_text(), re.M)
     for at, module in enumerate(order):
         tree = ast.parse((DESIGN.parent / f"{module}.py").read_text())
@@ -152,9 +150,7 @@ def test_every_module_of_consensus_imports_only_what_stands_below_it_in_the_tabl
 
 
 @pytest.mark.parametrize("version", ["0.3.16", "0.3.18", "0.4.0", "0.3.17.1", ""])
-def test_the_adapter_is_refused_under_any_other_version_of_the_engine(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapter_rejects_any_other_version_of_the_engine(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pysyncobj.version.VERSION", version)
     spec = importlib.util.spec_from_file_location("stock_of_another_release", stock.__file__)
     assert spec is not None and spec.loader is not None
@@ -162,7 +158,7 @@ def test_the_adapter_is_refused_under_any_other_version_of_the_engine(
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def test_private_names_of_the_engine_are_touched_nowhere_else_in_the_tree() -> None:
+def test_private_names_of_the_engine_are_used_nowhere_else() -> None:
     packages = ("cluster", "replica", "snapshots", "wal", "scripts")
     offenders = [
         str(path.relative_to(ROOT))

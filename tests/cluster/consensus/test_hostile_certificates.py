@@ -1,4 +1,4 @@
-"""Whoever holds the key of a replica that was removed speaks as a later one: it must not stop the others for good."""
+"""A holder of a removed replica's key claims to be a later member. It must not stop the others permanently."""
 
 import itertools
 import logging
@@ -24,16 +24,14 @@ from tests.cluster.consensus.simulator import CLUSTER, Simulation
 from tests.cluster.consensus.test_membership_hazards import FOUNDERS
 
 LATEST = 1 << 62
-"""The highest term that a frame can say."""
+"""Highest term that a frame can contain."""
 
 HOSTILE = "r9#1000000"
-"""Somebody whom a replica cannot know not to have been added."""
+"""Replica that others cannot distinguish from a newly added one."""
 
 
 @pytest.mark.parametrize("sender", ["r9", HOSTILE, "r2"])
-def test_a_term_out_of_reach_is_heeded_from_nobody_and_the_cluster_goes_on(
-    sender: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unreachable_term_is_ignored_from_any_sender(sender: str, caplog: pytest.LogCaptureFixture) -> None:
     with Simulation(3, membership=True) as sim, caplog.at_level(logging.ERROR):
         leader = sim.commit(b"\x01a")
         term = sim.engine(leader.name).term
@@ -51,8 +49,8 @@ def test_a_term_out_of_reach_is_heeded_from_nobody_and_the_cluster_goes_on(
             sim.tick(victim)
             assert engine.term == term
         sim.commit(b"\x01b")
-        lines = [record for record in caplog.records if "elections cannot lead so far" in record.message]
-        assert len(lines) == {"r9": 0, "r2": 2, HOSTILE: 3}[sender], "once a peer, replica and minute"
+        lines = [record for record in caplog.records if "elections cannot advance so far" in record.message]
+        assert len(lines) == {"r9": 0, "r2": 2, HOSTILE: 3}[sender], "once per peer, replica and minute"
 
 
 def disk_at(term: int) -> Disk:
@@ -65,7 +63,7 @@ OFFERED = (1, TERM_STEP_MAX, TERM_STEP_MAX + 1, TERM_JUMP_MAX, TERM_JUMP_MAX + 1
 
 
 @pytest.mark.parametrize("sender", ["r2", HOSTILE])
-def test_whatever_term_was_accepted_a_replica_stands_in_a_later_one_and_the_others_follow_it(sender: str) -> None:
+def test_replica_campaigns_above_any_accepted_term_and_the_others_follow(sender: str) -> None:
     for own, more in itertools.product((0, 7, TERM_HIGH - 1, TERM_HIGH, TERM_HIGH + TERM_STEP_MAX), OFFERED):
         offered = min(own + more, LATEST)
         reach = TERM_STEP_MAX if offered > TERM_HIGH else LATEST if sender == "r2" else TERM_JUMP_MAX
@@ -81,7 +79,7 @@ def test_whatever_term_was_accepted_a_replica_stands_in_a_later_one_and_the_othe
             assert (behind.engine.term, behind.engine.leader) == (harness.engine.term, "r1")
 
 
-def test_who_joins_accepts_a_term_that_the_others_came_to_whatever_it_is() -> None:
+def test_joining_replica_accepts_any_term_of_the_others() -> None:
     harness = Harness(me="r4#7", bootstrap=unknown())
     harness.give("r2", Heartbeat(5 * TERM_JUMP_MAX, 1, 0, True))
     assert harness.engine.term == 5 * TERM_JUMP_MAX
@@ -90,7 +88,7 @@ def test_who_joins_accepts_a_term_that_the_others_came_to_whatever_it_is() -> No
 
 
 @pytest.mark.parametrize("sender", ["r9", HOSTILE])
-def test_nobody_but_a_known_member_tells_a_member_that_it_was_removed(sender: str) -> None:
+def test_member_believes_a_removal_notice_only_from_known_members(sender: str) -> None:
     notice = RemovalNotice(1, first_seq("r1") + 1, 10**6)
     harness = Harness(bootstrap=FOUNDERS)
     harness.lead()
@@ -100,8 +98,8 @@ def test_nobody_but_a_known_member_tells_a_member_that_it_was_removed(sender: st
         harness.give("r2", notice)
 
 
-def test_a_member_whom_nobody_has_led_for_long_believes_anybody_that_it_was_removed() -> None:
-    """All whom it knew may have been replaced since: nobody else could tell it."""
+def test_member_without_a_leader_for_long_believes_any_removal_notice() -> None:
+    """All members that it knew may have been replaced, so no known member could notify it."""
     notice = RemovalNotice(1, first_seq("r1") + 1, 10**6)
     harness = Harness(bootstrap=FOUNDERS)
     harness.give("r2", Heartbeat(1, 1, 0, True))
@@ -114,13 +112,13 @@ def test_a_member_whom_nobody_has_led_for_long_believes_anybody_that_it_was_remo
         harness.give("r8#9", notice)
 
 
-def test_who_is_in_no_configuration_that_it_knows_believes_anybody_that_it_was_removed() -> None:
+def test_replica_outside_its_own_configuration_believes_any_removal_notice() -> None:
     harness = Harness(me="r4#7", bootstrap=unknown())
     with pytest.raises(RemovedFromCluster):
         harness.give("r8#9", RemovalNotice(1, first_seq("r4#7") + 1, 9))
 
 
-def test_a_peer_that_claims_too_much_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_peer_with_excessive_claims_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     harness = Harness()
     harness.lead()
     with caplog.at_level(logging.ERROR):

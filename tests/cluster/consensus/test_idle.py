@@ -1,4 +1,4 @@
-"""What a cluster does that nobody asks anything of: as little as keeps its leader; and who stands when it is silent."""
+"""Idle cluster: minimal work to keep its leader; and the choice of a candidate after silence."""
 
 import asyncio
 from collections import Counter
@@ -19,7 +19,7 @@ PATIENT = Timing(election_min_s=60.0, election_max_s=120.0, heartbeat_s=10.0)
 
 
 def counting(node: Node) -> list[int]:
-    """Return the terms of the ticks that this replica makes from now on."""
+    """Return a list of the terms of this replica's ticks from now on."""
     ticks = []
     tick = node.consensus._engine.tick
 
@@ -32,7 +32,7 @@ def counting(node: Node) -> list[int]:
 
 
 def alone(tmp_path: Path) -> Node:
-    """Return the first of three replicas, of which the others are not there."""
+    """Return the first of three replicas; the other two are absent."""
     authority = make_authority(tmp_path / "tls")
     tls = certify(authority, tmp_path / "tls", "r1")
     return Node(tmp_path, "r1", make_members(["r1", "r2", "r3"]), tls, timing=PATIENT)
@@ -53,7 +53,7 @@ def count_ticks(sim: Simulation) -> Counter[str]:
 
 
 @pytest.mark.parametrize("replicas", [3, 5])
-def test_an_idle_leader_ticks_once_a_heartbeat_and_its_followers_never(replicas: int) -> None:
+def test_idle_leader_ticks_once_a_heartbeat_and_followers_never(replicas: int) -> None:
     with Simulation(1, replicas=replicas) as sim:
         leader = sim.elect()
         sim.run(5 * TIMING.idle_flush_s)
@@ -69,11 +69,11 @@ def test_an_idle_leader_ticks_once_a_heartbeat_and_its_followers_never(replicas:
             (other, leader.name, AppendReply) for other in others
         }
         assert {sent[leader.name, other, Heartbeat] for other in others} == {ticks[leader.name]}
-        assert max(sent.values()) <= ticks[leader.name] + 1  # an answer to the last heartbeat before
+        assert max(sent.values()) <= ticks[leader.name] + 1  # plus a reply to an earlier heartbeat
         assert sim.engine(leader.name).term == term
 
 
-def test_answers_to_heartbeats_keep_a_leader_and_release_reads_although_they_cause_no_tick() -> None:
+def test_heartbeat_replies_keep_a_leader_and_release_reads_without_a_tick() -> None:
     with Simulation(2) as sim:
         leader = sim.elect()
         engine = sim.engine(leader.name)
@@ -85,12 +85,12 @@ def test_answers_to_heartbeats_keep_a_leader_and_release_reads_although_they_cau
         sim.schedule_tick(leader)
         assert sim.run(8 * sim.latency_s, until=lambda: bool(told))
         assert told == [engine.commit_index]
-        # And it notices when they stay out.
+        # The leader also notices missing replies.
         sim.black = {(other.name, leader.name) for other in sim.others(leader)}
         assert sim.run(2 * TIMING.election_max_s, until=lambda: engine.role is not Role.LEADER)
 
 
-def test_an_answer_leaves_at_once_if_the_journal_is_clean_and_with_the_sync_if_it_is_not() -> None:
+def test_reply_leaves_at_once_if_the_journal_is_clean_otherwise_after_the_sync() -> None:
     harness = Harness()
     harness.follow([(1, b"\x00")], commit=1)
     harness.take(AppendReply)
@@ -103,7 +103,7 @@ def test_an_answer_leaves_at_once_if_the_journal_is_clean_and_with_the_sync_if_i
     assert [reply.seq for reply in harness.take(AppendReply)] == [3, 4]
 
 
-def test_a_heartbeat_that_commits_asks_for_a_tick() -> None:
+def test_heartbeat_that_commits_requests_a_tick() -> None:
     harness = Harness()
     harness.follow([(1, b"\x00"), (1, b"\x01a")], commit=1)
     assert harness.engine.receive("r2", Heartbeat(1, 2, 2, True)) is True
@@ -112,7 +112,7 @@ def test_a_heartbeat_that_commits_asks_for_a_tick() -> None:
 
 
 def proposing() -> tuple[Harness, int, dict[str, AppendRequest]]:
-    """Return a leader that has sent an entry, the entry's index, and the requests that hold it, by peer."""
+    """Return a leader that has sent an entry, the entry's index, and the requests with it, by peer."""
     harness = Harness()
     harness.lead()
     index, _ = harness.engine.propose(b"\x01a")
@@ -120,14 +120,14 @@ def proposing() -> tuple[Harness, int, dict[str, AppendRequest]]:
     return harness, index, {peer: message for peer, message in harness.out if isinstance(message, AppendRequest)}
 
 
-def test_an_answer_that_moves_a_peer_on_asks_for_a_tick() -> None:
+def test_reply_that_advances_a_peer_requests_a_tick() -> None:
     harness, index, requests = proposing()
     assert harness.engine.receive("r2", AppendReply(harness.engine.term, requests["r2"].seq, index)) is True
     harness.engine.tick()
     assert harness.engine.commit_index == index
 
 
-def test_what_is_proposed_while_a_copy_is_put_off_is_due_at_once() -> None:
+def test_proposal_during_a_postponed_sync_is_due_at_once() -> None:
     harness, index, requests = proposing()
     for peer, request in requests.items():
         harness.engine.receive(peer, AppendReply(harness.engine.term, request.seq, index))
@@ -142,7 +142,7 @@ def test_what_is_proposed_while_a_copy_is_put_off_is_due_at_once() -> None:
 
 
 def acknowledged(*, handing_over: bool) -> bool:
-    """Have an entry committed by one follower; return whether the answer of the other asks for a tick."""
+    """Let one follower commit an entry; return whether the other's reply requests a tick."""
     harness, index, requests = proposing()
     harness.give("r2", AppendReply(harness.engine.term, requests["r2"].seq, index))
     harness.settle()
@@ -153,12 +153,12 @@ def acknowledged(*, handing_over: bool) -> bool:
     return harness.engine.receive("r3", AppendReply(harness.engine.term, requests["r3"].seq, index))
 
 
-def test_an_answer_about_what_is_committed_already_asks_for_no_tick_but_of_a_leader_that_hands_over() -> None:
+def test_reply_about_committed_entries_requests_a_tick_only_during_a_transfer() -> None:
     assert acknowledged(handing_over=False) is False
     assert acknowledged(handing_over=True) is True
 
 
-def test_the_driver_ticks_only_for_frames_that_ask_for_it(tmp_path: Path) -> None:
+def test_driver_ticks_only_for_frames_that_request_it(tmp_path: Path) -> None:
     async def work() -> None:
         node = alone(tmp_path)
         engine = node.consensus._engine
@@ -185,7 +185,7 @@ def test_the_driver_ticks_only_for_frames_that_ask_for_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_timer_that_is_due_within_a_millisecond_is_moved_like_any_other(
+def test_timer_due_within_a_millisecond_is_moved_like_any_other(
     tmp_path: Path, run: Callable[[Coroutine[None, None, None]], None]
 ) -> None:
     async def work() -> None:
@@ -215,7 +215,7 @@ def test_a_timer_that_is_due_within_a_millisecond_is_moved_like_any_other(
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 4, 5, 7])
-def test_followers_of_one_leader_draw_their_patience_from_ranges_of_their_own(replicas: int) -> None:
+def test_followers_of_one_leader_draw_timeouts_from_disjoint_ranges(replicas: int) -> None:
     names = [f"r{number}" for number in range(1, replicas + 1)]
     for leader in names:
         ranges = []
@@ -232,7 +232,7 @@ def test_followers_of_one_leader_draw_their_patience_from_ranges_of_their_own(re
         assert all(first_s < last_s for first_s, last_s in ranges)
 
 
-def test_a_leader_that_falls_silent_is_replaced_by_the_first_to_stand() -> None:
+def test_silent_leader_is_replaced_by_the_first_candidate() -> None:
     span_s = TIMING.election_max_s - TIMING.election_min_s
     for seed in range(20):
         with Simulation(seed) as sim:
@@ -248,7 +248,7 @@ def test_a_leader_that_falls_silent_is_replaced_by_the_first_to_stand() -> None:
 
 
 @pytest.mark.parametrize(("early_heartbeats", "answered"), [(0.4, True), (0.6, False)])
-def test_who_heard_the_last_heartbeat_a_little_later_still_votes(early_heartbeats: float, answered: bool) -> None:
+def test_voter_with_a_slightly_later_last_heartbeat_still_votes(early_heartbeats: float, answered: bool) -> None:
     harness = Harness(me="r3")
     harness.engine.receive("r2", Heartbeat(1, 1, 0, True))
     harness.engine.tick()

@@ -1,7 +1,7 @@
-"""Hazards of what a replica remembers and promises: H1, H2, H3, H4, H9 to H11, H25.
+"""Hazards of memory and promises: H1, H2, H3, H4, H9 to H11, H25.
 
-H1 and H9 to H11 are guarded in wal, so their tests run its real journal, over a disk that forgets in a power cut what
-was not synced. The guards of the others are in consensus: there a journal in memory keeps the rules of the real one.
+wal guards H1 and H9 to H11, so their tests use its real journal over a disk that forgets unsynced data in a power cut.
+Consensus guards the others; their tests use a journal in memory with the rules of the real one.
 """
 
 from collections.abc import Callable
@@ -34,17 +34,17 @@ from tests.wal.support import entry, fill
 A, B, C, D = (b"\x01a", b"\x01b", b"\x01c", b"\x01d")
 
 POWER_CUTS = range(12)
-"""Seeds of a disk: what it loses of what was not synced is drawn, so one power cut alone may spare it."""
+"""Seeds of a disk. The unsynced data that it loses is random, so a single power cut may lose none."""
 
 
 @pytest.fixture
 def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Life]:
-    """The real journal over the simulator's disk; each seed makes one."""
+    """Return a function that makes the real journal over the simulator's disk from a seed."""
     return lives(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("where", ["sync log", "LMDB"])
-def test_h01_what_the_journal_has_synced_is_there_after_a_power_cut(at: Callable[[int], Life], where: str) -> None:
+def test_h01_synced_entries_survive_a_power_cut(at: Callable[[int], Life], where: str) -> None:
     for seed in POWER_CUTS:
         life = at(seed)
         journal = life.open()
@@ -65,7 +65,7 @@ def test_h01_what_the_journal_has_synced_is_there_after_a_power_cut(at: Callable
         assert state_of(life.open()) == promised
 
 
-def test_a_power_cut_of_all_replicas_loses_no_acknowledged_write() -> None:
+def test_power_cut_of_all_replicas_loses_no_acknowledged_entry() -> None:
     with Simulation(1) as sim:
         for number in range(20):
             sim.commit(b"\x01%d" % number)
@@ -75,7 +75,7 @@ def test_a_power_cut_of_all_replicas_loses_no_acknowledged_write() -> None:
         assert len(sim.acknowledged) == 20
 
 
-def test_h01_the_vote_alone_survives_a_power_cut_so_nobody_votes_twice_in_a_term(at: Callable[[int], Life]) -> None:
+def test_h01_vote_alone_survives_a_power_cut_so_no_term_has_two_votes(at: Callable[[int], Life]) -> None:
     for seed in POWER_CUTS:
         life = at(seed)
         harness = Harness(journal=life.open())
@@ -88,10 +88,10 @@ def test_h01_the_vote_alone_survives_a_power_cut_so_nobody_votes_twice_in_a_term
         restarted.give("r3", VoteRequest(4, 1, 0, 0, pre=False))
         assert not restarted.take(VoteReply, "r3")[0].granted
         restarted.give("r2", VoteRequest(4, 2, 0, 0, pre=False))
-        assert restarted.take(VoteReply, "r2")[0].granted, "the same candidate may ask again"
+        assert restarted.take(VoteReply, "r2")[0].granted, "the same candidate gets the vote again"
 
 
-def test_h02_no_promise_leaves_before_the_sync_that_makes_it_true() -> None:
+def test_h02_no_promise_leaves_before_its_sync() -> None:
     for message in (
         VoteRequest(4, 1, 0, 0, pre=False),
         AppendRequest(4, 1, 0, 0, 0, True, [(4, A)]),
@@ -107,24 +107,24 @@ def test_h02_no_promise_leaves_before_the_sync_that_makes_it_true() -> None:
         assert len(harness.out) == 1 and isinstance(harness.out[0][1], PROMISES)
 
 
-def test_h02_a_candidate_asks_for_votes_only_after_its_own_vote_is_durable() -> None:
+def test_h02_candidate_requests_votes_after_its_own_vote_is_durable() -> None:
     harness = Harness()
     harness.wait(STAND_S)
     (question, *_) = harness.take(VoteRequest)
     harness.disk.fail_next = OSError("the disk is gone")
     with pytest.raises(OSError):
         harness.give("r2", VoteReply(0, question.seq, True, pre=True))
-    assert harness.out == [], "a vote request is a promise: whoever sends it has voted for itself"
+    assert harness.out == [], "a vote request is a promise: its sender has voted for itself"
 
 
-def test_h02_append_requests_leave_before_the_sync_but_the_leader_counts_itself_after_it() -> None:
+def test_h02_append_requests_leave_before_the_sync_but_the_leader_counts_after_it() -> None:
     harness = Harness(replicas=3)
     harness.lead()
     index, _ = harness.engine.propose(A)
     seen: list[tuple[int, int]] = []
     harness.disk.before_sync = lambda: seen.append((len(harness.out), harness.engine.commit_index))
     harness.engine.tick()
-    assert seen == [], "the event loop sends at the end of a turn: the disk holds up the next one, not this"
+    assert seen == [], "the event loop sends at the end of a turn, and the disk delays the next turn"
     requests = harness.take(AppendRequest, "r2")
     assert len(requests) == 1
     # One peer and the leader itself are a majority; with a failed sync the leader does not count.
@@ -137,11 +137,11 @@ def test_h02_append_requests_leave_before_the_sync_but_the_leader_counts_itself_
     assert harness.engine.commit_index == index - 1
 
 
-def test_h02_what_was_to_be_promised_in_an_older_term_is_not_once_a_new_leader_has_cut_it_off() -> None:
+def test_h02_promises_of_an_older_term_are_dropped_after_a_cut() -> None:
     harness = Harness()
     harness.follow([(1, A), (1, B)], commit=1)
     harness.take(AppendReply)
-    # Both leaders' messages wait in the sockets of a replica that was paused, and are read in one turn.
+    # Messages of both leaders wait in the sockets of a paused replica, and are read in one turn.
     harness.engine.receive("r2", AppendRequest(1, 50, 2, 1, 1, True, [(1, C)]))
     harness.engine.receive("r3", AppendRequest(2, 1, 1, 1, 1, True, [(2, D)]))
     harness.engine.tick()
@@ -151,7 +151,7 @@ def test_h02_what_was_to_be_promised_in_an_older_term_is_not_once_a_new_leader_h
     ]
 
 
-def test_h03_a_stale_prefix_removes_nothing() -> None:
+def test_h03_stale_prefix_removes_nothing() -> None:
     harness = Harness()
     harness.follow([(1, A), (1, B), (1, C)], commit=1)
     harness.give("r2", AppendRequest(1, 2, 0, 0, 1, True, [(1, A)]))
@@ -161,7 +161,7 @@ def test_h03_a_stale_prefix_removes_nothing() -> None:
     assert harness.take(AppendReply)[-1].match_index == 3
 
 
-def test_h03_the_stock_engine_truncates_at_a_stale_prefix() -> None:
+def test_h03_stock_engine_truncates_at_a_stale_prefix() -> None:
     stock = StockHarness()
     entries = [(A, 2, 1), (B, 3, 1), (C, 4, 1)]
     common = {"type": "append_entries", "term": 1, "commit_index": 1, "prevLogIdx": 1, "prevLogTerm": 0}
@@ -171,7 +171,7 @@ def test_h03_the_stock_engine_truncates_at_a_stale_prefix() -> None:
     assert stock.private("raftLog")[-1][1] == 2, "HAZARDS.md H3; if this fails, the release changed"
 
 
-def test_h03_a_conflict_of_terms_truncates_from_the_conflict_on() -> None:
+def test_h03_conflict_of_terms_truncates_from_the_conflict_on() -> None:
     harness = Harness()
     harness.follow([(1, A), (1, B), (1, C)], commit=1)
     harness.give("r3", AppendRequest(2, 1, 1, 1, 1, True, [(2, D)]))
@@ -179,7 +179,7 @@ def test_h03_a_conflict_of_terms_truncates_from_the_conflict_on() -> None:
     assert harness.journal.last_index == 2
 
 
-def test_what_takes_the_place_of_what_was_cut_does_not_count_as_synced() -> None:
+def test_replacement_of_cut_entries_does_not_count_as_synced() -> None:
     harness = Harness()
     harness.follow([(1, A), (1, B), (1, C)])
     assert harness.engine.raft.durable_index == 3
@@ -195,7 +195,7 @@ def test_what_takes_the_place_of_what_was_cut_does_not_count_as_synced() -> None
     [AppendRequest(2, 1, 0, 0, 2, True, [(2, D)]), AppendRequest(2, 1, 1, 2, 2, True, [(2, D)])],
     ids=["an entry", "the entry before"],
 )
-def test_h03_a_leader_that_denies_what_is_committed_stops_the_replica(request_: AppendRequest) -> None:
+def test_h03_leader_that_contradicts_committed_entries_stops_the_replica(request_: AppendRequest) -> None:
     harness = Harness()
     harness.follow([(1, A), (1, B), (1, C)], commit=2)
     with pytest.raises(BrokenInvariant, match="here the entry of term"):
@@ -204,21 +204,21 @@ def test_h03_a_leader_that_denies_what_is_committed_stops_the_replica(request_: 
     assert [harness.journal.entry(index).data for index in (1, 2, 3)] == [A, B, C]
 
 
-def test_h04_an_acknowledgement_of_an_older_term_counts_for_nothing() -> None:
+def test_h04_acknowledgement_of_an_older_term_does_not_count() -> None:
     harness = Harness(replicas=5)
     harness.lead()
     first_term = harness.engine.term
     harness.engine.propose(A)
     harness.engine.tick()
     old = harness.take(AppendRequest, "r2")[0]
-    # It loses leadership, another leader replaces A's index with an entry of its own, and this replica leads again.
+    # It loses leadership, another leader replaces the entry at A's index, and this replica leads again.
     harness.give("r3", AppendRequest(first_term + 1, 1, 1, first_term, 1, True, [(first_term + 1, B)]))
     harness.take(AppendReply)
     harness.win()
     harness.engine.tick()
     sent = harness.take(AppendRequest, "r3")
     last = harness.journal.last_index
-    # Only r3 accepts in this term; the acknowledgements of r2 and r4 are of the older term, with the same indexes.
+    # Only r3 accepts in this term. The acknowledgements of r2 and r4 are of the older term, with the same indexes.
     for peer in ("r2", "r4"):
         harness.give(peer, AppendReply(first_term, old.seq, last))
         harness.give(peer, AppendReply(first_term, harness.engine.raft.seq, last))
@@ -227,17 +227,17 @@ def test_h04_an_acknowledgement_of_an_older_term_counts_for_nothing() -> None:
     assert not harness.engine.ready
 
 
-def test_h04_the_stock_engine_counts_an_acknowledgement_without_a_term() -> None:
+def test_h04_stock_engine_counts_an_acknowledgement_without_a_term() -> None:
     stock = StockHarness()
     stock.win()
     last = stock.private("raftLog")[-1][1]
-    # No term travels in this message, so the engine cannot know that it answers a request of an older term.
+    # This message has no term, so the engine cannot know that it answers a request of an older term.
     stock.give("r2", type="next_node_idx", next_node_idx=last + 1, reset=False, success=True)
     stock.engine.doTick()
     assert stock.engine.raftCommitIndex == last, "HAZARDS.md H4; if this fails, the release changed"
 
 
-def test_h04_a_copy_of_an_answer_and_an_older_one_are_dropped() -> None:
+def test_h04_duplicate_and_older_replies_are_dropped() -> None:
     harness = Harness()
     harness.lead()
     known = harness.engine.raft.progress["r2"]
@@ -248,7 +248,7 @@ def test_h04_a_copy_of_an_answer_and_an_older_one_are_dropped() -> None:
     assert (known.match, known.next, known.phase) == before
 
 
-def test_a_peer_that_claims_more_than_the_leader_has_is_not_counted() -> None:
+def test_peer_that_claims_more_entries_than_the_leader_has_is_not_counted() -> None:
     harness = Harness()
     harness.win()
     harness.engine.tick()
@@ -257,8 +257,8 @@ def test_a_peer_that_claims_more_than_the_leader_has_is_not_counted() -> None:
     assert harness.engine.commit_index == 0
 
 
-def test_an_entry_of_an_older_term_is_committed_only_with_one_of_this_term() -> None:
-    """Figure 8 of the paper: a majority holding an old entry is not enough."""
+def test_entry_of_an_older_term_is_committed_only_with_one_of_this_term() -> None:
+    """Figure 8 of the paper: an old entry on a majority is not committed by that alone."""
     harness = Harness(replicas=5)
     harness.follow([(1, A)], leader="r2")
     harness.take(AppendReply)
@@ -271,7 +271,7 @@ def test_an_entry_of_an_older_term_is_committed_only_with_one_of_this_term() -> 
 
 
 @pytest.mark.parametrize("moment", ["before compaction", "after compaction, unsynced", "after compaction, synced"])
-def test_a_crash_of_all_around_compaction_keeps_every_acknowledged_entry(moment: str) -> None:
+def test_crash_of_all_replicas_around_compaction_keeps_acknowledged_entries(moment: str) -> None:
     with Simulation(3) as sim:
         for number in range(10):
             sim.commit(b"\x01%d" % number)
@@ -286,8 +286,8 @@ def test_a_crash_of_all_around_compaction_keeps_every_acknowledged_entry(moment:
         assert len(sim.acknowledged) == 11
 
 
-def test_h09_compaction_moves_a_mark_and_dies_anywhere_without_losing_an_entry(at: Callable[[int], Life]) -> None:
-    """Whatever operation it dies at, the mark is where it was or where it was to be, and the ledger has everything."""
+def test_h09_compaction_dying_anywhere_loses_no_entry(at: Callable[[int], Life]) -> None:
+    """After a death at any operation, the mark is old or new, and the ledger is complete."""
     for operation in range(1, 200):
         life = at(operation)
         journal = life.open()
@@ -314,12 +314,12 @@ def test_h09_compaction_moves_a_mark_and_dies_anywhere_without_losing_an_entry(a
         assert [held.index for held in Ledger(life.env).read(1, limit=99)] == [1, 2, 3, 4, 5, 6]
         assert Ledger(life.env).verify().gaps == ()
         if not died:
-            assert operation > 3, "there were operations to die at"
+            assert operation > 3, "there must be operations to die at"
             return
-    raise AssertionError("a compaction has an end")
+    raise AssertionError("the compaction must end")
 
 
-def test_h09_a_snapshot_that_matches_keeps_the_suffix_wherever_its_install_dies(at: Callable[[int], Life]) -> None:
+def test_h09_matching_snapshot_keeps_the_suffix_if_its_installation_dies(at: Callable[[int], Life]) -> None:
     digest = GENESIS
     for index in range(1, 5):
         digest = chain_digest(digest, Entry(index, 1, NO_OP))
@@ -349,24 +349,24 @@ def test_h09_a_snapshot_that_matches_keeps_the_suffix_wherever_its_install_dies(
         assert life.env is not None
         assert Ledger(life.env).gaps() == () and Ledger(life.env).verify().entries == after.applied_index
         if not died:
-            assert operation > 3, "there were operations to die at"
+            assert operation > 3, "there must be operations to die at"
             return
-    raise AssertionError("an install has an end")
+    raise AssertionError("the installation must end")
 
 
-def test_h25_a_heartbeat_commits_only_what_was_checked_against_this_leader() -> None:
+def test_h25_heartbeat_commits_only_entries_checked_against_this_leader() -> None:
     harness = Harness()
-    # An uncommitted tail of its own leadership, or of an older leader.
+    # An uncommitted tail of this replica's own leadership, or of an older leader.
     harness.follow([(1, A), (1, B), (1, C)], commit=1)
     harness.give("r3", Heartbeat(2, 1, 3, True))
     assert harness.engine.commit_index == 1
-    assert harness.take(AppendReply)[-1].match_index == 1, "and it claims no more"
+    assert harness.take(AppendReply)[-1].match_index == 1, "the reply must claim no more"
     harness.give("r3", AppendRequest(2, 2, 2, 1, 3, True, []))
     assert harness.engine.commit_index == 2, "the checked prefix ends at entry 2"
     assert harness.take(AppendReply)[-1].match_index == 2
 
 
-def test_h25_a_snapshot_transfer_moves_no_commit_index_and_an_old_leader_commits_no_ghost() -> None:
+def test_h25_snapshot_transfer_moves_no_commit_index() -> None:
     with Simulation(5) as sim:
         sim.commit(A)
         old = sim.elect()
@@ -385,7 +385,7 @@ def test_h25_a_snapshot_transfer_moves_no_commit_index_and_an_old_leader_commits
         assert not any(ghost in [data for _, _, data in old.history] for ghost in ghosts)
 
 
-def test_h25_a_snapshot_at_or_below_what_is_checked_is_not_installed() -> None:
+def test_h25_snapshot_at_or_below_the_checked_index_is_not_installed() -> None:
     harness = Harness()
     harness.follow([(1, A), (1, B), (1, C)], commit=2)
     harness.take(AppendReply)
@@ -397,7 +397,7 @@ def test_h25_a_snapshot_at_or_below_what_is_checked_is_not_installed() -> None:
     assert harness.engine.commit_index == 2
 
 
-def test_what_is_stored_is_exactly_what_was_proposed_and_a_leader_begins_with_a_no_op_that_names_it() -> None:
+def test_proposed_data_is_stored_unchanged_after_a_no_op_naming_the_leader() -> None:
     harness = Harness(replicas=1)
     harness.wait(STAND_S)
     assert harness.engine.role is Role.LEADER and harness.engine.ready

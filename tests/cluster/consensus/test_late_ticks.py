@@ -1,4 +1,4 @@
-"""A leader whose own timer was late (H15) gets one grace, whoever of a minority answers meanwhile."""
+"""A leader whose own timer fired late (H15) gets one grace period, even if a minority keeps responding."""
 
 from collections.abc import Iterable
 
@@ -11,10 +11,11 @@ from tests.cluster.consensus.simulator import TIMING, Replica, Simulation
 from tests.cluster.consensus.test_membership_hazards import changed
 
 LATE_S = 1.6 * TIMING.heartbeat_s
-"""How late the tick at the deadline is: more than the heartbeat for which it would have been on time."""
+"""Delay of the tick at the deadline: more than a heartbeat, up to which a tick counts as punctual."""
 
 ALL_TOGETHER_S = TIMING.election_max_s + LATE_S + 3 * TIMING.heartbeat_s
-"""Within which a leader must notice that it lost its majority: a timeout, a late tick, one grace, and its tick."""
+"""Time in which a leader must notice the loss of its majority: a timeout, a late tick, one grace period and its tick.
+"""
 
 
 def cut(sim: Simulation, pairs: Iterable[tuple[str, str]]) -> None:
@@ -24,7 +25,7 @@ def cut(sim: Simulation, pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def steps_down(sim: Simulation, leader: Replica, late_s: float, within_s: float = ALL_TOGETHER_S) -> bool:
-    """Let the whole machine stand still around the leader's deadline; say whether it leads no more `within_s`."""
+    """Stop the whole machine around the leader's deadline; return whether it steps down `within_s`."""
     engine, began_s = sim.engine(leader.name), sim.clock.now_s
     sim.run(quorum_deadline_s(engine.raft) - 0.01 - sim.clock.now_s)
     assert engine.role is Role.LEADER
@@ -34,9 +35,7 @@ def steps_down(sim: Simulation, leader: Replica, late_s: float, within_s: float 
 
 @pytest.mark.parametrize("late_s", [0.0, LATE_S])
 @pytest.mark.parametrize("one_way", [False, True])
-def test_h15_a_late_leader_that_one_of_four_peers_answers_steps_down_after_one_grace(
-    one_way: bool, late_s: float
-) -> None:
+def test_h15_late_leader_with_one_of_four_peers_steps_down_after_one_grace(one_way: bool, late_s: float) -> None:
     with Simulation(7, replicas=5) as sim:
         leader = sim.commit(b"\x01a")
         kept, *lost = [replica.name for replica in sim.others(leader)]
@@ -48,7 +47,7 @@ def test_h15_a_late_leader_that_one_of_four_peers_answers_steps_down_after_one_g
 
 
 @pytest.mark.parametrize("late_s", [0.0, LATE_S])
-def test_h15_a_late_leader_that_only_a_learner_answers_steps_down_after_one_grace(late_s: float) -> None:
+def test_h15_late_leader_with_only_a_learner_steps_down_after_one_grace(late_s: float) -> None:
     with Simulation(7, membership=True) as sim:
         leader = sim.commit(b"\x01a")
         added = changed(sim, ChangeKind.ADD, "r4")
@@ -60,7 +59,7 @@ def test_h15_a_late_leader_that_only_a_learner_answers_steps_down_after_one_grac
         assert steps_down(sim, leader, late_s)
 
 
-def test_h15_a_late_leader_that_its_majority_answers_after_all_leads_on() -> None:
+def test_h15_late_leader_whose_majority_responds_continues_to_lead() -> None:
     with Simulation(7, replicas=5) as sim:
         leader = sim.commit(b"\x01a")
         engine = sim.engine(leader.name)
@@ -68,4 +67,4 @@ def test_h15_a_late_leader_that_its_majority_answers_after_all_leads_on() -> Non
             sim.run(1.0)
             sim.clock.now_s += TIMING.election_max_s + LATE_S
             sim.tick(leader)
-            assert engine.role is Role.LEADER, "what was sent while it stood still waits to be read"
+            assert engine.role is Role.LEADER, "messages sent meanwhile wait to be read"

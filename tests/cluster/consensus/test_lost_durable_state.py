@@ -1,4 +1,4 @@
-"""A replica that lost its disk and comes back empty under its old id is found out by who was promised something."""
+"""A replica that lost its disk and returns empty under its old ID is detected by replicas with its promises."""
 
 import logging
 from pathlib import Path
@@ -16,7 +16,7 @@ ENTRIES = 20
 
 
 def leader() -> Harness:
-    """A leader of whom r2 and r3 have acknowledged everything, and whose link to r2 broke."""
+    """Return a leader whose entries r2 and r3 have acknowledged, and whose link to r2 broke."""
     harness = Harness()
     harness.lead()
     for number in range(ENTRIES):
@@ -32,7 +32,7 @@ def leader() -> Harness:
 
 
 def returns(harness: Harness) -> AppendRequest:
-    """Let r2's link come back; return how its journal is probed."""
+    """Restore the link of r2; return the probe of its journal."""
     harness.out.clear()
     harness.engine.connected("r2")
     harness.engine.tick()
@@ -41,12 +41,12 @@ def returns(harness: Harness) -> AppendRequest:
 
 
 def refuse(harness: Harness, probe: AppendRequest, last_index: int = 0) -> None:
-    """Answer as a replica whose journal ends at `last_index`."""
+    """Reply as a replica whose journal ends at `last_index`."""
     harness.give("r2", AppendReply(harness.engine.term, probe.seq, last_index, True, last_index, int(last_index > 0)))
 
 
 @pytest.mark.parametrize("last_index", [0, 1, ENTRIES])
-def test_a_replica_that_lacks_what_it_acknowledged_is_refused_notified_and_shown(
+def test_replica_that_lacks_acknowledged_entries_is_rejected_and_reported(
     last_index: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness = leader()
@@ -58,7 +58,7 @@ def test_a_replica_that_lacks_what_it_acknowledged_is_refused_notified_and_shown
     assert "r2 acknowledged entries up to 21" in line.message and "cluster replace r2" in line.message
 
 
-def test_nothing_that_it_says_counts_from_then_on_and_nothing_is_sent_to_it() -> None:
+def test_messages_of_a_rejected_replica_do_not_count_and_it_gets_no_entries() -> None:
     harness = leader()
     refuse(harness, returns(harness))
     harness.engine.disconnected("r3")
@@ -70,13 +70,13 @@ def test_nothing_that_it_says_counts_from_then_on_and_nothing_is_sent_to_it() ->
         for seq in [m.seq for to, m in harness.out if to == "r2"]:
             harness.give("r2", AppendReply(harness.engine.term, seq, 0))
         assert not [m for to, m in harness.out if to == "r2" and isinstance(m, AppendRequest) and m.entries]
-    assert harness.take(StateLost, "r2"), "it is told again"
+    assert harness.take(StateLost, "r2"), "the replica is notified again"
     assert harness.engine.commit_index == commit
     harness.wait(TIMING.election_max_s)
-    assert harness.engine.role is Role.FOLLOWER, "a leader with nobody but it has no majority"
+    assert harness.engine.role is Role.FOLLOWER, "a leader with only this peer has no majority"
 
 
-def test_it_is_found_out_although_what_it_acknowledged_is_compacted_by_then() -> None:
+def test_lost_entries_are_detected_even_after_their_compaction() -> None:
     harness = leader()
     harness.engine.propose(b"\x01more")
     harness.engine.tick()
@@ -88,10 +88,10 @@ def test_it_is_found_out_although_what_it_acknowledged_is_compacted_by_then() ->
     refuse(harness, probe)
     assert len(harness.take(StateLost, "r2")) == 1
     harness.wait(3 * TIMING.heartbeat_s)
-    assert harness.take(SnapshotChunk, "r2") == [], "nor is it caught up by a snapshot"
+    assert harness.take(SnapshotChunk, "r2") == [], "the replica must not get a snapshot"
 
 
-def test_nor_is_it_caught_up_when_the_same_leader_is_elected_again(tmp_path: Path) -> None:
+def test_rejected_replica_is_not_caught_up_after_a_reelection(tmp_path: Path) -> None:
     harness = leader()
     refuse(harness, returns(harness))
     harness.wait(TIMING.election_max_s)
@@ -113,7 +113,7 @@ def test_nor_is_it_caught_up_when_the_same_leader_is_elected_again(tmp_path: Pat
     assert sent and all(isinstance(message, Heartbeat) for message in sent)
 
 
-def test_one_that_kept_it_although_it_is_compacted_here_gets_the_snapshot() -> None:
+def test_replica_that_kept_compacted_entries_gets_the_snapshot() -> None:
     harness = leader()
     harness.engine.propose(b"\x01more")
     harness.engine.tick()
@@ -125,7 +125,7 @@ def test_one_that_kept_it_although_it_is_compacted_here_gets_the_snapshot() -> N
     assert not harness.engine.peers()[0].forgot
 
 
-def test_one_that_restarted_with_a_commit_mark_that_lags_is_not_accused() -> None:
+def test_restarted_replica_with_a_lagging_commit_mark_is_not_rejected() -> None:
     harness = leader()
     probe = returns(harness)
     (shown, _) = harness.engine.peers()
@@ -135,7 +135,7 @@ def test_one_that_restarted_with_a_commit_mark_that_lags_is_not_accused() -> Non
     assert harness.engine.peers()[0].match_index == ENTRIES + 1
 
 
-def test_one_whose_disk_was_only_not_mounted_counts_again_when_it_shows_what_it_acknowledged() -> None:
+def test_replica_whose_disk_was_not_mounted_counts_again_with_its_entries() -> None:
     harness = leader()
     refuse(harness, returns(harness))
     harness.engine.disconnected("r2")
@@ -152,7 +152,7 @@ def follower() -> Harness:
     return harness
 
 
-def test_who_is_notified_that_it_lost_state_checks_it_and_stops_with_the_remedy() -> None:
+def test_notified_replica_checks_the_claim_and_stops_with_the_remedy() -> None:
     harness = follower()
     with pytest.raises(LostDurableState, match="forebay cluster replace r3") as stopped:
         harness.engine.receive("r2", StateLost(1, 9, "r3", 7))
@@ -170,9 +170,7 @@ def test_who_is_notified_that_it_lost_state_checks_it_and_stops_with_the_remedy(
     ],
     ids=["it has the entry", "an older term", "who does not lead", "a namesake"],
 )
-def test_a_notice_that_is_not_true_not_from_the_leader_or_for_somebody_else_changes_nothing(
-    peer: str, notice: StateLost
-) -> None:
+def test_false_or_foreign_notice_changes_nothing(peer: str, notice: StateLost) -> None:
     harness = follower()
     harness.give(peer, notice)
     assert not harness.engine.stopped
@@ -188,7 +186,7 @@ def wipe(sim: Simulation, replica: Replica) -> None:
 
 
 @pytest.mark.parametrize("compact", [False, True])
-def test_a_replica_wiped_and_started_as_a_founder_under_a_living_leader_stops(compact: bool) -> None:
+def test_wiped_replica_started_as_a_founder_beside_a_leader_stops(compact: bool) -> None:
     with Simulation(21) as sim:
         for number in range(30):
             first = sim.commit(b"\x01%d" % number)
@@ -210,7 +208,7 @@ def test_a_replica_wiped_and_started_as_a_founder_under_a_living_leader_stops(co
         sim.commit(b"\x01 the others go on")
 
 
-def test_heartbeats_alone_neither_accuse_nor_acquit() -> None:
+def test_heartbeats_alone_neither_reject_nor_restore_a_replica() -> None:
     harness = leader()
     returns(harness)
     harness.wait(TIMING.heartbeat_s)

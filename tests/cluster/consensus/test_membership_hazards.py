@@ -1,4 +1,4 @@
-"""Membership (H12, H13) and leadership transfer: each rule as a scenario, in the simulator or on the bench."""
+"""Membership (H12, H13) and leadership transfer: each rule as a scenario, simulated or in the harness."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def world(seed: int = 1, replicas: int = 3) -> Simulation:
 
 
 def changed(sim: Simulation, action: ChangeKind, name: str) -> Configuration:
-    """Carry out a change at the leader, until it is applied there."""
+    """Change the membership at the leader, and wait until the change is applied there."""
     leader = sim.elect()
     assert sim.run(5.0, until=lambda: leader.change(action, name)), (action, name)
     sim.tick(leader)
@@ -76,14 +76,14 @@ def pump(sim: Simulation, number: int) -> None:
 
 
 class Bench(Harness):
-    """An engine alone, whose members are in its journal."""
+    """Single engine whose members are in its journal."""
 
     def __init__(self, *, me: str = "r1", disk: Disk | None = None, **given: Any) -> None:
         super().__init__(3, me=me, disk=disk, **(given or {"bootstrap": FOUNDERS}))
 
 
 def that_voted() -> Disk:
-    """The disk of a founder that gave its word in term 1, and has no entry yet."""
+    """Return the disk of a founder that voted in term 1 and has no entry yet."""
     disk = Disk()
     disk.hard = (1, "r2")
     return disk
@@ -92,7 +92,7 @@ def that_voted() -> Disk:
 # ---- bootstrap ----
 
 
-def test_h13_the_first_leader_puts_the_founders_into_the_journal_and_nobody_asks_a_file_again() -> None:
+def test_h13_first_leader_writes_the_founders_to_the_journal_and_files_no_longer_matter() -> None:
     with world() as sim:
         sim.commit(b"\x01a")
         for replica in sim.replicas.values():
@@ -100,7 +100,7 @@ def test_h13_the_first_leader_puts_the_founders_into_the_journal_and_nobody_asks
             assert is_configuration(first)
             agreed = decode_configuration(first)
             assert (agreed.version, agreed.voter_ids) == (1, ("r1", "r2", "r3"))
-            # A file that somebody edited since says nothing to a replica that starts again.
+            # A later edit of a replica's file has no effect when the replica restarts.
             replica.bootstrap = initial((Member("r1"), Member("r9")))
             replica.crash()
         for replica in sim.replicas.values():
@@ -112,7 +112,7 @@ def test_h13_the_first_leader_puts_the_founders_into_the_journal_and_nobody_asks
         sim.converge()
 
 
-def test_h12_a_founder_whose_file_names_other_founders_stops_and_says_so() -> None:
+def test_h12_founder_whose_file_names_other_founders_stops_with_a_message() -> None:
     bench = Bench(disk=that_voted(), bootstrap=initial((Member("r1"), Member("r2"))))
     entry = encode_configuration(initial(FOUNDERS.voters, version=1))
     with pytest.raises(BrokenInvariant, match="founded with the replicas r1, r2, r3.*file says r1, r2"):
@@ -120,7 +120,7 @@ def test_h12_a_founder_whose_file_names_other_founders_stops_and_says_so() -> No
 
 
 def history(index: int) -> list[Message]:
-    """What a peer that has so many entries may say."""
+    """Return messages that a peer with so many entries may send."""
     return [
         VoteRequest(7, 1, index, 7, pre=True),
         VoteRequest(8, 1, index, 7, pre=False),
@@ -132,21 +132,21 @@ def history(index: int) -> list[Message]:
 
 
 @pytest.mark.parametrize("number", range(len(history(1))))
-def test_a_founder_without_data_promises_nothing_where_a_peer_shows_a_history_and_stops(number: int) -> None:
+def test_founder_without_data_stops_when_a_peer_shows_a_history(number: int) -> None:
     bench = Bench(me="r3")
     bench.wait(STAND_S)
     for request in bench.take(VoteRequest, "r1"):
         bench.give("r1", VoteReply(6, request.seq, False, True))
-    assert bench.engine.term == 0, "a term in an answer is no history, and no promise"
+    assert bench.engine.term == 0, "a term in a reply is neither a history nor a promise"
     bench.out.clear()
     with pytest.raises(HistoryElsewhere, match="forebay cluster recover"):
         bench.give("r1", history(5)[number])
     assert (bench.out, bench.engine.stopped, bench.disk.hard) == ([], True, (0, None))
-    # One that has given its word before is a part of that history.
+    # A founder that has voted before belongs to that history.
     Bench(me="r3", disk=that_voted()).give("r1", history(5)[number])
 
 
-def test_a_cluster_is_founded_by_the_word_of_every_founder_and_of_no_majority(caplog: pytest.LogCaptureFixture) -> None:
+def test_founding_a_cluster_needs_the_vote_of_every_founder(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     for _ in range(40):
         bench.wait(STAND_S)
@@ -158,10 +158,10 @@ def test_a_cluster_is_founded_by_the_word_of_every_founder_and_of_no_majority(ca
     bench.wait(STAND_S)
     for peer, request in [(to, one) for to, one in bench.out if isinstance(one, VoteRequest)][-2:]:
         bench.give(peer, VoteReply(0, request.seq, True, True))
-    assert bench.engine.term == 1, "all have said that they are new"
+    assert bench.engine.term == 1, "all founders have reported that they are new"
 
 
-def test_an_operator_may_found_without_a_founder_that_never_ran_but_not_without_a_majority() -> None:
+def test_operator_may_omit_a_founder_that_never_ran_but_not_a_majority() -> None:
     for without, role in ((("r3",), Role.LEADER), (("r2", "r3"), Role.CANDIDATE)):
         bench = Bench(bootstrap=FOUNDERS, found_without=frozenset(without))
         for _ in range(3):
@@ -176,7 +176,7 @@ def test_an_operator_may_found_without_a_founder_that_never_ran_but_not_without_
 # ---- one change at a time ----
 
 
-def test_h12_a_second_change_is_refused_until_the_first_is_committed_and_applied() -> None:
+def test_h12_second_change_waits_until_the_first_is_committed_and_applied() -> None:
     with world() as sim:
         leader = sim.elect()
         for other in sim.others(leader):
@@ -190,21 +190,21 @@ def test_h12_a_second_change_is_refused_until_the_first_is_committed_and_applied
         assert changed(sim, ChangeKind.ADD, "r5").version == 3
 
 
-def test_h12_a_leader_changes_nothing_before_its_own_first_entry_is_applied() -> None:
+def test_h12_leader_changes_nothing_before_its_first_entry_is_applied() -> None:
     bench = Bench()
     bench.win()
     with pytest.raises(NotLeader, match="own first entry"):
         bench.engine.change(MemberChange(action=ChangeKind.ADD, name="r4"))
 
 
-def test_h12_a_change_cannot_come_in_as_an_ordinary_proposal() -> None:
+def test_h12_configuration_cannot_be_an_ordinary_proposal() -> None:
     bench = Bench()
     bench.lead()
     with pytest.raises(ValueError, match="configuration"):
         bench.engine.propose(encode_configuration(initial(FOUNDERS.voters, version=2)))
 
 
-def test_h12_a_leader_that_appends_two_steps_at_once_stops_whoever_receives_them() -> None:
+def test_h12_leader_that_appends_two_steps_at_once_stops_the_receivers() -> None:
     bench = Bench(disk=that_voted())
     first = encode_configuration(initial(FOUNDERS.voters, version=1))
     leap = encode_configuration(initial((Member("r1"), Member("r8#2"), Member("r9#2")), version=2))
@@ -217,7 +217,7 @@ def test_h12_two_leaders_that_remove_each_other_never_both_commit() -> None:
         old = sim.elect()
         sim.commit(b"\x01a")
         kept, gone = sim.others(old)
-        assert old.change(ChangeKind.REMOVE, gone.name)  # in force at once: the two that are left are a majority
+        assert old.change(ChangeKind.REMOVE, gone.name)  # in force at once: the two remaining replicas are a majority
         sim.isolate(old.name)
         sim.tick(old)
         assert sim.run(5.0, until=lambda: sim.leader() not in (None, old))
@@ -232,7 +232,7 @@ def test_h12_two_leaders_that_remove_each_other_never_both_commit() -> None:
         assert kept.removed is None and gone.removed is None
 
 
-def test_h12_stock_two_changes_are_in_flight_at_once() -> None:
+def test_h12_stock_engine_has_two_changes_in_flight_at_once() -> None:
     def engine(me: Any, others: Any, *, conf: Any, **given: Any) -> SyncObj:
         return SyncObj(me, others, conf=SyncObjConf(autoTick=False, dynamicMembershipChange=True), **given)
 
@@ -245,7 +245,7 @@ def test_h12_stock_two_changes_are_in_flight_at_once() -> None:
     for name in ("r4", "r5"):
         stock.engine.addNodeToCluster(Node(name))
         stock.engine.doTick()
-    assert stock.private("raftLastApplied") == applied, "neither is committed"
+    assert stock.private("raftLastApplied") == applied, "neither change is committed"
     assert len(stock.private("raftLog")) == before + 2
     assert {node.id for node in stock.private("otherNodes")} == {"r2", "r3", "r4", "r5"}
 
@@ -253,7 +253,7 @@ def test_h12_stock_two_changes_are_in_flight_at_once() -> None:
 # ---- learners ----
 
 
-def test_h12_a_vote_of_a_learner_is_not_counted() -> None:
+def test_h12_vote_of_a_learner_is_not_counted() -> None:
     members = Configuration(2, FOUNDERS.voters, (Member("r4#2"),), FOUNDERS.change)
     bench = Bench(configuration=ConfigurationAt(0, members))
     bench.wait(STAND_S)
@@ -263,10 +263,10 @@ def test_h12_a_vote_of_a_learner_is_not_counted() -> None:
         bench.give(peer, VoteReply(bench.engine.term, request.seq, True, True))
     assert (bench.engine.role, bench.engine.term) == (Role.CANDIDATE, 0)
     bench.give("r3", VoteReply(bench.engine.term, request.seq, True, True))
-    assert bench.engine.term == 1, "it stands, with the vote of a voter"
+    assert bench.engine.term == 1, "it campaigns with the vote of a voter"
 
 
-def test_h12_a_learner_is_not_counted_for_commits_votes_or_reads() -> None:
+def test_h12_learner_is_not_counted_for_commits_votes_or_reads() -> None:
     with world() as sim:
         added = changed(sim, ChangeKind.ADD, "r4")
         assert added.learners[0].id == "r4#2"
@@ -288,7 +288,7 @@ def test_h12_a_learner_is_not_counted_for_commits_votes_or_reads() -> None:
         assert sim.engine("r4#2").role is Role.FOLLOWER
 
 
-def test_h12_a_learner_gets_its_vote_only_when_it_has_caught_up() -> None:
+def test_h12_learner_is_promoted_only_after_it_has_caught_up() -> None:
     with world() as sim:
         changed(sim, ChangeKind.ADD, "r4")
         sim.filter = lambda sender, receiver, message: receiver != "r4#2" or not carries(message)
@@ -302,7 +302,7 @@ def test_h12_a_learner_gets_its_vote_only_when_it_has_caught_up() -> None:
         sim.converge()
 
 
-def test_h12_a_replica_that_joined_counts_once_it_votes() -> None:
+def test_h12_joined_replica_counts_once_it_is_a_voter() -> None:
     with world() as sim:
         changed(sim, ChangeKind.ADD, "r4")
         sim.join("r4#2")
@@ -319,7 +319,7 @@ def test_h12_a_replica_that_joined_counts_once_it_votes() -> None:
 # ---- other addresses ----
 
 
-def test_a_member_gets_other_addresses_up_or_down_and_counts_as_before() -> None:
+def test_member_keeps_its_vote_when_its_addresses_change() -> None:
     with world() as sim:
         leader = sim.elect()
         down, other = (replica.name for replica in sim.others(leader))
@@ -352,7 +352,7 @@ def test_a_member_gets_other_addresses_up_or_down_and_counts_as_before() -> None
 # ---- removal ----
 
 
-def test_a_removed_replica_is_notified_and_stops_with_a_message() -> None:
+def test_removed_replica_is_notified_and_stops_with_a_message() -> None:
     with world() as sim:
         leader = sim.elect()
         gone = sim.others(leader)[0]
@@ -363,7 +363,7 @@ def test_a_removed_replica_is_notified_and_stops_with_a_message() -> None:
         sim.converge()
 
 
-def test_a_removed_replica_that_slept_meanwhile_disturbs_nobody_and_stops_when_it_starts() -> None:
+def test_replica_removed_while_it_was_down_stops_at_its_start() -> None:
     with world() as sim:
         leader = sim.elect()
         gone = sim.others(leader)[0]
@@ -382,7 +382,7 @@ def test_a_removed_replica_that_slept_meanwhile_disturbs_nobody_and_stops_when_i
         assert sim.run(5.0, until=lambda: gone.removed is not None)
 
 
-def test_h13_a_replica_whose_own_journal_says_that_it_was_removed_does_not_start() -> None:
+def test_h13_replica_whose_journal_records_its_removal_does_not_start() -> None:
     disk = Disk()
     disk.applied = disk.commit = 2
     later = Configuration(2, FOUNDERS.voters[1:], (), FOUNDERS.change)
@@ -405,7 +405,7 @@ def _with_base(disk: Disk, index: int) -> Disk:
     return disk
 
 
-def test_a_leader_is_removed_only_after_it_has_handed_over() -> None:
+def test_leader_is_removed_only_after_a_transfer() -> None:
     with world() as sim:
         old = sim.elect()
         assert rejection(sim, ChangeKind.REMOVE, old.name) == "leader"
@@ -421,7 +421,7 @@ def test_a_leader_is_removed_only_after_it_has_handed_over() -> None:
         sim.converge()
 
 
-def test_a_removal_that_would_leave_no_majority_that_answers_is_refused() -> None:
+def test_removal_that_leaves_no_responding_majority_is_rejected() -> None:
     with world() as sim:
         leader = sim.elect()
         sim.commit(b"\x01a")
@@ -436,13 +436,13 @@ def test_a_removal_that_would_leave_no_majority_that_answers_is_refused() -> Non
 @pytest.mark.parametrize(
     ("me", "own", "told", "stops"),
     [
-        ("r1", 3, 2, False),  # older than what this replica has, which names it
+        ("r1", 3, 2, False),  # older than this replica's configuration, which includes it
         ("r1", 3, 4, True),
-        ("r1#5", 5, 4, False),  # of before it was added
+        ("r1#5", 5, 4, False),  # from before it was added
         ("r1#5", 5, 6, True),
     ],
 )
-def test_a_notice_of_removal_counts_only_if_it_is_newer(me: str, own: int, told: int, stops: bool) -> None:
+def test_removal_notice_counts_only_if_it_is_newer(me: str, own: int, told: int, stops: bool) -> None:
     members = tuple(sorted((Member(me), Member("r2"), Member("r3")), key=lambda member: member.id))
     disk = _with_base(Disk(), 4)
     disk.applied = disk.commit = 4
@@ -456,17 +456,17 @@ def test_a_notice_of_removal_counts_only_if_it_is_newer(me: str, own: int, told:
         assert bench.engine.role is Role.FOLLOWER
 
 
-def test_a_notice_of_removal_that_is_meant_for_the_predecessor_at_this_address_stops_nobody() -> None:
+def test_removal_notice_for_a_predecessor_at_this_address_is_ignored() -> None:
     members = tuple(sorted((Member("r1#5"), Member("r2"), Member("r3")), key=lambda member: member.id))
     disk = _with_base(Disk(), 4)
     disk.applied = disk.commit = 4
     bench = Bench(me="r1#5", disk=disk, configuration=ConfigurationAt(4, initial(members, version=5)))
-    bench.give("r2", RemovalNotice(1, 7, 6))  # the answer to what r1 said to a leader's seventh request
+    bench.give("r2", RemovalNotice(1, 7, 6))  # the notice answers r1's reply to a leader's seventh request
     assert bench.engine.role is Role.FOLLOWER
     assert not bench.engine.stopped
 
 
-def test_who_is_no_member_changes_nothing_and_is_notified_that_it_is_none_once_that_is_committed() -> None:
+def test_non_member_changes_nothing_and_is_notified_once_that_is_committed() -> None:
     bench = Bench()
     bench.lead()
     term = bench.engine.term
@@ -478,7 +478,7 @@ def test_who_is_no_member_changes_nothing_and_is_notified_that_it_is_none_once_t
     assert (bench.engine.role, bench.engine.term, bench.engine.stopped) == (Role.LEADER, term, False)
 
 
-def test_a_member_that_this_replica_has_not_heard_of_yet_is_followed() -> None:
+def test_member_unknown_to_this_replica_is_followed() -> None:
     bench = Bench(disk=that_voted())
     first = encode_configuration(initial(FOUNDERS.voters, version=1))
     bench.give("r2", AppendRequest(1, 1, 0, 0, 1, True, [(1, first)]))
@@ -490,7 +490,7 @@ def test_a_member_that_this_replica_has_not_heard_of_yet_is_followed() -> None:
 # ---- in force when appended, undone when truncated, there after a restart ----
 
 
-def test_h13_a_configuration_that_is_not_applied_is_in_force_after_a_restart() -> None:
+def test_h13_unapplied_configuration_is_in_force_after_a_restart() -> None:
     bench = Bench()
     bench.lead()
     bench.engine.change(MemberChange(action=ChangeKind.ADD, name="r4"))
@@ -501,7 +501,7 @@ def test_h13_a_configuration_that_is_not_applied_is_in_force_after_a_restart() -
     assert set(again.engine.addresses) == {"r2", "r3", "r4#2"}
 
 
-def test_h13_a_configuration_is_undone_when_its_entry_is_truncated() -> None:
+def test_h13_truncating_its_entry_undoes_a_configuration() -> None:
     with world() as sim:
         old = sim.elect()
         sim.commit(b"\x01a")
@@ -516,7 +516,7 @@ def test_h13_a_configuration_is_undone_when_its_entry_is_truncated() -> None:
         assert changed(sim, ChangeKind.ADD, "r5").learners[0].id == "r5#2"
 
 
-def test_h13_a_replica_that_gets_a_snapshot_gets_the_members_with_it() -> None:
+def test_h13_snapshot_includes_the_members() -> None:
     with world() as sim:
         changed(sim, ChangeKind.ADD, "r4")
         pump(sim, 20)
@@ -534,13 +534,13 @@ def test_h13_a_replica_that_gets_a_snapshot_gets_the_members_with_it() -> None:
 
 
 @pytest.mark.parametrize("step", range(1, 12))
-def test_h13_a_crash_of_everybody_in_the_middle_of_a_replacement_loses_neither_data_nor_the_way(step: int) -> None:
+def test_h13_crash_of_all_replicas_during_a_replacement_loses_nothing(step: int) -> None:
     with world(seed=step) as sim:
         leader = sim.elect()
         sim.commit(b"\x01a")
         lost = sim.others(leader)[0]
         lost.crash()
-        lost.removed = RemovedFromCluster(lost.name, 0)  # its disk is gone: it never starts again
+        lost.removed = RemovedFromCluster(lost.name, 0)  # its disk is lost, so it never starts again
         joined = False
 
         def drive() -> None:
@@ -581,11 +581,11 @@ def test_h13_a_crash_of_everybody_in_the_middle_of_a_replacement_loses_neither_d
         sim.converge()
 
 
-# ---- a disk that is gone ----
+# ---- a lost disk ----
 
 
-def test_h12_an_empty_replica_under_a_new_id_gets_nobody_elected_who_counts_its_earlier_self() -> None:
-    """r3 lacks what r1 and r2 promised. r2 lost its disk and comes back empty: with r3 it must be no majority."""
+def test_h12_wiped_replica_under_a_new_id_cannot_complete_an_old_majority() -> None:
+    """r3 lacks the promises of r1 and r2. r2 lost its disk and returns empty: with r3 it must form no majority."""
     with world() as sim:
         sim.commit(b"\x01a")
         r1, r2, r3 = (sim.replicas[name] for name in ("r1", "r2", "r3"))
@@ -608,7 +608,7 @@ def test_h12_an_empty_replica_under_a_new_id_gets_nobody_elected_who_counts_its_
         sim.converge()
 
 
-def test_a_replica_that_joins_votes_for_nobody_before_it_knows_the_members() -> None:
+def test_joining_replica_does_not_vote_before_it_knows_the_members() -> None:
     bench = Bench(me="r2", bootstrap=unknown())
     bench.give("r3", VoteRequest(4, 1, 9, 3, False))
     bench.wait(3 * TIMING.election_max_s)
@@ -619,7 +619,7 @@ def test_a_replica_that_joins_votes_for_nobody_before_it_knows_the_members() -> 
 # ---- transfer ----
 
 
-def test_a_transfer_costs_no_election_timeout_and_under_load_loses_nothing() -> None:
+def test_transfer_takes_no_election_timeout_and_loses_nothing_under_load() -> None:
     with world() as sim:
         number = 0
         for _ in range(12):
@@ -641,7 +641,7 @@ def test_a_transfer_costs_no_election_timeout_and_under_load_loses_nothing() -> 
         assert sum(1 for _, _, data in history if data[:1] == b"\x01") == number
 
 
-def test_a_transfer_to_somebody_who_lags_learns_is_silent_unknown_or_leads_is_refused() -> None:
+def test_transfer_to_an_unsuitable_target_is_rejected() -> None:
     with world() as sim:
         leader = sim.elect()
         sim.commit(b"\x01a")
@@ -662,7 +662,7 @@ def test_a_transfer_to_somebody_who_lags_learns_is_silent_unknown_or_leads_is_re
         assert sim.engine(leader.name).ready
 
 
-def test_a_leader_goes_on_when_its_target_does_not_take_over() -> None:
+def test_leader_continues_if_its_target_does_not_take_over() -> None:
     with world() as sim:
         leader = sim.elect()
         sim.commit(b"\x01a")
@@ -676,7 +676,7 @@ def test_a_leader_goes_on_when_its_target_does_not_take_over() -> None:
         assert sim.commit(b"\x01b") is leader
 
 
-def test_a_read_is_answered_while_leadership_is_handed_over() -> None:
+def test_read_is_answered_during_a_transfer() -> None:
     with world() as sim:
         leader = sim.elect()
         sim.commit(b"\x01a")
@@ -690,7 +690,7 @@ def test_a_read_is_answered_while_leadership_is_handed_over() -> None:
         assert answers == [engine.commit_index]
 
 
-def test_only_the_leader_that_is_followed_may_tell_a_replica_to_stand() -> None:
+def test_only_the_followed_leader_may_tell_a_replica_to_campaign() -> None:
     bench = Bench(disk=that_voted())
     first = encode_configuration(initial(FOUNDERS.voters, version=1))
     bench.give("r2", AppendRequest(3, 1, 0, 0, 1, True, [(3, first)]))
@@ -702,7 +702,7 @@ def test_only_the_leader_that_is_followed_may_tell_a_replica_to_stand() -> None:
     assert {message.transfer for message in bench.take(VoteRequest)} == {True}
 
 
-def test_h14_a_vote_request_of_a_transfer_is_heeded_although_the_leader_lives_and_no_other_is() -> None:
+def test_h14_vote_request_of_a_transfer_is_granted_despite_a_live_leader() -> None:
     for transfer in (False, True):
         bench = Bench(me="r3", disk=that_voted())
         first = encode_configuration(initial(FOUNDERS.voters, version=1))

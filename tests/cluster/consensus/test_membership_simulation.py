@@ -1,4 +1,4 @@
-"""Random changes of membership under random faults: one leader a term, one history, nothing acknowledged is lost."""
+"""Random membership changes under random faults: one leader per term, one history, no acknowledged entry lost."""
 
 import random
 
@@ -16,7 +16,7 @@ MEMBERS_MOST = 6
 
 
 class Schedule:
-    """Operators who change their minds, and a world that breaks."""
+    """Random membership changes and random faults."""
 
     def __init__(self, seed: int) -> None:
         self.sim = Simulation(seed, replicas=3, latency_s=0.004, membership=True)
@@ -25,7 +25,7 @@ class Schedule:
         self.sim.losses = self.rng.choice([0.0, 0.0, 0.02])
         self.number = self.added = self.changes = self.transfers = 0
         self.lost: str | None = None
-        """A replica whose disk is gone: it never comes back under this id."""
+        """Replica whose disk is lost; it never returns under this ID."""
 
     def run(self) -> Simulation:
         sim, rng = self.sim, self.rng
@@ -45,7 +45,7 @@ class Schedule:
         return sim
 
     def settle(self) -> None:
-        """Heal; every change that began comes to its end, everybody who was added votes, and new work commits."""
+        """Heal all faults: every change ends, every added replica votes, and new entries commit."""
         sim = self.sim
         sim.duplicates = sim.losses = 0.0
         sim.heal()
@@ -62,7 +62,7 @@ class Schedule:
                 if not configuration.learners and leader.engine.applied_index == leader.journal.last_index:
                     break
         else:
-            raise AssertionError(f"the changes never came to an end: {sim.describe()}")
+            raise AssertionError(f"the changes did not end: {sim.describe()}")
         sim.commit(b"\x01the end")
         sim.converge()
         sim.check_log_matching()
@@ -82,7 +82,7 @@ class Schedule:
                 self.number += 1
 
     def drive(self) -> None:
-        """What controllers and operators do: promote who has caught up, start who was added, replace what is lost."""
+        """Act like controllers and operators: promote learners, start added replicas, replace lost ones."""
         sim = self.sim
         for leader in self.leaders():
             assert leader.engine is not None
@@ -105,7 +105,7 @@ class Schedule:
                 self.lost = None
 
     def change(self) -> None:
-        """Ask whoever believes that it leads for something at random; much of it is refused."""
+        """Request a random change from a replica that believes that it leads; many requests are rejected."""
         for leader in self.leaders():
             assert leader.engine is not None
             configuration = leader.engine.configuration
@@ -156,7 +156,7 @@ class Schedule:
             replica.take_snapshot(keep=rng.choice([0, 0, 3]))
 
     def may_be_lost(self, replica: Replica) -> bool:
-        """Whether a majority of disks stays without this one: with fewer nothing can be promised."""
+        """Return whether a majority of disks remains without this one; otherwise no promise can hold."""
         leader = self.sim.leader()
         if leader is None or leader is replica or leader.engine is None:
             return False
@@ -166,7 +166,7 @@ class Schedule:
 
 @pytest.mark.campaign(4)
 @pytest.mark.parametrize("group", range(GROUPS))
-def test_h12_random_changes_under_random_faults_lose_nothing_and_come_to_an_end(group: int) -> None:
+def test_h12_random_changes_under_random_faults_lose_nothing_and_end(group: int) -> None:
     acknowledged = changes = transfers = 0
     for seed in range(group * (SEEDS // GROUPS), (group + 1) * (SEEDS // GROUPS)):
         schedule = Schedule(seed)

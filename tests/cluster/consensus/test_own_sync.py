@@ -1,4 +1,4 @@
-"""A leader's own copy: when it is durable, and what is never counted or promised before (H1, H2; thesis 10.2.1)."""
+"""The leader's own copy: when it becomes durable, and before that is never counted (H1, H2; thesis 10.2.1)."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def acknowledge(harness: Harness, peer: str, index: int) -> None:
 
 
 def have_committed(harness: Harness, data: bytes) -> int:
-    """Have the others commit a proposal before the leader's next tick; return its index."""
+    """Let the followers commit a proposal before the leader's next tick; return its index."""
     index, _ = harness.engine.propose(data)
     harness.engine.tick()
     for peer in ("r2", "r3"):
@@ -38,13 +38,13 @@ def have_committed(harness: Harness, data: bytes) -> int:
 
 
 def putting_off() -> tuple[Harness, int]:
-    """Return a leader that put off its copy of what the others have committed, and the index of that."""
+    """Return a leader that postpones the sync of an entry that the followers have committed, and the entry's index."""
     harness = leading()
     return harness, have_committed(harness, SMALL)
 
 
 @pytest.mark.parametrize("data", [SMALL, LARGE])
-def test_what_is_sent_leaves_in_a_tick_of_its_own_before_the_leader_syncs(data: bytes) -> None:
+def test_messages_leave_in_a_tick_before_the_leader_syncs(data: bytes) -> None:
     harness = leading()
     syncs = harness.disk.syncs
     harness.engine.propose(data)
@@ -53,7 +53,7 @@ def test_what_is_sent_leaves_in_a_tick_of_its_own_before_the_leader_syncs(data: 
     assert len(harness.take(AppendRequest)) == 2
 
 
-def test_a_small_proposal_is_synced_in_the_very_next_tick() -> None:
+def test_small_proposal_is_synced_in_the_next_tick() -> None:
     harness = leading()
     syncs = harness.disk.syncs
     harness.engine.propose(SMALL)
@@ -64,7 +64,7 @@ def test_a_small_proposal_is_synced_in_the_very_next_tick() -> None:
     assert not harness.journal.dirty
 
 
-def test_under_load_the_others_commit_while_the_leader_has_not_synced() -> None:
+def test_under_load_followers_commit_before_the_leader_syncs() -> None:
     harness = leading()
     syncs = harness.disk.syncs
     index, _ = harness.engine.propose(LARGE)
@@ -81,7 +81,7 @@ def test_under_load_the_others_commit_while_the_leader_has_not_synced() -> None:
     assert harness.disk.syncs == syncs
 
 
-def test_what_the_others_have_committed_is_applied_before_the_leader_syncs_it_within_the_bound() -> None:
+def test_leader_applies_entries_committed_by_followers_before_its_sync() -> None:
     harness = leading()
     syncs = harness.disk.syncs
     index = have_committed(harness, SMALL)
@@ -93,7 +93,7 @@ def test_what_the_others_have_committed_is_applied_before_the_leader_syncs_it_wi
     assert harness.disk.syncs == syncs + 1
 
 
-def test_a_copy_that_was_put_off_is_synced_with_the_next_proposal_that_needs_it() -> None:
+def test_postponed_sync_happens_with_the_next_proposal_that_needs_it() -> None:
     harness, index = putting_off()
     syncs = harness.disk.syncs
     harness.out.clear()
@@ -105,7 +105,7 @@ def test_a_copy_that_was_put_off_is_synced_with_the_next_proposal_that_needs_it(
     assert harness.engine.commit_index == index + 1
 
 
-def test_who_put_a_copy_off_makes_it_when_too_few_of_the_others_are_left() -> None:
+def test_postponed_sync_happens_when_too_few_followers_are_left() -> None:
     harness, _ = putting_off()
     assert harness.journal.dirty
     harness.engine.disconnected("r3")
@@ -113,7 +113,7 @@ def test_who_put_a_copy_off_makes_it_when_too_few_of_the_others_are_left() -> No
     assert not harness.journal.dirty
 
 
-def test_a_follower_that_is_slow_is_waited_for_no_longer_than_the_bound() -> None:
+def test_leader_waits_for_a_slow_follower_only_up_to_the_bound() -> None:
     harness = leading()
     index, _ = harness.engine.propose(LARGE)
     harness.engine.tick()
@@ -124,7 +124,7 @@ def test_a_follower_that_is_slow_is_waited_for_no_longer_than_the_bound() -> Non
     assert harness.engine.commit_index == index
 
 
-def test_with_too_few_followers_at_hand_the_leader_does_not_wait_under_load() -> None:
+def test_leader_with_too_few_followers_does_not_postpone_under_load() -> None:
     harness = leading()
     harness.engine.disconnected("r3")
     index, _ = harness.engine.propose(LARGE)
@@ -134,7 +134,7 @@ def test_with_too_few_followers_at_hand_the_leader_does_not_wait_under_load() ->
     assert harness.engine.commit_index == index
 
 
-def test_a_leader_alone_syncs_at_once() -> None:
+def test_single_leader_syncs_at_once() -> None:
     harness = Harness(replicas=1)
     harness.wait(2 * TIMING.election_max_s)
     assert harness.engine.role is Role.LEADER
@@ -143,7 +143,7 @@ def test_a_leader_alone_syncs_at_once() -> None:
     assert harness.engine.commit_index == index
 
 
-def test_a_leader_that_owes_a_sync_makes_it_before_it_promises_anything_in_another_term() -> None:
+def test_postponed_sync_precedes_any_promise_in_another_term() -> None:
     harness = leading()
     index, term = harness.engine.propose(LARGE)
     harness.engine.tick()
@@ -159,7 +159,7 @@ def test_a_leader_that_owes_a_sync_makes_it_before_it_promises_anything_in_anoth
     assert not harness.journal.dirty
 
 
-def test_what_a_leader_has_not_synced_is_gone_after_a_power_cut_and_was_committed_by_others_only() -> None:
+def test_unsynced_entries_of_a_leader_are_lost_in_a_power_cut_but_stay_committed() -> None:
     harness = leading()
     index = have_committed(harness, LARGE)
     assert harness.engine.commit_index == index

@@ -1,4 +1,4 @@
-"""What a majority's wall clocks say, read over links of any delay: no minority moves it."""
+"""Bounds from a majority's wall clocks, read over links of any delay: no minority moves them."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ class Machine:
 
 
 def read_all(offs_us: list[int], delays_s: list[tuple[float, float]]) -> tuple[PeerClocks, list[str], list[float]]:
-    """Let the first machine read the clocks of the others, each over a link with a delay there and one back."""
+    """Let the first machine read the others' clocks, each over a link with a delay in each direction."""
     world = [0.0]
     machines = [Machine(world, off_us) for off_us in offs_us]
     names = [f"r{number}" for number in range(len(machines))]
@@ -45,7 +45,7 @@ DELAYS = st.lists(st.tuples(st.floats(0, 0.5), st.floats(0, 0.5)), min_size=6, m
 
 
 @given(st.integers(1, 7), st.data(), DELAYS)
-def test_no_minority_of_clocks_moves_what_a_majority_says(
+def test_no_minority_of_clocks_moves_the_bounds(
     voters: int, data: st.DataObject, delays: list[tuple[float, float]]
 ) -> None:
     wrong = data.draw(st.integers(0, (voters - 1) // 2))
@@ -55,12 +55,12 @@ def test_no_minority_of_clocks_moves_what_a_majority_says(
     bounds = clocks.bounds(names)
     truth = TRUTH_US + round(world[0] * 1_000_000)
     assert bounds.earliest is not None and bounds.latest is not None
-    assert bounds.earliest <= truth + 100_001, "a minority pulled it ahead"
-    assert bounds.latest >= truth - 100_001, "a minority held it back"
+    assert bounds.earliest <= truth + 100_001, "a minority moved the bound ahead"
+    assert bounds.latest >= truth - 100_001, "a minority held the bound back"
 
 
 @given(st.integers(1, 7), st.data(), DELAYS)
-def test_bounds_that_are_final_are_the_truth_whichever_voters_were_read(
+def test_final_bounds_are_right_for_any_set_of_voters_read(
     voters: int, data: st.DataObject, delays: list[tuple[float, float]]
 ) -> None:
     wrong = data.draw(st.integers(0, (voters - 1) // 2))
@@ -79,7 +79,7 @@ def test_bounds_that_are_final_are_the_truth_whichever_voters_were_read(
 
 
 @given(st.integers(1, 7), st.data(), DELAYS)
-def test_the_median_is_between_the_bounds_and_is_never_off(
+def test_median_lies_between_the_bounds_and_never_deviates(
     voters: int, data: st.DataObject, delays: list[tuple[float, float]]
 ) -> None:
     offs = data.draw(st.lists(FAR, min_size=voters, max_size=voters))
@@ -93,7 +93,7 @@ def test_the_median_is_between_the_bounds_and_is_never_off(
 
 
 @given(st.integers(0, 1), st.integers(OFF_US + 1_000_001, 10_000_000_000), st.sampled_from((1, -1)), DELAYS)
-def test_one_of_three_that_is_far_from_both_others_is_off_and_they_are_not(
+def test_one_of_three_clocks_far_from_both_others_deviates(
     wrong: int, far_us: int, sign: int, delays: list[tuple[float, float]]
 ) -> None:
     offs = [0, 0, 0]
@@ -102,13 +102,13 @@ def test_one_of_three_that_is_far_from_both_others_is_off_and_they_are_not(
     assert [clocks.is_off(name, names) for name in names] == [number == wrong for number in range(3)]
 
 
-def test_of_two_clocks_that_differ_nobody_can_tell_which_is_off_and_time_keeps_between_them() -> None:
+def test_two_differing_clocks_do_not_deviate_and_time_stays_between_them() -> None:
     clocks, names, _ = read_all([0, 60_000_000], [(0.0, 0.0)])
     assert [clocks.is_off(name, names) for name in names] == [False, False]
     assert clocks.bounds(names) == (TRUTH_US, TRUTH_US + 60_000_000, True)
 
 
-def test_without_a_majority_of_readings_nothing_is_said_and_old_ones_do_not_count() -> None:
+def test_without_readings_of_a_majority_there_are_no_bounds() -> None:
     clocks, names, world = read_all([0, 0], [(0.0, 0.0)])
     assert clocks.bounds([*names, "r8", "r9"]) == ClockBounds(None, None)
     assert clocks.bounds(names) != ClockBounds(None, None)
@@ -117,7 +117,7 @@ def test_without_a_majority_of_readings_nothing_is_said_and_old_ones_do_not_coun
     assert clocks.offset("r1") is None
 
 
-def test_an_answer_to_no_question_under_way_says_nothing() -> None:
+def test_reply_without_a_pending_request_is_ignored() -> None:
     clocks = PeerClocks("r0", Machine([0.0], 0))
     clocks.heard("r1", ClockReply(0, 1, TRUTH_US))
     first, second = clocks.ask("r1"), clocks.ask("r1")

@@ -1,4 +1,4 @@
-"""Reads at followers (ReadIndex, thesis 6.4): never older than the question, and not for ever without a majority."""
+"""Reads at followers (ReadIndex, thesis 6.4): never older than the request, and never hanging without a majority."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAULTY_S = 6.0
 
 
 class Reads:
-    """Reads at followers, each held against what anybody had committed when it was asked for."""
+    """Reads at followers, each compared with the entries committed before the request."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
@@ -41,7 +41,7 @@ class Reads:
 
 
 def world(seed: int) -> int:
-    """Have followers read while everything fails; return how many reads were answered."""
+    """Let followers read under all faults; return the number of answered reads."""
     with Simulation(seed, replicas=5 if seed % 5 == 4 else 3, latency_s=0.004) as sim:
         rng, chance = sim.random, random.Random(seed)
         sim.duplicates, sim.losses = chance.choice([0.0, 0.1]), chance.choice([0.0, 0.02])
@@ -63,12 +63,12 @@ def world(seed: int) -> int:
 
 
 @pytest.mark.campaign(3)
-def test_a_read_at_a_follower_is_never_older_than_its_question_whatever_fails() -> None:
+def test_read_at_a_follower_is_never_older_than_its_request_under_faults() -> None:
     assert sum(world(seed) for seed in range(WORLDS)) > 20 * WORLDS
 
 
 def cut_off() -> list[int]:
-    """Return what a follower learns that is cut off, with a leader whom the others depose."""
+    """Return the indexes that a follower gets while isolated with a leader that the others depose."""
     with Simulation(3, replicas=5) as sim:
         leader = sim.elect()
         beside, *majority = sim.others(leader)
@@ -77,7 +77,7 @@ def cut_off() -> list[int]:
                 sim.black |= {(one.name, other.name), (other.name, one.name)}
         heard: list[int | None] = []
         assert beside.engine is not None
-        # While the old leader does not know yet, and after.
+        # Before and after the old leader notices.
         for _ in range(40):
             beside.engine.ask_leader(b"", heard.append)
             sim.run(0.05)
@@ -85,11 +85,11 @@ def cut_off() -> list[int]:
         return [index for index in heard if index is not None]
 
 
-def test_a_follower_that_is_cut_off_with_a_deposed_leader_gets_no_answer() -> None:
+def test_follower_isolated_with_a_deposed_leader_gets_no_index() -> None:
     assert cut_off() == []
 
 
-def test_a_leader_that_answers_without_asking_a_majority_is_found_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leader_that_answers_without_a_majority_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def hasty(raft: RaftState, peer: str, request: ReadRequest) -> None:
         if raft.leads:
             raft.outbox.send(peer, ReadReply(raft.term, request.seq, raft.commit_index))
@@ -99,14 +99,14 @@ def test_a_leader_that_answers_without_asking_a_majority_is_found_so(monkeypatch
 
 
 def followed(began_s: float = 0.0) -> Harness:
-    """An engine that follows r2, of a process that began then."""
+    """Return an engine that follows r2, in a process that began at `began_s`."""
     bench = Harness(began_s=began_s)
     bench.give("r2", Heartbeat(1, 1, 0, True))
     bench.take(Heartbeat)
     return bench
 
 
-def test_an_answer_of_another_term_or_of_somebody_else_counts_for_nothing() -> None:
+def test_reply_of_another_term_or_sender_is_ignored() -> None:
     bench = followed()
     heard: list[int | None] = []
     bench.engine.ask_leader(b"", heard.append)
@@ -122,7 +122,7 @@ def test_an_answer_of_another_term_or_of_somebody_else_counts_for_nothing() -> N
 
 @pytest.mark.parametrize("asked_before", [1, 2, 1_000])
 @pytest.mark.parametrize("down_s", [0.001, 1.0, 86_400.0])
-def test_an_answer_to_a_question_of_the_process_before_counts_for_nothing(asked_before: int, down_s: float) -> None:
+def test_reply_to_a_request_of_the_previous_process_is_ignored(asked_before: int, down_s: float) -> None:
     before = followed(began_s=1_800_000_000.0)
     for _ in range(asked_before):
         before.engine.ask_leader(b"", lambda index: None)
@@ -136,7 +136,7 @@ def test_an_answer_to_a_question_of_the_process_before_counts_for_nothing(asked_
     assert len(late) == asked_before and heard == []
 
 
-def test_questions_without_an_answer_do_not_grow_without_a_bound() -> None:
+def test_unanswered_read_requests_are_bounded() -> None:
     bench = followed()
     heard: list[int | None] = []
     for _ in range(10 * log_replication.ASKED_MAX):
@@ -145,7 +145,7 @@ def test_questions_without_an_answer_do_not_grow_without_a_bound() -> None:
     assert heard == [None] * (9 * log_replication.ASKED_MAX)
 
 
-def test_a_leader_hears_the_news_of_members_in_its_own_term_and_of_nobody_else() -> None:
+def test_leader_takes_news_only_from_members_in_its_own_term() -> None:
     bench = Harness()
     bench.lead()
     told: list[tuple[str, bytes]] = []

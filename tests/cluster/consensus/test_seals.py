@@ -1,8 +1,7 @@
-"""An entry that no leader accepted is refused wherever it was put: by who holds it, and by who receives it.
+"""An entry that no leader accepted is rejected by the replica that holds it and by replicas that receive it.
 
-The attacker has the disk of one stopped replica, with the key in it, and knows all formats. What is tried here is done
-on the simulator's disks with the engine's own functions; `tests/cluster/server/test_appended_entry.py` does it to real
-directories.
+The attacker has the disk of one stopped replica, with its key, and knows all formats. These tests use the simulator's
+disks and the engine's own functions; `tests/cluster/server/test_appended_entry.py` uses real directories.
 """
 
 from collections.abc import Callable
@@ -26,7 +25,7 @@ FORGED = b"\x01a command that nobody issued"
 
 
 class Stopped:
-    """A cluster of three that ran, led by `leader` last, and was stopped; `other` and `third` followed."""
+    """Stopped cluster of three, last led by `leader`; `other` and `third` followed."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
@@ -40,7 +39,7 @@ class Stopped:
             sim.replicas[name].crash()
 
     def forge(self, name: str, *data: bytes, signer: str | None, term: int | None = None) -> None:
-        """Append entries to a replica's disk, sealed with the key of `signer`, or with none."""
+        """Append entries to a replica's disk, sealed with the key of `signer` or without a seal."""
         disk = self.sim.replicas[name].disk
         term = self.term if term is None else term
         for one in data:
@@ -75,12 +74,12 @@ def with_its_own_key(stopped: Stopped, name: str) -> None:
 
 
 def in_a_term_of_its_own(stopped: Stopped, name: str) -> None:
-    """The no-op of a leader first, as one that was elected begins."""
+    """Append the no-op of a leader first, as an elected leader does."""
     stopped.forge(name, no_op_of(name), FORGED, signer=name, term=stopped.term + 1)
 
 
 def as_the_leader(stopped: Stopped, name: str) -> None:
-    """With the leader's name on it, and a signature of its own."""
+    """Use the leader's name with a signature of the replica's own key."""
     stopped.forge(name, FORGED, signer=name)
     disk = stopped.sim.replicas[name].disk
     signature = key_of(name).sign(b"whatever")
@@ -88,13 +87,13 @@ def as_the_leader(stopped: Stopped, name: str) -> None:
 
 
 def of_another_place(stopped: Stopped, name: str) -> None:
-    """An entry that the leader did seal, once more."""
+    """Append an entry again that the leader did seal."""
     disk = stopped.sim.replicas[name].disk
     disk.entries.append(disk.entries[-1]._replace(index=disk.last_index + 1))
 
 
 def as_a_recovery(stopped: Stopped, name: str) -> None:
-    """One that makes the replica the only member."""
+    """Append a configuration that makes the replica the only member."""
     member = Member(name, key=Seals(CLUSTER, name, key_of(name)).key)
     alone = recovery_configuration(KEYED, member, actor="operator eve", at=0)
     stopped.forge(name, encode_configuration(alone), FORGED, signer=name, term=stopped.term + 1)
@@ -104,7 +103,7 @@ FORGERIES = [unsealed, with_its_own_key, in_a_term_of_its_own, as_the_leader, of
 
 
 @pytest.mark.parametrize("forge", FORGERIES)
-def test_a_replica_with_an_entry_that_no_leader_accepted_does_not_start(
+def test_replica_with_an_entry_that_no_leader_accepted_does_not_start(
     stopped: Stopped, forge: Callable[[Stopped, str], None]
 ) -> None:
     forge(stopped, stopped.other)
@@ -113,17 +112,17 @@ def test_a_replica_with_an_entry_that_no_leader_accepted_does_not_start(
     said = str(refused.value)
     assert f"the log of {stopped.other} was altered while it was stopped" in said
     assert f"forebay cluster replace {stopped.other}" in said and "was not accepted by the leader" in said
-    # The others go on without it.
+    # The others continue without this replica.
     stopped.start(stopped.leader, stopped.third)
     stopped.sim.commit(b"\x01after")
     stopped.never_applied()
 
 
 @pytest.mark.parametrize("forge", FORGERIES[:-1])
-def test_others_do_not_acknowledge_it_though_its_replica_believes_it(
+def test_others_do_not_acknowledge_a_forged_entry_that_its_replica_accepts(
     stopped: Stopped, forge: Callable[[Stopped, str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A replica whose marks were altered too, so that it does not check what it holds, leads and sends it."""
+    """The replica's marks were altered too, so that it does not check its entries, leads, and sends them."""
     forge(stopped, stopped.other)
     with patch.object(raft_log, "check_held"):
         stopped.start(stopped.other)
@@ -131,17 +130,17 @@ def test_others_do_not_acknowledge_it_though_its_replica_believes_it(
     sim = stopped.sim
     sim.run(10.0)
     assert sim.replicas[stopped.third].engine is not None, "an honest replica was stopped"
-    assert sim.leader() is None, "a majority of which one is not believed decides nothing"
+    assert sim.leader() is None, "a majority with an untrusted replica decides nothing"
     assert f"{stopped.other} is no longer accepted as leader" in caplog.text
     stopped.never_applied()
-    # With the third one the honest replicas are a majority, whose leader cuts off what was forged.
+    # With the third replica, the honest ones are a majority, whose leader cuts off the forged entries.
     stopped.start(stopped.leader)
     assert sim.commit(b"\x01after").name != stopped.other
     stopped.never_applied()
 
 
-def test_what_was_stolen_of_the_last_leader_is_not_told_from_what_it_accepted(stopped: Stopped) -> None:
-    """The case that remains: docs/audit/detected.md says so."""
+def test_entry_signed_with_the_last_leaders_stolen_key_is_not_detected(stopped: Stopped) -> None:
+    """The remaining gap, described in docs/audit/detected.md."""
     stopped.forge(stopped.leader, FORGED, signer=stopped.leader)
     stopped.start(stopped.leader, stopped.other)
     assert stopped.sim.elect().name == stopped.leader
@@ -150,8 +149,8 @@ def test_what_was_stolen_of_the_last_leader_is_not_told_from_what_it_accepted(st
     assert all(FORGED in [data for _, _, data in one.history] for one in stopped.sim.replicas.values())
 
 
-def test_an_entry_that_was_acknowledged_to_a_leader_survives_without_it(stopped: Stopped) -> None:
-    """What a leader sent and did not commit is in the log of one follower: it is sealed, and is committed later."""
+def test_entry_acknowledged_to_a_leader_survives_without_that_leader(stopped: Stopped) -> None:
+    """An uncommitted entry in the log of one follower has a seal, and is committed later."""
     sim = stopped.sim
     stopped.start(*sim.names)
     leader = sim.elect()
@@ -170,7 +169,7 @@ def test_an_entry_that_was_acknowledged_to_a_leader_survives_without_it(stopped:
     assert b"\x01kept" in [data for _, _, data in kept.history]
 
 
-def test_a_member_that_joins_votes_with_a_key_that_the_configuration_has() -> None:
+def test_joining_member_votes_with_the_key_in_the_configuration() -> None:
     with Simulation(5, membership=True) as sim:
         leader = sim.commit(b"\x01a")
         assert leader.change(ChangeKind.ADD, "r4")
@@ -186,11 +185,11 @@ def test_a_member_that_joins_votes_with_a_key_that_the_configuration_has() -> No
         assert [one.key for one in voters] == [Seals(CLUSTER, one.id, key_of(one.id)).key for one in voters]
 
 
-def test_the_key_of_a_founder_that_was_left_out_is_recorded_when_it_comes() -> None:
+def test_key_of_an_omitted_founder_is_recorded_when_it_arrives() -> None:
     with Simulation(6, membership=True) as sim:
         leader = sim.commit(b"\x01a")
         assert leader.engine is not None
-        # As where the cluster was founded without r3: nobody knew its key.
+        # As in a cluster founded without r3, whose key was unknown.
         configuration = leader.engine.configuration
         bare = tuple(Member(one.id) if one.id == sim.names[-1] else one for one in configuration.voters)
         assert leader.engine.unrecorded() is None
@@ -203,13 +202,13 @@ def test_the_key_of_a_founder_that_was_left_out_is_recorded_when_it_comes() -> N
         leader.engine.raft.keys.clear()
         others = [name for name in sim.names if name != sim.names[-1]]
         if leader.name in others:
-            assert leader.engine.unrecorded() is None, "nobody has told it yet"
+            assert leader.engine.unrecorded() is None, "no replica has sent the key yet"
             assert sim.run(5.0, until=lambda: leader.engine is not None and leader.engine.unrecorded() is not None)
         found = leader.engine.unrecorded()
         assert found == (sim.names[-1], Seals(CLUSTER, found[0], key_of(found[0])).key)
 
 
-def test_a_replica_with_another_key_than_the_cluster_knows_does_not_start(stopped: Stopped) -> None:
+def test_replica_with_another_key_than_in_the_configuration_does_not_start(stopped: Stopped) -> None:
     with patch("tests.cluster.consensus.simulator.key_of", lambda name: key_of(name + "'s second")):
         with pytest.raises(KeyReplaced, match=f"forebay cluster replace {stopped.other}"):
             stopped.start(stopped.other)
@@ -219,7 +218,7 @@ def test_a_replica_with_another_key_than_the_cluster_knows_does_not_start(stoppe
 
 
 def honest_tail() -> list[Entry]:
-    """Two entries of term 3, led by r1 and elected by r2, then one of term 4, led by r2 and elected by r3."""
+    """Return two entries of term 3 (leader r1, elected by r2) and one of term 4 (leader r2, elected by r3)."""
     tail: list[Entry] = []
     term_before = 2
     for leader, voter, term in (("r1", "r2", 3), ("r1", "", 3), ("r2", "r3", 4)):
@@ -238,7 +237,7 @@ def is_believed(tail: list[Entry], term_before: int = 2) -> bool:
     return True
 
 
-def test_what_leaders_accepted_is_believed_in_the_place_that_it_has() -> None:
+def test_accepted_entries_are_valid_in_their_position() -> None:
     assert is_believed(honest_tail())
     assert not is_believed(honest_tail(), term_before=1)
     assert not is_believed([one._replace(index=one.index + 1) for one in honest_tail()])
@@ -248,7 +247,7 @@ def test_what_leaders_accepted_is_believed_in_the_place_that_it_has() -> None:
 
 
 @given(st.data())
-def test_no_byte_of_an_entry_or_of_its_seal_can_be_changed(data: st.DataObject) -> None:
+def test_no_byte_of_an_entry_or_its_seal_can_be_changed(data: st.DataObject) -> None:
     tail = honest_tail()
     at = data.draw(st.integers(0, len(tail) - 1))
     entry = tail[at]
@@ -264,7 +263,7 @@ def test_no_byte_of_an_entry_or_of_its_seal_can_be_changed(data: st.DataObject) 
 
 
 @given(st.permutations(range(3)), st.integers(1, 3))
-def test_entries_are_believed_in_their_order_only(order: list[int], count: int) -> None:
+def test_entries_are_valid_only_in_their_order(order: list[int], count: int) -> None:
     tail = honest_tail()
     shown = [tail[at]._replace(index=10 + place) for place, at in enumerate(order[:count])]
     assert is_believed(shown) == (order[:count] == [*range(count)])

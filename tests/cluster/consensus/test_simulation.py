@@ -1,4 +1,4 @@
-"""Random faults, many seeds: what Raft promises holds, and everything heals."""
+"""Random faults with many seeds: Raft's promises hold, and the cluster recovers."""
 
 import random
 
@@ -12,7 +12,7 @@ FAULTY_S = 4.0
 
 
 def fault(sim: Simulation, rng: random.Random) -> None:
-    """Do one harm, or end one."""
+    """Cause one fault, or end one."""
     name = rng.choice(sim.names)
     peer = rng.choice([other for other in sim.names if other != name])
     replica = sim.replicas[name]
@@ -65,7 +65,7 @@ def scenario(seed: int, replicas: int) -> Simulation:
 
 @pytest.mark.campaign(4)
 @pytest.mark.parametrize("group", range(GROUPS))
-def test_nothing_acknowledged_is_lost_and_all_replicas_converge_whatever_fails(group: int) -> None:
+def test_no_acknowledged_entry_is_lost_and_all_replicas_converge_under_faults(group: int) -> None:
     acknowledged = 0
     for seed in range(group * (SEEDS // GROUPS), (group + 1) * (SEEDS // GROUPS)):
         try:
@@ -77,7 +77,7 @@ def test_nothing_acknowledged_is_lost_and_all_replicas_converge_whatever_fails(g
     assert acknowledged > 20 * (SEEDS // GROUPS)
 
 
-def test_h24_a_seed_runs_the_same_way_every_time() -> None:
+def test_h24_a_seed_always_gives_the_same_run() -> None:
     with scenario(7, replicas=5) as one, scenario(7, replicas=5) as two:
         assert one.leaders == two.leaders
         assert one.applied == two.applied

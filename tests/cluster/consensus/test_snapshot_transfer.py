@@ -1,4 +1,4 @@
-"""A snapshot is verified beside the loop, and goes on after a restart where it stopped (H8, H25; paper, section 7)."""
+"""A snapshot is verified beside the loop, and its transfer continues after a restart (H8, H25; paper, section 7)."""
 
 import itertools
 import os
@@ -30,11 +30,11 @@ from tests.cluster.consensus.test_catching_up import FakeSink
 from tests.snapshots.states import many_jobs
 
 LONG_S = 20 * TIMING.election_max_s
-"""How long the slow verification takes: many elections would fit."""
+"""Duration of the slow verification: many election timeouts."""
 
 
 def one_that_needs_a_snapshot(sim: Simulation) -> tuple[Replica, Replica, Replica]:
-    """Return a leader, a follower that is up to date, and one that comes back and needs what is compacted."""
+    """Return a leader, an up-to-date follower, and a returning replica that needs compacted entries."""
     leader = sim.commit(b"\x01a")
     behind = sim.others(leader)[0]
     sim.isolate(behind.name)
@@ -48,7 +48,7 @@ def one_that_needs_a_snapshot(sim: Simulation) -> tuple[Replica, Replica, Replic
     return leader, other, behind
 
 
-def test_heartbeats_are_answered_while_a_large_snapshot_is_verified_and_no_election_follows() -> None:
+def test_heartbeats_are_answered_during_verification_without_an_election() -> None:
     with Simulation(11) as sim:
         leader, _, behind = one_that_needs_a_snapshot(sim)
         assert sim.run(2.0, until=lambda: sim.engine(behind.name).raft.receiver._verifying)
@@ -58,10 +58,10 @@ def test_heartbeats_are_answered_while_a_large_snapshot_is_verified_and_no_elect
         answers = [m for who, to, m in sim.sent if who == behind.name and isinstance(m, AppendReply)]
         beats = [m for who, to, m in sim.sent if to == behind.name and isinstance(m, Heartbeat)]
         assert len(answers) >= len(beats) - 1 > LONG_S / 2 / TIMING.heartbeat_s / 2
-        assert not any(isinstance(m, VoteRequest) for _, _, m in sim.sent), "nobody even asks"
+        assert not any(isinstance(m, VoteRequest) for _, _, m in sim.sent), "no vote is requested"
         assert behind.installs == 0 and sim.engine(leader.name).raft.answers(behind.name)
         chunks = [m for who, to, m in sim.sent if to == behind.name and isinstance(m, SnapshotChunk)]
-        assert not any(chunk.data for chunk in chunks), "all of it is there, and is not sent again"
+        assert not any(chunk.data for chunk in chunks), "the complete snapshot is not sent again"
         sim.commit(b"\x01meanwhile")
         sim.run(LONG_S)
         assert behind.installs == 1
@@ -69,20 +69,20 @@ def test_heartbeats_are_answered_while_a_large_snapshot_is_verified_and_no_elect
         sim.converge()
 
 
-def test_a_replica_that_verifies_a_snapshot_votes_and_follows_another_leader_meanwhile() -> None:
+def test_replica_votes_and_follows_another_leader_during_verification() -> None:
     with Simulation(12) as sim:
         leader, other, behind = one_that_needs_a_snapshot(sim)
         assert sim.run(2.0, until=lambda: sim.engine(behind.name).raft.receiver._verifying)
-        other.take_snapshot()  # with the entries it would send those instead
+        other.take_snapshot()  # otherwise the leader would send entries instead
         leader.crash()
         elected = sim.run(3.0, until=lambda: sim.engine(other.name).role is Role.LEADER)
-        assert elected and behind.installs == 0, "there is no majority without its vote"
+        assert elected and behind.installs == 0, "a majority needs this replica's vote"
         sim.run(LONG_S)
-        assert behind.installs == 1, "what a snapshot holds is committed, whoever leads by now"
+        assert behind.installs == 1, "the snapshot's content is committed under any leader"
         sim.converge()
 
 
-def test_a_snapshot_that_fails_its_verification_is_refused_with_the_next_question() -> None:
+def test_snapshot_that_fails_verification_is_rejected_with_the_next_reply() -> None:
     with Simulation(13) as sim:
         leader, _, behind = one_that_needs_a_snapshot(sim)
         behind.refuse_install = ValueError("checksum")
@@ -97,7 +97,7 @@ def test_a_snapshot_that_fails_its_verification_is_refused_with_the_next_questio
 
 
 class SinkHarness(Harness):
-    """An engine whose machine takes snapshots."""
+    """Engine whose machine receives snapshots."""
 
     def __init__(self) -> None:
         self.sinks: list[FakeSink] = []
@@ -108,7 +108,7 @@ class SinkHarness(Harness):
         return self.sinks[-1]
 
     def verifying(self) -> Callable[[], None]:
-        """Let it have entries 1 to 3 and receive a snapshot of entry 9; return what ends the verification."""
+        """Give it entries 1 to 3 and a snapshot of entry 9; return the function that ends the verification."""
         self.follow([(1, b"\x01a"), (1, b"\x01b"), (1, b"\x01c")], commit=3)
         self.give("r2", SnapshotChunk(1, 2, 9, 1, 6, 0, b"abcdef"))
         (done,) = self.sinks[0].verified
@@ -116,7 +116,7 @@ class SinkHarness(Harness):
         return done
 
 
-def test_entries_that_come_while_a_snapshot_is_verified_are_taken_and_end_it() -> None:
+def test_entries_that_arrive_during_verification_are_accepted_and_end_it() -> None:
     harness = SinkHarness()
     done = harness.verifying()
     entries = [(2, b"\x01%d" % number) for number in range(4, 12)]
@@ -128,7 +128,7 @@ def test_entries_that_come_while_a_snapshot_is_verified_are_taken_and_end_it() -
     assert not harness.sinks[0].finished and harness.engine.applied_index == 11
 
 
-def test_entries_that_do_not_fit_are_refused_while_a_snapshot_is_verified_and_leave_it_alone() -> None:
+def test_mismatched_entries_are_rejected_and_do_not_disturb_verification() -> None:
     harness = SinkHarness()
     harness.verifying()
     harness.give("r2", AppendRequest(1, 3, 9, 1, 9, True, [(1, b"\x01x")]))
@@ -137,7 +137,7 @@ def test_entries_that_do_not_fit_are_refused_while_a_snapshot_is_verified_and_le
     assert not harness.sinks[0].aborted
 
 
-def test_a_candidate_is_answered_by_the_journal_that_is_there_and_not_by_the_one_that_comes() -> None:
+def test_vote_during_verification_depends_on_the_present_journal() -> None:
     harness = SinkHarness()
     harness.verifying()
     harness.wait(TIMING.election_max_s)
@@ -147,7 +147,7 @@ def test_a_candidate_is_answered_by_the_journal_that_is_there_and_not_by_the_one
         assert [reply.granted for reply in harness.take(VoteReply, "r3")] == [granted]
 
 
-def test_h25_a_snapshot_is_never_installed_over_entries_that_a_leader_has_sent_since() -> None:
+def test_h25_snapshot_is_never_installed_over_entries_sent_since() -> None:
     harness = SinkHarness()
     done = harness.verifying()
     harness.engine.raft.checked_index = 9
@@ -157,11 +157,11 @@ def test_h25_a_snapshot_is_never_installed_over_entries_that_a_leader_has_sent_s
     assert not harness.sinks[0].finished
 
 
-# ---- what is left of a snapshot when its receiver is killed ----
+# ---- the received part after the receiver is killed ----
 
 
 class StoreSink:
-    """Takes a snapshot into a store, as the controller does."""
+    """Receives a snapshot into a store, as the controller does."""
 
     def __init__(self, machine: "StoreMachine", index: int, term: int) -> None:
         self._machine = machine
@@ -209,7 +209,7 @@ class StoreMachine:
 
 
 def transfer(ref: SnapshotRef, machine: StoreMachine, chunks: int | None = None) -> list[SnapshotChunk]:
-    """Send a snapshot, or as many chunks of it; return the chunks with data."""
+    """Send a snapshot, or its first `chunks` chunks; return the chunks with data."""
     sender, receiver = SnapshotSender(ref, 0.0), SnapshotReceiver(machine)
     sent: list[SnapshotChunk] = []
     seqs = itertools.count(1)
@@ -229,9 +229,7 @@ def transfer(ref: SnapshotRef, machine: StoreMachine, chunks: int | None = None)
 
 
 @pytest.mark.parametrize("killed_after", [1, 3, 5])
-def test_a_follower_that_is_killed_between_two_chunks_goes_on_where_it_stopped(
-    tmp_path: Path, killed_after: int
-) -> None:
+def test_follower_killed_between_two_chunks_continues_where_it_stopped(tmp_path: Path, killed_after: int) -> None:
     image = many_jobs(6_000)
     (tmp_path / "leader").mkdir()
     path = write_snapshot(tmp_path / "leader", image)
@@ -251,14 +249,14 @@ def test_a_follower_that_is_killed_between_two_chunks_goes_on_where_it_stopped(
     assert machine.store.partial is not None
     sent = transfer(ref, machine)
     again = sum(len(chunk.data) for chunk in sent) - (ref.size_bytes - killed_after * CHUNK_BYTES)
-    assert 0 <= again < CHUNK_BYTES / 2, "at most the piece that was cut in the middle comes again"
+    assert 0 <= again < CHUNK_BYTES / 2, "at most the interrupted piece is sent again"
     assert len(sent) <= whole - killed_after + 1
     assert machine.installed == image
     assert os.listdir(follower) == [path.name] and machine.store.partial is None
     machine.store.close()
 
 
-def test_a_part_with_damage_in_the_middle_goes_on_from_before_the_damage(tmp_path: Path) -> None:
+def test_part_with_damage_in_the_middle_continues_before_the_damage(tmp_path: Path) -> None:
     image = many_jobs(6_000)
     (tmp_path / "leader").mkdir()
     path = write_snapshot(tmp_path / "leader", image)

@@ -1,4 +1,4 @@
-"""Adapter of PySyncObj: a changed release is noticed, and nothing else touches what is private."""
+"""Adapter of PySyncObj: a changed release is detected, and no other module uses private names."""
 
 import hashlib
 import importlib
@@ -35,7 +35,7 @@ OVERRIDDEN = {
     "_onTick": "cc9eb08232d005ba",
     "transferLeadership": "c3ac67963962d9aa",
 }
-"""Stock methods that the adapter replaces: a change in one may move a rule to a place that is not replaced."""
+"""Stock methods that the adapter replaces. A change in one may move a rule to a method that is not replaced."""
 
 RELIED_ON = {
     "__init__": "09df12cd7fd7d727",
@@ -56,7 +56,7 @@ def digest(thing: object) -> str:
     return hashlib.sha256(inspect.getsource(thing).encode()).hexdigest()[:16]  # type: ignore[arg-type]
 
 
-def test_every_stock_method_that_is_replaced_or_runs_has_the_source_it_had_when_it_was_read() -> None:
+def test_replaced_or_used_stock_methods_have_the_reviewed_source() -> None:
     found = {name: digest(vars(SyncObj)[name]) for name in (*OVERRIDDEN, *RELIED_ON) if name in vars(SyncObj)}
     found |= {"Node": digest(Node), "Transport": digest(Transport)}
     assert found == {**OVERRIDDEN, **RELIED_ON}
@@ -67,13 +67,13 @@ def test_every_overridden_name_is_known() -> None:
     assert {name for name in vars(StockNode) if name in known} == set(OVERRIDDEN)
 
 
-def test_every_private_name_that_is_used_exists() -> None:
+def test_every_used_private_name_exists() -> None:
     used = set(re.findall(r"_SyncObj__\w+", Path(stock.__file__).read_text()))
     known = set(vars(SyncObj)) | set(vars(StockHarness().engine))
     assert used and used <= known
 
 
-def test_one_module_knows_the_stock_engine() -> None:
+def test_only_one_module_uses_the_stock_engine() -> None:
     for path in CONSENSUS.glob("*.py"):
         if path.name != "stock.py":
             text = path.read_text()
@@ -81,18 +81,18 @@ def test_one_module_knows_the_stock_engine() -> None:
             assert not re.search(r"^\s*(import|from) pysyncobj", text, re.MULTILINE), path
 
 
-def test_only_the_adapter_is_a_stock_engine() -> None:
+def test_only_the_adapter_derives_from_the_stock_engine() -> None:
     modules = [importlib.import_module(f"forebay.cluster.consensus.{path.stem}") for path in CONSENSUS.glob("*.py")]
     classes = {thing for module in modules for thing in vars(module).values() if inspect.isclass(thing)}
     ours = {one for one in classes if one.__module__.startswith("forebay.")}
     assert {one for one in ours if issubclass(one, SyncObj)} == {StockNode}
 
 
-def test_no_method_of_the_stock_engine_is_replicated_by_the_way() -> None:
+def test_no_stock_method_is_replicated_by_accident() -> None:
     assert not [name for name in dir(StockNode) if getattr(getattr(StockNode, name, None), "replicated", False)]
 
 
-def test_the_stock_constructor_finds_our_journal_and_afterwards_its_own_again() -> None:
+def test_stock_constructor_gets_our_journal_and_its_functions_are_restored() -> None:
     before = syncobj.createJournal, syncobj.createPoller
     harness = Harness()
     assert (syncobj.createJournal, syncobj.createPoller) == before
@@ -100,7 +100,7 @@ def test_the_stock_constructor_finds_our_journal_and_afterwards_its_own_again() 
     assert harness.journal.last_index == 0, "the stock constructor adds a first entry to an empty journal"
 
 
-def test_the_stock_variables_are_those_of_the_state_from_the_start_on() -> None:
+def test_stock_variables_are_views_of_the_state_from_the_start() -> None:
     disk = Disk()
     disk.hard = (7, "r2")
     harness = Harness(disk=disk)
@@ -113,7 +113,7 @@ def test_the_stock_variables_are_those_of_the_state_from_the_start_on() -> None:
     assert node._SyncObj__votedForNodeId == "r1"
 
 
-def test_nothing_of_the_stock_engine_is_sent() -> None:
+def test_stock_engine_sends_nothing() -> None:
     harness = Harness()
     with pytest.raises(BrokenInvariant, match="dict"):
         harness.engine.stock._inlet.send(Node("r2"), {"type": "append_entries"})

@@ -1,4 +1,4 @@
-"""Real replicas on loopback: TLS, sockets, LMDB; in one process, and as processes that are killed."""
+"""Real replicas on loopback with TLS, sockets and LMDB: in one process, and as processes that are killed."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from tests.cluster.consensus.tls_cluster import (
 )
 
 
-def test_three_replicas_commit_and_all_apply_the_same_in_order(tmp_path: Path) -> None:
+def test_three_replicas_commit_and_apply_the_same_in_order(tmp_path: Path) -> None:
     async def work(nodes: list[Node]) -> None:
         leader = await until_leader(nodes)
         wanted = [b"\x01%d" % number for number in range(200)]
@@ -40,7 +40,7 @@ def test_three_replicas_commit_and_all_apply_the_same_in_order(tmp_path: Path) -
     asyncio.run(with_nodes(tmp_path, 3, work))
 
 
-def test_a_leader_that_stops_is_replaced_and_catches_up_when_it_returns(tmp_path: Path) -> None:
+def test_stopped_leader_is_replaced_and_catches_up_on_return(tmp_path: Path) -> None:
     async def work(nodes: list[Node]) -> None:
         old = await until_leader(nodes)
         await old.commit(b"\x01before")
@@ -55,7 +55,7 @@ def test_a_leader_that_stops_is_replaced_and_catches_up_when_it_returns(tmp_path
     asyncio.run(with_nodes(tmp_path, 3, work))
 
 
-def test_a_replica_that_needs_compacted_entries_gets_a_snapshot_and_what_came_after_it(tmp_path: Path) -> None:
+def test_replica_that_needs_compacted_entries_gets_a_snapshot_and_later_entries(tmp_path: Path) -> None:
     async def work(nodes: list[Node]) -> None:
         leader = await until_leader(nodes)
         behind = next(node for node in nodes if node is not leader)
@@ -78,7 +78,7 @@ def test_a_replica_that_needs_compacted_entries_gets_a_snapshot_and_what_came_af
     asyncio.run(with_nodes(tmp_path, 3, work))
 
 
-def test_one_replica_alone_leads_and_commits(tmp_path: Path) -> None:
+def test_single_replica_leads_and_commits(tmp_path: Path) -> None:
     async def work(nodes: list[Node]) -> None:
         leader = await until_leader(nodes)
         await leader.commit(b"\x01alone")
@@ -88,7 +88,7 @@ def test_one_replica_alone_leads_and_commits(tmp_path: Path) -> None:
 
 
 class Process:
-    """A replica in a process of its own."""
+    """Replica in a separate process."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name
@@ -185,7 +185,7 @@ async def kill_leaders(directory: Path, rounds: int) -> tuple[list[str], list[li
     return acknowledged, applied, failovers
 
 
-def test_leaders_killed_with_sigkill_are_replaced_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+def test_leaders_killed_with_sigkill_are_replaced_without_loss(tmp_path: Path) -> None:
     acknowledged, applied, _ = asyncio.run(kill_leaders(tmp_path, rounds=3))
     assert len(acknowledged) >= 40
     assert applied[0] == applied[1] == applied[2]

@@ -1,4 +1,4 @@
-"""Who may talk to a replica (H5): only another replica of the same cluster, by its certificate, in frames."""
+"""Only another replica of the same cluster may connect to a replica (H5): by its certificate, in frames."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ BEAT = Heartbeat(1, 1, 0, True)
 
 
 class Ear:
-    """Writes down what links tell."""
+    """Listener that records the events of links."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[str, AnyMessage]] = []
@@ -83,7 +83,7 @@ class Ear:
 
 
 class Site:
-    """A directory with an authority, addresses for r1 to r3, and links of r1 with an ear."""
+    """Directory with an authority, addresses for r1 to r3, and links of r1 with a recording listener."""
 
     def __init__(self, directory: Path) -> None:
         self.tls = directory / "tls"
@@ -117,7 +117,7 @@ class Site:
     async def dial(
         self, files: PeerTls | None, *, version: ssl.TLSVersion | None = None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect to r1 with a certificate, or without, as a stranger's program would."""
+        """Connect to r1 with or without a certificate, as a foreign program would."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.load_verify_locations(self.tls / "ca.pem")
@@ -131,7 +131,7 @@ class Site:
     async def is_turned_away(
         self, files: PeerTls | None, data: bytes, *, version: ssl.TLSVersion | None = None
     ) -> bool:
-        """Say whether r1 closes the connection and heard no frame."""
+        """Return whether r1 closes the connection without receiving a frame."""
         async with asyncio.timeout(PATIENCE_S):
             try:
                 reader, writer = await self.dial(files, version=version)
@@ -160,7 +160,7 @@ def run(directory: Path, work: Callable[[Site], Awaitable[None]]) -> None:
 
 
 async def linked(site: Site) -> tuple[Ear, TlsLinks]:
-    """Return the links of r2, started and up to those of the site, and what they hear."""
+    """Return started links of r2 that are connected to the site's, and their listener."""
     ear = Ear()
     other = site.make("r2", ear)
     await other.start()
@@ -168,7 +168,7 @@ async def linked(site: Site) -> tuple[Ear, TlsLinks]:
     return ear, other
 
 
-def test_replicas_of_one_cluster_hear_each_other_in_order(tmp_path: Path) -> None:
+def test_replicas_of_one_cluster_receive_frames_in_order(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
         ear, other = await linked(site)
         for seq in range(100):
@@ -193,7 +193,7 @@ SECOND, OTHER_SECOND, THIRD = Incarnation(2, "a" * 16), Incarnation(2, "b" * 16)
         (OTHER_SECOND, SECOND, None),
     ],
 )
-def test_who_is_of_an_incarnation_that_is_over_is_told_so_and_nobody_of_another_one_is_heard(
+def test_ended_incarnation_is_notified_and_other_incarnations_are_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mine: Incarnation, theirs: Incarnation, told: Incarnation | None
 ) -> None:
     async def work(site: Site) -> None:
@@ -219,12 +219,12 @@ def test_who_is_of_an_incarnation_that_is_over_is_told_so_and_nobody_of_another_
     run(tmp_path, work)
 
 
-def test_a_link_ends_with_the_certificate_of_either_end(tmp_path: Path) -> None:
+def test_link_ends_when_either_certificate_expires(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
         ear, other = await linked(site)
         await site.ear.until(lambda: "r2" in site.ear.up)
         for links, peer in ((site.links, "r2"), (other, "r1")):
-            until = certificate_of(site.tls, peer).valid_until  # not both were issued in the same second
+            until = certificate_of(site.tls, peer).valid_until  # the two may have been issued in different seconds
             clock = ManualClock(until)
             await ear.until(lambda links=links: links.peers.count == 2)
             lost, downs = site.ear.lost, ear.downs
@@ -244,7 +244,7 @@ def test_a_link_ends_with_the_certificate_of_either_end(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_a_replica_whose_certificate_is_revoked_is_cut_off_and_not_let_in_again(tmp_path: Path) -> None:
+def test_replica_with_a_revoked_certificate_is_disconnected_and_rejected(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
         ear, other = await linked(site)
         await site.ear.until(lambda: "r2" in site.ear.up)
@@ -266,7 +266,7 @@ def test_a_replica_whose_certificate_is_revoked_is_cut_off_and_not_let_in_again(
     run(tmp_path, work)
 
 
-def test_who_acknowledged_lets_the_one_that_was_notified_run_first(tmp_path: Path) -> None:
+def test_acknowledging_replica_lets_the_leader_run_first(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
         ear, other = await linked(site)
         happened: list[str] = []
@@ -284,7 +284,7 @@ def test_who_acknowledged_lets_the_one_that_was_notified_run_first(tmp_path: Pat
     run(tmp_path, work)
 
 
-def test_a_link_comes_back_after_its_peer_does(tmp_path: Path) -> None:
+def test_link_returns_after_its_peer(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
         files = certify(site.authority, site.tls, "r2")
         for rounds in (1, 2):
@@ -297,7 +297,7 @@ def test_a_link_comes_back_after_its_peer_does(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_h05_who_is_no_replica_of_the_cluster_is_refused_before_any_frame_of_theirs_is_read(
+def test_h05_foreign_certificate_is_rejected_before_any_frame_is_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(site: Site) -> None:
@@ -321,7 +321,7 @@ def test_h05_who_is_no_replica_of_the_cluster_is_refused_before_any_frame_of_the
     run(tmp_path, work)
 
 
-def test_h05_a_replica_connects_to_no_replica_of_another_cluster(tmp_path: Path) -> None:
+def test_h05_replica_does_not_connect_to_another_cluster(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
         ear = Ear()
         links = site.make("r2", ear, cluster_id="another")
@@ -334,7 +334,7 @@ def test_h05_a_replica_connects_to_no_replica_of_another_cluster(tmp_path: Path)
     run(tmp_path, work)
 
 
-def test_h05_a_replica_that_answers_at_the_address_of_another_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_h05_replica_at_the_address_of_another_is_rejected(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
         files = certify(site.authority, site.tls, "r3")
         site.members = {**site.members, "r3": site.members["r2"]}
@@ -350,7 +350,7 @@ def test_h05_a_replica_that_answers_at_the_address_of_another_is_not_taken_for_i
     run(tmp_path, work)
 
 
-def test_h05_a_member_that_sends_what_is_no_frame_loses_its_connection(
+def test_h05_member_that_sends_an_invalid_frame_loses_its_connection(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(site: Site) -> None:
@@ -369,7 +369,7 @@ def test_h05_a_member_that_sends_what_is_no_frame_loses_its_connection(
     run(tmp_path, work)
 
 
-def test_h05_connections_that_show_no_certificate_are_bounded_and_do_not_keep_replicas_out(tmp_path: Path) -> None:
+def test_h05_connections_without_certificate_are_bounded_and_do_not_exclude_replicas(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
         host, _, port = site.members["r1"].rpartition(":")
         loop = asyncio.get_running_loop()
@@ -380,7 +380,7 @@ def test_h05_connections_that_show_no_certificate_are_bounded_and_do_not_keep_re
                 if number < 3:
                     async with asyncio.timeout(HANDSHAKE_S / 2):
                         with contextlib.suppress(ConnectionResetError):
-                            assert await loop.sock_recv(one, 1) == b"", "the oldest are closed, long before their time"
+                            assert await loop.sock_recv(one, 1) == b"", "the oldest are closed early"
             ear = Ear()
             other = site.make("r2", ear)
             await other.start()
@@ -396,7 +396,7 @@ def test_h05_connections_that_show_no_certificate_are_bounded_and_do_not_keep_re
     run(tmp_path, work)
 
 
-def test_a_peer_that_does_not_read_loses_its_link_instead_of_filling_the_memory(tmp_path: Path) -> None:
+def test_peer_that_does_not_read_loses_its_link(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
         ear = Ear()
         other = site.make("r2", ear)
@@ -405,7 +405,7 @@ def test_a_peer_that_does_not_read_loses_its_link_instead_of_filling_the_memory(
         await ear.until(lambda: "r1" in ear.up)
         sent = 0
         big = AppendRequest(1, 1, 0, 0, 0, True, [(1, b"x" * (1 << 20))])
-        # No await in between: nothing can leave, everything queues.
+        # Without an await in between nothing is sent, so everything is queued.
         while sent <= QUEUED_BYTES_MAX + (64 << 20):
             site.links.send("r2", big)
             site.links.flush()
@@ -416,7 +416,7 @@ def test_a_peer_that_does_not_read_loses_its_link_instead_of_filling_the_memory(
     run(tmp_path, work)
 
 
-def test_an_address_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_unusable_address_is_named(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
         second = site.make("r2", Ear())
         second._address = site.links._address  # type: ignore[misc]
@@ -427,7 +427,7 @@ def test_an_address_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
-def test_peers_come_and_go_and_the_links_that_stay_are_not_disturbed(tmp_path: Path) -> None:
+def test_changing_peers_does_not_disturb_other_links(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
         ears = {name: Ear() for name in ("r2", "r3")}
         others = {name: site.make(name, ear) for name, ear in ears.items()}
@@ -445,7 +445,7 @@ def test_peers_come_and_go_and_the_links_that_stay_are_not_disturbed(tmp_path: P
     run(tmp_path, work)
 
 
-def test_a_peer_is_found_at_the_second_address_where_the_first_is_nobodys_or_a_strangers(tmp_path: Path) -> None:
+def test_peer_is_found_at_its_second_address(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
         others = [site.make("r2", Ear()), site.make("r3", Ear())]
         for other in others:
@@ -456,7 +456,7 @@ def test_a_peer_is_found_at_the_second_address_where_the_first_is_nobodys_or_a_s
             site.links.set_peers({"r2": (wrong, site.members["r2"])})
             await site.ear.until(lambda: site.ear.up == {"r2"})
             assert site.links.address_of("r2") == site.members["r2"]
-            # It is up: who else is looked for there does not disturb it, that it is nobody's address does.
+            # The link is up, so further addresses do not disturb it; an unused address does.
             downs = site.ear.downs
             site.links.set_peers({"r2": (site.members["r2"], nowhere)})
             site.links.set_peers({"r2": (nowhere, site.members["r2"])})
@@ -471,7 +471,7 @@ def test_a_peer_is_found_at_the_second_address_where_the_first_is_nobodys_or_a_s
     run(tmp_path, work)
 
 
-def test_a_hosts_name_is_resolved_anew_for_each_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_name_is_resolved_again_for_each_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(site: Site) -> None:
         files = issue(
             site.authority, site.tls, role=Role.REPLICA, name="r2", at=SystemClock().now(), addresses=["r2.test"]
@@ -496,7 +496,7 @@ def test_a_hosts_name_is_resolved_anew_for_each_connection(tmp_path: Path, monke
     run(tmp_path, work)
 
 
-def test_a_certificate_for_another_host_is_refused_with_the_command_that_issues_one(tmp_path: Path) -> None:
+def test_certificate_for_another_host_is_rejected_with_the_remedy(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
         files = issue(
             site.authority, site.tls, role=Role.REPLICA, name="r2", at=SystemClock().now(), addresses=["10.0.0.1"]
@@ -511,7 +511,7 @@ def test_a_certificate_for_another_host_is_refused_with_the_command_that_issues_
     run(tmp_path, work)
 
 
-def test_who_is_not_dialled_is_answered_on_the_connection_that_it_opened(tmp_path: Path) -> None:
+def test_peer_that_is_not_dialled_gets_replies_on_its_own_connection(tmp_path: Path) -> None:
     async def work(site: Site) -> None:
         site.links.set_peers({})
         ear = Ear()
@@ -531,7 +531,7 @@ def test_who_is_not_dialled_is_answered_on_the_connection_that_it_opened(tmp_pat
     run(tmp_path, work)
 
 
-def test_h05_nobody_speaks_for_a_member_of_another_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_h05_replica_cannot_send_frames_of_another_member(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def work(site: Site) -> None:
         member = certify(site.authority, site.tls, "r2")
         for sender in ("r3", "r3#2", "r22#2"):
@@ -542,7 +542,7 @@ def test_h05_nobody_speaks_for_a_member_of_another_name(tmp_path: Path, caplog: 
     run(tmp_path, work)
 
 
-def test_h05_each_rejection_says_which_check_failed_who_it_was_and_what_would_be_right(
+def test_h05_each_rejection_names_the_check_the_peer_and_the_remedy(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -575,22 +575,22 @@ def test_h05_each_rejection_says_which_check_failed_who_it_was_and_what_would_be
             while wanted not in caplog.text:
                 await asyncio.sleep(0.01)
         await dialling.stop()
-        assert all(record.message.rstrip().rpartition(": ")[2] for record in caplog.records), "none without a reason"
+        assert all(record.message.rstrip().rpartition(": ")[2] for record in caplog.records), "a reason is missing"
 
     run(tmp_path, work)
 
 
-def test_h05_a_replica_whose_certificate_the_others_refuse_learns_it_from_its_own_log(
+def test_h05_replica_learns_from_its_own_log_that_its_certificate_is_rejected(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With TLS 1.3 its own handshake is over before the other side looks at the certificate."""
+    """With TLS 1.3 its own handshake ends before the other side checks the certificate."""
     caplog.set_level("INFO")
 
     async def work(site: Site) -> None:
         foreign_directory = tmp_path / "foreign"
         foreign = certify(make_authority(foreign_directory), foreign_directory, "r2")
         mixed = PeerTls(authority=site.tls / "ca.pem", certificate=foreign.certificate, key=foreign.key)
-        with patch("forebay.cluster.security.tls.examine"):  # it would be refused before it dials
+        with patch("forebay.cluster.security.tls.examine"):  # otherwise it would be rejected before dialling
             links = site.make("r2", Ear(), files=mixed)
         await links.start()
         async with asyncio.timeout(PATIENCE_S):
@@ -602,7 +602,7 @@ def test_h05_a_replica_whose_certificate_the_others_refuse_learns_it_from_its_ow
     run(tmp_path, work)
 
 
-def test_a_failure_of_a_peer_is_logged_once_in_a_while_with_how_often_it_has_happened_since(
+def test_repeated_peer_failure_is_logged_occasionally_with_a_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now_s = 0.0
@@ -630,11 +630,11 @@ def test_a_failure_of_a_peer_is_logged_once_in_a_while_with_how_often_it_has_hap
     [OSError(), TimeoutError(), ConnectionResetError(), ConnectionAbortedError(), ssl.SSLError(), ssl.SSLEOFError()],
     ids=lambda error: type(error).__name__,
 )
-def test_a_reason_is_never_empty(error: BaseException) -> None:
+def test_reason_is_never_empty(error: BaseException) -> None:
     assert len(why(error)) > 6
 
 
-def test_each_replica_has_one_connection_to_us_and_no_more_replicas_have_one_than_a_cluster_can_need(
+def test_each_replica_has_one_connection_and_their_number_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forebay.cluster.consensus.transport.INBOUND_MAX", 2)
@@ -655,7 +655,7 @@ def test_each_replica_has_one_connection_to_us_and_no_more_replicas_have_one_tha
             second = await speak("r2")
             await site.ear.until(lambda: len(site.ear.frames) == 2)
             with contextlib.suppress(OSError):
-                assert await first.read() == b"", "the older of the two is closed"
+                assert await first.read() == b"", "the older connection is closed"
             await speak("r3")
             await site.ear.until(lambda: len(site.ear.frames) == 3)
             with contextlib.suppress(OSError, ssl.SSLError):

@@ -1,4 +1,4 @@
-"""Worlds that the small ones of `test_simulation` do not reach: restless ones, and deep ones."""
+"""Worlds beyond those of `test_simulation`: restless ones and deep ones."""
 
 import pytest
 
@@ -7,12 +7,12 @@ from tests.cluster.consensus import deep, restless
 RESTLESS_SEEDS = 30
 GROUPS = 3
 DEEP_SEEDS = (1, 2, 4)
-"""Each some seconds. `python -m tests.mutants` and whoever changes consensus runs more."""
+"""Number of worlds, each of some seconds. `python -m tests.mutants` and developers of consensus run more."""
 
 
 @pytest.mark.campaign(3)
 @pytest.mark.parametrize("group", range(GROUPS))
-def test_leaders_that_come_and_go_lose_nothing_and_a_majority_is_enough_to_go_on(group: int) -> None:
+def test_frequent_leader_changes_lose_nothing_and_a_majority_suffices(group: int) -> None:
     leaders = reads = 0
     for seed in range(group, RESTLESS_SEEDS, GROUPS):
         try:
@@ -22,13 +22,13 @@ def test_leaders_that_come_and_go_lose_nothing_and_a_majority_is_enough_to_go_on
         except BaseException as failure:
             failure.add_note(f"seed {seed}")
             raise
-    assert leaders > 10 * (RESTLESS_SEEDS // GROUPS), "they did not come and go"
+    assert leaders > 10 * (RESTLESS_SEEDS // GROUPS), "leaders did not change often enough"
     assert reads > 0
 
 
 @pytest.mark.campaign(3)
 @pytest.mark.parametrize("seed", DEEP_SEEDS)
-def test_with_thousands_of_entries_and_everything_full_nothing_is_lost_in_many_minutes(seed: int) -> None:
+def test_long_worlds_with_full_windows_lose_nothing(seed: int) -> None:
     with deep.world(seed) as world:
         seen = world.seen
     assert seen["virtual_s"] > 10 * 60 and seen["entries"] > 2000, seen

@@ -1,4 +1,4 @@
-"""Replicas with real TLS, sockets and LMDB on loopback: in this process, or each in a process of its own."""
+"""Replicas with real TLS, sockets and LMDB on loopback: in this process, or each in its own process."""
 
 import asyncio
 import sys
@@ -19,7 +19,7 @@ from tests.ports import free_ports
 CLUSTER = "6f1c0000000000000000000000000000"
 FAST = Timing(election_min_s=0.15, election_max_s=0.3, heartbeat_s=0.04)
 PATIENCE_S = 60.0
-"""How long a test waits for what normally takes milliseconds, on a machine that does other things as well."""
+"""Time limit for steps that normally take milliseconds, for a busy machine."""
 
 
 def make_members(names: list[str]) -> dict[str, str]:
@@ -36,7 +36,7 @@ def certify(authority: Authority, directory: Path, name: str, role: Holder = Hol
 
 
 class Image(msgspec.Struct):
-    """A snapshot of a ListMachine."""
+    """Snapshot of a ListMachine."""
 
     applied: list[bytes]
     digest: bytes
@@ -44,7 +44,7 @@ class Image(msgspec.Struct):
 
 
 class ListMachine:
-    """A trivial machine: the list of what was applied."""
+    """Trivial machine: a list of applied data."""
 
     def __init__(self, journal: Journal, directory: Path) -> None:
         self.journal = journal
@@ -83,7 +83,7 @@ class ListMachine:
 
 
 class ListSink:
-    """Takes a snapshot of another ListMachine."""
+    """Receives a snapshot of another ListMachine."""
 
     def __init__(self, machine: ListMachine, index: int, term: int) -> None:
         self._machine, self._index, self._term = machine, index, term
@@ -115,7 +115,7 @@ class ListSink:
 
 
 class Node:
-    """One replica with everything real below it."""
+    """One replica with real lower layers."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Node:
         )
 
     def again(self) -> "Node":
-        """The same replica, started again on what its disk holds."""
+        """Restart the same replica on its disk."""
         return Node(*self._given, timing=self._timing)
 
     def _fail(self, error: BaseException) -> NoReturn:
@@ -178,7 +178,7 @@ class Node:
 
 
 async def until_leader(nodes: list[Node]) -> Node:
-    """Wait until one of the replicas is a leader that may decide."""
+    """Wait until one of the replicas is a ready leader."""
     tasks = [
         asyncio.create_task(node.until(lambda c=node.consensus: c.role is Role.LEADER and c.ready)) for node in nodes
     ]  # type: ignore[misc]
@@ -192,7 +192,7 @@ async def until_leader(nodes: list[Node]) -> Node:
 
 
 async def with_nodes(directory: Path, count: int, work: Callable[[list[Node]], Awaitable[None]]) -> None:
-    """Run `work` with a started cluster in this process, and stop the cluster."""
+    """Run `work` with a started cluster in this process, then stop the cluster."""
     names = [f"r{number}" for number in range(1, count + 1)]
     members = make_members(names)
     authority = make_authority(directory / "tls")
@@ -207,7 +207,7 @@ async def with_nodes(directory: Path, count: int, work: Callable[[list[Node]], A
 
 
 async def serve(directory: Path, name: str, members: dict[str, str]) -> None:
-    """A replica as a process: commands on stdin (a line is an entry to commit), answers on stdout."""
+    """Run a replica as a process: commands on stdin (a line is an entry to commit), answers on stdout."""
     tls = directory / "tls"
     files = PeerTls(authority=tls / "ca.pem", certificate=tls / f"{name}.pem", key=tls / f"{name}.key")
     node = Node(directory, name, members, files)

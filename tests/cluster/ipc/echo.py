@@ -1,4 +1,4 @@
-"""Child for the tests: answers each frame, and does what its second argument says."""
+"""Child process of the tests: answers each frame, and behaves as its second argument selects."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""A child is kept running and connected, ends with its parent, and costs it nothing when it misbehaves."""
+"""A child is kept running and connected, ends with its parent, and cannot harm the parent when it misbehaves."""
 
 import asyncio
 import os
@@ -41,10 +41,10 @@ def child(behaviour: str, heard: list[str], **more: Any) -> SupervisedProcess:
 
 
 def is_there(pid: int) -> bool:
-    return start_time(pid) is not None  # whoever adopts it may not wait for it
+    return start_time(pid) is not None  # the process that adopts the child may not reap it
 
 
-def test_a_child_without_its_own_loop_hears_that_its_parent_has_gone() -> None:
+def test_child_without_an_event_loop_detects_the_end_of_its_parent() -> None:
     ours, theirs = socket.socketpair()
     with ours:
         end = ChildSocket(ours, CODEC)
@@ -74,7 +74,7 @@ async def test_frames_arrive_in_order_and_are_answered() -> None:
 
 
 @story
-async def test_a_frame_that_the_other_end_would_not_take_is_not_sent() -> None:
+async def test_frame_that_the_peer_would_reject_is_not_sent() -> None:
     heard: list[str] = []
     echo = child("plain", heard)
     echo.start()
@@ -88,7 +88,7 @@ async def test_a_frame_that_the_other_end_would_not_take_is_not_sent() -> None:
 
 
 @story
-async def test_a_child_that_is_killed_is_started_again() -> None:
+async def test_killed_child_is_restarted() -> None:
     heard: list[str] = []
     echo = child("plain", heard)
     echo.start()
@@ -106,7 +106,7 @@ async def test_a_child_that_is_killed_is_started_again() -> None:
 
 @pytest.mark.parametrize("stop_signal", [None, signal.SIGTERM])
 @story
-async def test_a_stopped_child_ends_and_is_not_started_again(stop_signal: signal.Signals | None) -> None:
+async def test_stopped_child_ends_and_is_not_restarted(stop_signal: signal.Signals | None) -> None:
     echo = child("plain", [], stop_signal=stop_signal)
     echo.start()
     await until(lambda: echo.link is not None)
@@ -118,7 +118,7 @@ async def test_a_stopped_child_ends_and_is_not_started_again(stop_signal: signal
 
 
 @story
-async def test_a_child_that_does_not_end_is_killed() -> None:
+async def test_child_that_does_not_stop_is_killed() -> None:
     echo = child("lingers", [], stop_s=0.2)
     echo.start()
     await until(lambda: echo.link is not None)
@@ -129,7 +129,7 @@ async def test_a_child_that_does_not_end_is_killed() -> None:
 
 
 @story
-async def test_a_child_that_garbles_is_disconnected_and_started_again() -> None:
+async def test_child_with_invalid_output_is_disconnected_and_restarted() -> None:
     echo = child("garbles", [])
     echo.start()
     await until(lambda: echo.started == 3)
@@ -137,7 +137,7 @@ async def test_a_child_that_garbles_is_disconnected_and_started_again() -> None:
 
 
 @story
-async def test_whoever_judges_an_ending_decides_how_it_goes_on() -> None:
+async def test_callback_decides_whether_an_ended_child_restarts() -> None:
     endings: list[tuple[int | str, float]] = []
 
     def judge(ending: int | str, delay_s: float) -> float | None:
@@ -153,7 +153,7 @@ async def test_whoever_judges_an_ending_decides_how_it_goes_on() -> None:
 
 
 @story
-async def test_a_child_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_child_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "UNSENT_BYTES_MAX", 4 * BYTES_MAX)
     echo = child("plain", [])
     echo.start()
@@ -165,13 +165,13 @@ async def test_a_child_that_does_not_read_is_disconnected(monkeypatch: pytest.Mo
         link.send(Said("x" * (BYTES_MAX - 100)))
     assert not link.is_open and not link.room.is_set()
     await asyncio.wait_for(link.ended.wait(), 5)
-    assert link.room.is_set(), "nobody waits for room at a connection that has ended"
+    assert link.room.is_set(), "an ended connection leaves no writer waiting"
     os.kill(pid, signal.SIGCONT)
     await echo.stop()
 
 
 @story
-async def test_a_start_waits_for_its_event_and_at_most_as_long_as_it_says() -> None:
+async def test_start_waits_for_its_event_until_the_timeout() -> None:
     wanted = asyncio.Event()
     echo, other = child("plain", []), child("plain", [])
     echo.start(after=wanted, within_s=600)
@@ -184,7 +184,7 @@ async def test_a_start_waits_for_its_event_and_at_most_as_long_as_it_says() -> N
     await other.stop()
 
 
-def test_a_child_ends_with_its_parent() -> None:
+def test_child_ends_with_its_parent() -> None:
     program = (
         "import asyncio, sys\n"
         "from tests.cluster.ipc.test_supervisor import child\n"

@@ -1,4 +1,4 @@
-"""Certificates, keys and authorities are renewed while a process runs, and nothing half-copied is ever used."""
+"""Certificates, keys and authorities are renewed in a running process, and files that do not match are never used."""
 
 import os
 import ssl
@@ -49,19 +49,19 @@ def place(tmp_path: Path) -> Place:
 
 
 def serial_shown(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[str, str]:
-    """Let both ends talk; return the serial numbers of server and client."""
+    """Make a handshake; return the serial numbers of server and client."""
     server_end, client_end = shake_hands(server, client, "127.0.0.1")
     return client_end.getpeercert()["serialNumber"], server_end.getpeercert()["serialNumber"]  # type: ignore[index,return-value]
 
 
-def test_a_certificate_that_was_renewed_is_shown_from_the_next_handshake_on(place: Place) -> None:
+def test_renewed_certificate_is_used_from_the_next_handshake(place: Place) -> None:
     clock = ManualClock(NOW)
     served, asked = Credentials(place.replica, serves=True, clock=clock), Credentials(place.agent, clock=clock)
     before = serial_shown(served.server_context(), asked.client_context())
     place.issue("r1"), place.issue("n1")
     for credentials in (served, asked):
         credentials.refresh()
-        assert credentials.generation == 0, "files are not looked at for every handshake"
+        assert credentials.generation == 0, "a handshake does not check the files again"
     clock.advance(REFRESH_S)
     for credentials in (served, asked):
         credentials.refresh()
@@ -70,9 +70,7 @@ def test_a_certificate_that_was_renewed_is_shown_from_the_next_handshake_on(plac
     assert len({*before, *after}) == 4
 
 
-def test_files_that_do_not_belong_together_change_nothing_until_they_do(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_files_that_do_not_match_are_not_used_until_they_match(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     credentials = Credentials(place.replica, serves=True)
     context = credentials.server_context()
     former = place.replica.certificate.read_bytes()
@@ -83,7 +81,7 @@ def test_files_that_do_not_belong_together_change_nothing_until_they_do(
         for _ in range(3):
             credentials.refresh(at_once=True)
         assert credentials.server_context() is context
-    assert sum("stay in use" in record.message for record in caplog.records) == 3, "each once"
+    assert sum("stay in use" in record.message for record in caplog.records) == 3, "each reason is logged once"
     os.unlink(place.replica.certificate)
     credentials.refresh(at_once=True)
     place.replica.certificate.write_bytes(renewed)
@@ -91,7 +89,7 @@ def test_files_that_do_not_belong_together_change_nothing_until_they_do(
     assert credentials.server_context() is not context
 
 
-def test_a_key_that_others_may_read_is_not_taken_up(place: Place) -> None:
+def test_key_readable_by_others_is_not_used(place: Place) -> None:
     credentials = Credentials(place.replica, serves=True)
     place.issue("r1")
     place.replica.key.chmod(0o644)
@@ -99,7 +97,7 @@ def test_a_key_that_others_may_read_is_not_taken_up(place: Place) -> None:
     assert credentials.generation == 0
 
 
-def test_the_authority_is_renewed_in_three_steps_and_everybody_is_believed_in_each(place: Place) -> None:
+def test_authority_is_renewed_in_three_steps_without_a_rejected_handshake(place: Place) -> None:
     told: list[str] = []
     served, asked = Credentials(place.replica, serves=True), Credentials(place.agent)
     served.on_authorities.append(lambda: told.append("changed"))
@@ -111,7 +109,7 @@ def test_the_authority_is_renewed_in_three_steps_and_everybody_is_believed_in_ea
 
     talk()
     old = server_context(place.replica), client_context(place.agent)
-    # 1: both are believed; who has not heard of it yet has certificates of the former one.
+    # 1: both authorities are trusted; processes without the change have certificates of the former one.
     renew_authority(place.tls, at=Instant(NOW + 1))
     talk()
     serial_shown(served.server_context(), old[1])
@@ -119,13 +117,13 @@ def test_the_authority_is_renewed_in_three_steps_and_everybody_is_believed_in_ea
     assert told == ["changed"]
     with pytest.raises(PkiError, match="an unfinished renewal"):
         renew_authority(place.tls, at=NOW)
-    # 2: one after the other is renewed.
+    # 2: the certificates are renewed one after the other.
     place.issue("r1")
     talk()
     place.issue("n1")
     talk()
     assert told == ["changed"]
-    # 3: the former one is believed no more.
+    # 3: the former authority is no longer trusted.
     assert retire_authorities(place.tls) == 1 and retire_authorities(place.tls) == 0
     talk()
     assert told == ["changed", "changed"]
@@ -138,7 +136,7 @@ def test_the_authority_is_renewed_in_three_steps_and_everybody_is_believed_in_ea
 
 
 @pytest.mark.parametrize("closed", ["certificate", "key"])
-def test_a_file_that_this_account_may_not_read_is_named(closed: str) -> None:
+def test_file_unreadable_for_this_account_is_named(closed: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
         place = Place(Path(directory) / "tls")
         path: Path = getattr(place.agent, closed)

@@ -1,4 +1,4 @@
-"""Who is on the other end: exactly one role and one name, or nobody."""
+"""Identification of peers: exactly one role and one name, or rejection."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from forebay.cluster.security.identity import Identity, IdentityError, Role, ide
 
 
 def certificate(*pairs: tuple[str, str]) -> dict[str, Any]:
-    """A certificate as `getpeercert()` returns it, with this subject."""
+    """Return a certificate with this subject, in the form of `getpeercert()`."""
     return {"subject": tuple((pair,) for pair in pairs)}
 
 
@@ -37,19 +37,19 @@ def test_role_and_name_come_from_the_certificate(role: Role) -> None:
         ([(OU, "agent"), (CN, "")], "is not a name"),
     ],
 )
-def test_whoever_is_not_named_exactly_is_nobody(subject: list[tuple[str, str]], sentence: str) -> None:
+def test_subject_without_exactly_one_role_and_name_is_rejected(subject: list[tuple[str, str]], sentence: str) -> None:
     with pytest.raises(IdentityError) as caught:
         identify({"subject": tuple((pair,) for pair in subject), "issuer": ()})
     assert sentence in str(caught.value)
 
 
 @pytest.mark.parametrize("nothing", [None, {}])
-def test_without_a_certificate_nobody_is_identified(nothing: dict[str, Any] | None) -> None:
+def test_peer_without_a_certificate_is_rejected(nothing: dict[str, Any] | None) -> None:
     with pytest.raises(IdentityError, match="no client certificate"):
         identify(nothing)
 
 
-def test_a_certificate_of_another_cluster_of_the_same_authority_is_refused() -> None:
+def test_certificate_of_another_cluster_is_rejected() -> None:
     theirs = certificate((ORG, "c2"), (OU, "operator"), (CN, "operator"))
     assert identify(theirs).role is Role.OPERATOR
     with pytest.raises(IdentityError, match="belongs to cluster 'c2', but this is 'c1'"):
@@ -59,10 +59,10 @@ def test_a_certificate_of_another_cluster_of_the_same_authority_is_refused() -> 
 
 
 @pytest.mark.parametrize("name", ["r1", "a" * 64, "node-01.rack_2", "Alice", "_x", "0"])
-def test_names(name: str) -> None:
+def test_valid_names(name: str) -> None:
     assert is_name(name)
 
 
 @pytest.mark.parametrize("name", ["", "a" * 65, ".", "..", ".x", "-x", "a/b", "a b", "é", "a\n", "a\x00", "٣"])
-def test_what_is_no_name(name: str) -> None:
+def test_invalid_names_are_rejected(name: str) -> None:
     assert not is_name(name)

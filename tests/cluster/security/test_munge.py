@@ -1,4 +1,4 @@
-"""The payload of a credential: clients and replicas of all releases compute the same, for one request only."""
+"""Payload of a credential: the same in clients and replicas of all releases, and valid for one request only."""
 
 import hashlib
 
@@ -12,14 +12,14 @@ texts = st.text(alphabet="ab", max_size=3)
 requests = st.tuples(texts, texts, texts, texts, texts)
 
 
-def test_the_payload_is_the_digest_of_each_part_after_its_length() -> None:
+def test_payload_is_the_digest_of_each_part_after_its_length() -> None:
     parts = (b"1f", b"127.0.0.1:7411", b"POST", b"/v1/jobs", b"{}")
     digest = hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).hexdigest()
     assert purpose_of("1f", "127.0.0.1:7411", "POST", "/v1/jobs", b"{}") == PURPOSE + digest.encode()
 
 
 @given(requests, requests)
-def test_two_requests_have_the_same_payload_only_if_all_their_parts_are_the_same(
+def test_requests_with_different_parts_have_different_payloads(
     one: tuple[str, str, str, str, str], other: tuple[str, str, str, str, str]
 ) -> None:
     payloads = {purpose_of(*parts[:4], parts[4].encode()) for parts in (one, other)}

@@ -1,4 +1,4 @@
-"""A connection does not outlive the certificate that opened it: at every listener, whatever it is doing."""
+"""A connection does not outlive the certificate that opened it, at any listener and in any state."""
 
 import asyncio
 import ssl
@@ -16,7 +16,7 @@ from tests.cluster.harness import Harness, story
 
 
 class AheadClock(SystemClock):
-    """The machine's clock, some time ahead."""
+    """Clock of the machine, moved ahead by some time."""
 
     __slots__ = ("ahead",)
 
@@ -47,7 +47,7 @@ def lifetime_us(config: Config, name: str) -> int:
 
 @pytest.mark.parametrize("listener", ["api", "api in a request", "channel"])
 @story
-async def test_a_connection_ends_with_the_certificate_that_opened_it(config: Config, listener: str) -> None:
+async def test_connection_ends_when_its_certificate_expires(config: Config, listener: str) -> None:
     clock = AheadClock()
     harness = Harness(config)
     harness.certificate_clock = clock
@@ -56,7 +56,7 @@ async def test_a_connection_ends_with_the_certificate_that_opened_it(config: Con
         place = Address("127.0.0.1", channel.port) if listener == "channel" else config.replica("r1").api
         reader, writer = await asyncio.open_connection(place.host, place.port, ssl=context, server_hostname="127.0.0.1")
         if listener == "channel":
-            assert await reader.read(1)  # it greets
+            assert await reader.read(1)  # greeting of the replica
         else:
             path = "/v1/events" if listener != "api" else "/healthz"
             writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -67,14 +67,14 @@ async def test_a_connection_ends_with_the_certificate_that_opened_it(config: Con
         assert harness.service.peers.count == 0
         writer.close()
 
-        # Whoever comes then is refused by TLS where the clock of the machine says so, and here where ours does.
+        # TLS rejects later peers by the machine's clock, and this code rejects them by the replica's clock.
         assert (await harness.ask("GET", "/v1/jobs", who="alice")).status == 401
         answer = await harness.ask("GET", "/v1/jobs", who="bob")
         assert "has expired; issue a new one" in answer.sentence
 
 
 @story
-async def test_connections_that_ended_are_watched_no_more(config: Config) -> None:
+async def test_ended_connections_are_no_longer_watched(config: Config) -> None:
     async with Harness(config) as harness, channel_of(harness) as channel:
         context = client_context(config.tls_files("alice"))
         for place in (Address("127.0.0.1", channel.port), config.replica("r1").api):

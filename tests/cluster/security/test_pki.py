@@ -1,4 +1,4 @@
-"""Certificates: who may do what with which, and keys that nobody else can read."""
+"""Certificates: what each role may do, and keys that only their owner can read."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ def authority_in(tls: Path, name: str = "demo") -> Authority:
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> tuple[ssl.SSLObject, ssl.SSLObject]:
-    """Let both ends talk through memory until neither wants more; return (server's end, client's end)."""
+    """Exchange handshake data in memory until it is complete; return (server's end, client's end)."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server_end = server.wrap_bio(to_server, to_client, server_side=True)
     client_end = client.wrap_bio(to_client, to_server, server_hostname=host)
@@ -57,7 +57,7 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> tu
     return server_end, client_end
 
 
-def test_both_ends_know_each_other_over_tls_1_3(tls: Path) -> None:
+def test_both_ends_are_identified_over_tls_1_3(tls: Path) -> None:
     authority = authority_in(tls)
     replica = issue(authority, tls, role=Role.REPLICA, name="r1", addresses=["127.0.0.1", "host.example"], at=NOW)
     for role in Role:
@@ -70,8 +70,8 @@ def test_both_ends_know_each_other_over_tls_1_3(tls: Path) -> None:
             assert identify(client_end.getpeercert(), cluster_id="c1") == Identity(Role.REPLICA, "r1")
 
 
-def test_no_session_is_ever_resumed(tls: Path) -> None:
-    """A ticket is honoured without a look at the certificate: it would outlive that, and be renewed by each use."""
+def test_no_session_is_resumed(tls: Path) -> None:
+    """A resumed session would skip the check of the certificate, outlive it, and be extended by each use."""
     authority = authority_in(tls)
     replica = issue(authority, tls, role=Role.REPLICA, name="r1", addresses=["127.0.0.1"], at=NOW)
     alice = issue(authority, tls, role=Role.USER, name="alice", at=NOW)
@@ -87,16 +87,14 @@ def test_no_session_is_ever_resumed(tls: Path) -> None:
             for end in (client_end, server_end):
                 with contextlib.suppress(ssl.SSLWantReadError):
                     end.do_handshake()
-        server_end.write(b"x")  # tickets come with what the server writes first
+        server_end.write(b"x")  # the first data of the server carries session tickets
         assert client_end.read(1) == b"x"
         assert not server_end.session_reused
         session = client_end.session
     assert server.session_stats()["hits"] == 0
 
 
-def test_a_client_reads_and_writes_nothing_once_the_certificate_of_the_server_has_expired(
-    tls: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_stops_when_the_server_certificate_has_expired(tls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = authority_in(tls)
     replica = issue(authority, tls, role=Role.REPLICA, name="r1", addresses=["127.0.0.1"], at=NOW)
     server_end, client_end = shake_hands(server_context(replica), client_context(replica), "127.0.0.1")
@@ -111,7 +109,7 @@ def test_a_client_reads_and_writes_nothing_once_the_certificate_of_the_server_ha
             act()
 
 
-def test_a_client_of_tls_1_2_is_refused(tls: Path) -> None:
+def test_tls_1_2_client_is_rejected(tls: Path) -> None:
     authority = authority_in(tls)
     replica = issue(authority, tls, role=Role.REPLICA, name="r1", addresses=["127.0.0.1"], at=NOW)
     old = client_context(replica)
@@ -120,7 +118,7 @@ def test_a_client_of_tls_1_2_is_refused(tls: Path) -> None:
         shake_hands(server_context(replica), old, "127.0.0.1")
 
 
-def test_a_client_without_a_certificate_is_refused(tls: Path) -> None:
+def test_client_without_a_certificate_is_rejected(tls: Path) -> None:
     replica = issue(authority_in(tls), tls, role=Role.REPLICA, name="r1", addresses=["127.0.0.1"], at=NOW)
     anonymous = ssl.create_default_context(cafile=str(replica.authority))
     with pytest.raises(ssl.SSLError):
@@ -128,7 +126,7 @@ def test_a_client_without_a_certificate_is_refused(tls: Path) -> None:
 
 
 @pytest.mark.parametrize("role", [Role.AGENT, Role.OPERATOR, Role.USER])
-def test_only_a_replica_may_serve(tls: Path, role: Role) -> None:
+def test_only_replicas_may_serve(tls: Path, role: Role) -> None:
     authority = authority_in(tls)
     other = issue(authority, tls, role=role, name="x", at=NOW)
     lenient = client_context(other)
@@ -137,7 +135,7 @@ def test_only_a_replica_may_serve(tls: Path, role: Role) -> None:
         shake_hands(server_context(other), lenient, "127.0.0.1")
 
 
-def test_who_has_the_key_of_a_helper_poses_as_no_replica_and_no_replica_as_a_helper(tls: Path) -> None:
+def test_helper_cannot_pose_as_a_replica_nor_a_replica_as_a_helper(tls: Path) -> None:
     authority = authority_in(tls)
     helper = issue(authority, tls, role=Role.HELPER, name="h1", at=NOW)
     replica = issue(authority, tls, role=Role.REPLICA, name="r1", addresses=["127.0.0.1"], at=NOW)
@@ -154,7 +152,7 @@ def test_who_has_the_key_of_a_helper_poses_as_no_replica_and_no_replica_as_a_hel
         issue(authority, tls, role=Role.REPLICA, name="r2", addresses=[HELPER_HOST.upper()], at=NOW)
 
 
-def test_each_side_refuses_the_certificate_of_another_authority(tmp_path: Path) -> None:
+def test_certificate_of_another_authority_is_rejected_by_both_sides(tmp_path: Path) -> None:
     ours, theirs = authority_in(tmp_path / "a"), authority_in(tmp_path / "b", "mars")
     own = issue(ours, tmp_path / "a", role=Role.REPLICA, name="r1", addresses=["127.0.0.1"], at=NOW)
     foreign = issue(theirs, tmp_path / "b", role=Role.REPLICA, name="r1", addresses=["127.0.0.1"], at=NOW)
@@ -166,13 +164,13 @@ def test_each_side_refuses_the_certificate_of_another_authority(tmp_path: Path) 
         shake_hands(server_context(own), trusting, "127.0.0.1")
 
 
-def test_a_replica_is_refused_at_an_address_that_its_certificate_does_not_name(tls: Path) -> None:
+def test_replica_at_an_address_outside_its_certificate_is_rejected(tls: Path) -> None:
     replica = issue(authority_in(tls), tls, role=Role.REPLICA, name="r1", addresses=["127.0.0.1"], at=NOW)
     with pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
         shake_hands(server_context(replica), client_context(replica), "127.0.0.2")
 
 
-def test_keys_are_private_whatever_the_umask(tls: Path) -> None:
+def test_keys_are_private_with_any_umask(tls: Path) -> None:
     before = os.umask(0)
     try:
         issue(authority_in(tls), tls, role=Role.AGENT, name="n1", at=NOW)
@@ -183,7 +181,7 @@ def test_keys_are_private_whatever_the_umask(tls: Path) -> None:
     assert modes == {"ca.key": 0o600, "ca.pem": 0o644, "n1.key": 0o600, "n1.pem": 0o644}
 
 
-def test_an_open_directory_is_refused_and_not_changed(tls: Path) -> None:
+def test_open_directory_is_rejected_and_not_changed(tls: Path) -> None:
     tls.mkdir(mode=0o755)
     tls.chmod(0o755)
     with pytest.raises(PkiError, match="has mode 0755; run: chmod 700"):
@@ -192,7 +190,7 @@ def test_an_open_directory_is_refused_and_not_changed(tls: Path) -> None:
     assert list(tls.iterdir()) == []
 
 
-def test_a_second_authority_and_a_second_certificate_are_refused(tls: Path) -> None:
+def test_second_authority_and_second_certificate_are_rejected(tls: Path) -> None:
     authority = authority_in(tls)
     before = (tls / "ca.pem").read_bytes()
     with pytest.raises(PkiError, match="ca.pem already exists"):
@@ -208,7 +206,7 @@ def test_a_second_authority_and_a_second_certificate_are_refused(tls: Path) -> N
     client_context(renewed)
 
 
-def test_a_key_is_never_written_through_a_link(tls: Path, tmp_path: Path) -> None:
+def test_key_is_never_written_through_a_link(tls: Path, tmp_path: Path) -> None:
     authority = authority_in(tls)
     victim = tmp_path / "victim"
     victim.write_text("mine")
@@ -221,7 +219,7 @@ def test_a_key_is_never_written_through_a_link(tls: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["ca", "../x", "", ".hidden", "a/b", "-rf"])
-def test_a_name_that_is_none_gets_no_certificate(tls: Path, name: str) -> None:
+def test_invalid_name_gets_no_certificate(tls: Path, name: str) -> None:
     authority = authority_in(tls)
     before = sorted(path.name for path in tls.iterdir())
     with pytest.raises(PkiError, match="cannot name a certificate"):
@@ -229,7 +227,7 @@ def test_a_name_that_is_none_gets_no_certificate(tls: Path, name: str) -> None:
     assert sorted(path.name for path in tls.iterdir()) == before
 
 
-def test_a_replica_needs_addresses_and_nobody_else_may_have_any(tls: Path) -> None:
+def test_only_replicas_have_addresses_and_need_one(tls: Path) -> None:
     authority = authority_in(tls)
     with pytest.raises(PkiError, match="needs the address at which others reach it"):
         issue(authority, tls, role=Role.REPLICA, name="r1", at=NOW)
@@ -239,14 +237,14 @@ def test_a_replica_needs_addresses_and_nobody_else_may_have_any(tls: Path) -> No
         issue(authority, tls, role=Role.REPLICA, name="r1", addresses=["höst"], at=NOW)
 
 
-def test_an_authority_is_loaded_as_it_was_made_and_goes_on_issuing(tls: Path) -> None:
+def test_loaded_authority_equals_the_created_one_and_issues_certificates(tls: Path) -> None:
     authority_in(tls)
     loaded = load_authority(tls)
     assert loaded.cluster_id == "c1"
     client_context(issue(loaded, tls, role=Role.USER, name="alice", at=NOW))
 
 
-def test_an_authority_whose_key_others_may_read_or_that_is_not_its_own_is_refused(tls: Path, tmp_path: Path) -> None:
+def test_authority_with_a_readable_or_foreign_key_is_rejected(tls: Path, tmp_path: Path) -> None:
     authority_in(tls)
     (tls / "ca.key").chmod(0o640)
     with pytest.raises(PkiError, match="ca.key: the private key has mode 0640.*chmod 600"):
@@ -261,7 +259,7 @@ def test_an_authority_whose_key_others_may_read_or_that_is_not_its_own_is_refuse
         load_authority(tls)
 
 
-def test_an_authority_may_not_make_another_authority(tls: Path) -> None:
+def test_authority_cannot_create_another_authority(tls: Path) -> None:
     certificate = authority_in(tls).certificate
     constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     assert constraints.critical
@@ -271,7 +269,7 @@ def test_an_authority_may_not_make_another_authority(tls: Path) -> None:
     assert not parsed.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
-def test_a_certificate_is_valid_from_a_little_before_it_was_made(tls: Path) -> None:
+def test_validity_begins_shortly_before_the_certificate_was_issued(tls: Path) -> None:
     files = issue(authority_in(tls), tls, role=Role.USER, name="alice", at=NOW)
     certificate = x509.load_pem_x509_certificate(files.certificate.read_bytes())
     made = datetime.datetime.fromtimestamp(NOW // 1_000_000, tz=datetime.UTC)
@@ -286,7 +284,7 @@ def test_a_certificate_is_valid_from_a_little_before_it_was_made(tls: Path) -> N
         check_validity(files.certificate, Instant(NOW - 11 * 60 * 1_000_000))
 
 
-# Files that cannot be used
+# Unusable files
 
 
 @pytest.fixture
@@ -295,7 +293,7 @@ def files(tls: Path) -> TlsFiles:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o610, 0o601])
-def test_a_key_that_others_may_use_is_refused_with_the_chmod(files: TlsFiles, mode: int) -> None:
+def test_key_accessible_to_others_is_rejected_with_the_chmod_command(files: TlsFiles, mode: int) -> None:
     files.key.chmod(mode)
     with pytest.raises(TlsError, match=f"has mode {mode:04o}, so others may use it; run: chmod 600 {files.key}"):
         client_context(files)
@@ -303,7 +301,7 @@ def test_a_key_that_others_may_use_is_refused_with_the_chmod(files: TlsFiles, mo
     client_context(files)
 
 
-def test_a_key_that_is_not_a_file_or_missing_is_refused(files: TlsFiles, tmp_path: Path) -> None:
+def test_key_that_is_missing_or_not_a_file_is_rejected(files: TlsFiles, tmp_path: Path) -> None:
     with pytest.raises(TlsError, match="not a regular file"):
         check_key_file(tmp_path)
     files.key.unlink()
@@ -313,7 +311,7 @@ def test_a_key_that_is_not_a_file_or_missing_is_refused(files: TlsFiles, tmp_pat
 
 @pytest.mark.parametrize("which", ["authority", "certificate", "key"])
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"\xff\xfe", b"-----BEGIN CERTIFICATE-----\nAAAA\n"])
-def test_a_file_that_is_not_pem_is_named(files: TlsFiles, which: str, content: bytes) -> None:
+def test_file_that_is_not_pem_is_named(files: TlsFiles, which: str, content: bytes) -> None:
     path: Path = getattr(files, which)
     path.write_bytes(content)
     with pytest.raises(TlsError) as caught:
@@ -321,7 +319,7 @@ def test_a_file_that_is_not_pem_is_named(files: TlsFiles, which: str, content: b
     assert str(path) in str(caught.value)
 
 
-def test_a_missing_or_huge_authority_is_named(files: TlsFiles) -> None:
+def test_missing_or_huge_authority_is_named(files: TlsFiles) -> None:
     files.authority.write_bytes(b"x" * (300 * 1024))
     with pytest.raises(TlsError, match=r"ca.pem: the certificate authority has more than \d+ bytes"):
         client_context(files)
@@ -330,13 +328,13 @@ def test_a_missing_or_huge_authority_is_named(files: TlsFiles) -> None:
         server_context(files)
 
 
-def test_a_key_of_another_certificate_is_refused(files: TlsFiles, tls: Path) -> None:
+def test_key_of_another_certificate_is_rejected(files: TlsFiles, tls: Path) -> None:
     other = issue(load_authority(tls), tls, role=Role.USER, name="alice", at=NOW)
     with pytest.raises(TlsError, match="alice.key: this is not the unencrypted private key of .*operator.pem"):
         client_context(TlsFiles(authority=files.authority, certificate=files.certificate, key=other.key))
 
 
-def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_a_password(files: TlsFiles) -> None:
+def test_encrypted_key_is_rejected_without_asking_for_a_password(files: TlsFiles) -> None:
     key = serialization.load_pem_private_key(files.key.read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     files.key.write_bytes(
@@ -350,7 +348,7 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_a_password(files: T
         client_context(files)
 
 
-def test_who_waits_for_a_certificate_goes_on_once_the_clock_is_set(
+def test_wait_for_a_valid_certificate_ends_when_the_clock_is_corrected(
     files: TlsFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forebay.cluster.security.tls.VALIDITY_LOOK_S", 0.001)
@@ -367,10 +365,8 @@ def test_who_waits_for_a_certificate_goes_on_once_the_clock_is_set(
     assert clock.looks == 10
 
 
-def test_the_key_that_is_loaded_is_the_one_that_was_judged(
-    files: TlsFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever gets the name of the key between the check and the use is not read."""
+def test_loaded_key_is_the_checked_one(files: TlsFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that replaces the key between its check and its use is not read."""
     really, other = open_key_file, tmp_path / "other"
     other.write_text("not the key")
 

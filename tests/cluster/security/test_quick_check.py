@@ -1,4 +1,4 @@
-"""A certificate that is plainly sound is one that the library which reads everything finds sound, too."""
+"""A certificate accepted by the quick check is also accepted by the library that parses everything."""
 
 import base64
 import itertools
@@ -44,11 +44,11 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
 
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
-    """The files of an authority that is called the same and has another key."""
+    """Return the files of an authority with the same name and another key."""
     return pki(tmp_path_factory.mktemp("twin"), "a" * 32)
 
 
-def test_what_an_authority_issued_is_plainly_sound_as_long_as_it_is_valid(mine: TlsFiles) -> None:
+def test_issued_certificate_passes_the_quick_check_while_it_is_valid(mine: TlsFiles) -> None:
     assert quick_check._is_plainly_usable(mine, NOW)
     for days in (-400, -2, CERTIFICATE_LIFETIME_DAYS + 1, 40_000):
         at = Instant(NOW + days * DAY_US)
@@ -57,14 +57,14 @@ def test_what_an_authority_issued_is_plainly_sound_as_long_as_it_is_valid(mine: 
             quick_check.context_of(mine, at)
 
 
-def test_what_another_authority_of_the_same_name_issued_is_not_and_is_refused(mine: TlsFiles, twin: TlsFiles) -> None:
+def test_certificate_of_an_authority_with_the_same_name_is_rejected(mine: TlsFiles, twin: TlsFiles) -> None:
     mixed = TlsFiles(authority=mine.authority, certificate=twin.certificate, key=twin.key)
     assert not quick_check._is_plainly_usable(mixed, NOW)
     with pytest.raises(TlsError, match="is not signed by"):
         quick_check.context_of(mixed, NOW)
 
 
-def test_a_key_that_others_may_read_is_refused_however_sound_its_certificate_is(tmp_path: Path) -> None:
+def test_key_readable_by_others_is_rejected_with_a_valid_certificate(tmp_path: Path) -> None:
     files = pki(tmp_path, "b" * 32)
     files.key.chmod(0o640)
     assert quick_check._is_plainly_usable(files, NOW)
@@ -74,7 +74,7 @@ def test_a_key_that_others_may_read_is_refused_however_sound_its_certificate_is(
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 3_000), st.integers(0, 255), st.booleans())
-def test_no_text_is_a_fault_and_what_is_plainly_sound_has_sound_dates(
+def test_quick_check_survives_any_text_and_accepts_only_valid_dates(
     mine: TlsFiles, tmp_path: Path, at: int, byte: int, cut: bool
 ) -> None:
     data = bytearray(mine.certificate.read_bytes())
@@ -87,7 +87,7 @@ def test_no_text_is_a_fault_and_what_is_plainly_sound_has_sound_dates(
             check_validity(files.certificate, NOW)
             examine(files)
         except TlsError as refused:
-            # A byte of the signature or of a key was changed, or of what a glance does not read: replicas refuse it.
+            # The changed byte is in the signature, in a key or in a part that the quick check skips.
             assert "expired" not in str(refused) and "valid from" not in str(refused)
 
 
@@ -96,7 +96,7 @@ def der_of(path: Path) -> bytes:
 
 
 def why_refused(der: bytes) -> str:
-    """Return why the library that reads everything refuses a certificate when it is read; empty if it does not."""
+    """Return why the complete parser rejects a certificate; empty if it is accepted."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -105,13 +105,13 @@ def why_refused(der: bytes) -> str:
                 name.rfc4514_string()
             assert list(found.extensions) and found.public_key() and found.serial_number
             assert found.signature_hash_algorithm and found.not_valid_before_utc and found.not_valid_after_utc
-    except Exception as error:  # whatever a reader of hostile bytes raises
+    except Exception as error:  # any exception of the parser
         return repr(error)
     return ""
 
 
 def accepted(files: TlsFiles, directory: Path, der: bytes, *, authority: bool) -> bool:
-    """Return whether a certificate is plainly usable in place of one of the files."""
+    """Return whether the quick check accepts a certificate in place of one of the files."""
     changed = directory / "changed.pem"
     changed.write_text(ssl.DER_cert_to_PEM_cert(der))
     mine = files.certificate if authority else changed
@@ -119,7 +119,7 @@ def accepted(files: TlsFiles, directory: Path, der: bytes, *, authority: bool) -
 
 
 @pytest.mark.parametrize("authority", [False, True], ids=["certificate", "authority"])
-def test_no_bit_is_changed_that_the_library_which_reads_everything_refuses(
+def test_flipped_bit_that_the_parser_rejects_fails_the_quick_check(
     mine: TlsFiles, tmp_path: Path, authority: bool
 ) -> None:
     der = der_of(mine.authority if authority else mine.certificate)
@@ -132,7 +132,7 @@ def test_no_bit_is_changed_that_the_library_which_reads_everything_refuses(
 
 @settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 520), st.integers(0, 12), st.binary(max_size=12), st.booleans())
-def test_no_bytes_are_replaced_that_the_library_which_reads_everything_refuses(
+def test_replaced_bytes_that_the_parser_rejects_fail_the_quick_check(
     mine: TlsFiles, tmp_path: Path, at: int, length: int, instead: bytes, authority: bool
 ) -> None:
     der = der_of(mine.authority if authority else mine.certificate)
@@ -141,7 +141,7 @@ def test_no_bytes_are_replaced_that_the_library_which_reads_everything_refuses(
         assert why_refused(changed) == ""
 
 
-def test_a_certificate_of_a_version_that_there_is_not_is_refused_wherever_one_is_read(tmp_path: Path) -> None:
+def test_certificate_of_an_unknown_version_is_rejected_everywhere(tmp_path: Path) -> None:
     files = pki(tmp_path, "6f1c")
     for path in (files.certificate, files.authority):
         body = b"".join(line for line in path.read_bytes().splitlines() if not line.startswith(b"-"))

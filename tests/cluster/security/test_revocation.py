@@ -1,4 +1,4 @@
-"""What is revoked is refused at every listener, and its open connections end."""
+"""A revoked certificate is rejected at every listener, and its open connections end."""
 
 import asyncio
 import ssl
@@ -20,7 +20,7 @@ from tests.cluster.security.test_peers import read_to_end
 async def connections(
     config: Config, channel: int, who: str
 ) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Return one at the channel, an idle one at the API, and one with a request under way there."""
+    """Return three connections: to the channel, idle at the API, and at the API with a request in progress."""
     context = client_context(config.tls_files(who))
     api = config.replica("r1").api
     made = []
@@ -37,7 +37,7 @@ async def connections(
 
 @pytest.mark.parametrize("by", ["name", "serial"])
 @story
-async def test_what_is_revoked_is_refused_and_its_connections_end(config: Config, by: str) -> None:
+async def test_revoked_certificate_is_rejected_and_its_connections_end(config: Config, by: str) -> None:
     serial = certificate_of(config.tls.certificates, "alice").serial
     certificate = "user:alice" if by == "name" else f"serial:{serial}"
     async with Harness(config) as harness, channel_of(harness) as channel:
@@ -70,7 +70,7 @@ async def test_what_is_revoked_is_refused_and_its_connections_end(config: Config
 
 
 @story
-async def test_whoever_has_another_certificate_than_the_revoked_one_may_come(config: Config) -> None:
+async def test_new_certificate_of_the_same_user_is_accepted(config: Config) -> None:
     tls = config.tls.certificates
     former = certificate_of(tls, "bob").serial
     async with Harness(config) as harness:
@@ -83,7 +83,7 @@ async def test_whoever_has_another_certificate_than_the_revoked_one_may_come(con
 
 
 @story
-async def test_only_operators_see_and_change_the_list_and_no_member_gets_into_it_by_name(config: Config) -> None:
+async def test_only_operators_read_and_change_revocations_and_members_cannot_be_revoked(config: Config) -> None:
     async with Harness(config) as harness:
         body = {"command_id": harness.new_id()}
         assert (await harness.ask("GET", "/v1/revocations", who="alice")).status == 403

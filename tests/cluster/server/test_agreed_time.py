@@ -1,4 +1,4 @@
-"""The cluster's time: monotonic, between what a majority's clocks say, never pulled by one clock."""
+"""The cluster's time: monotonic, between the bounds of a majority's clocks, and never moved by a single clock."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ HOUR_US = 3_600_000_000
 
 
 class Clocks:
-    """A machine's clocks, set by hand."""
+    """Clocks of a machine, set by the test."""
 
     def __init__(self) -> None:
         self.wall = START
@@ -34,7 +34,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_time_never_goes_back_nor_stands_still_and_runs_ahead_of_the_monotonic_clock_only_where_a_majority_is(
+def test_time_never_stops_or_goes_back_and_jumps_only_with_a_majority(
     steps: list[tuple[int, tuple[int, int] | None, int, bool]],
 ) -> None:
     clocks, said = Clocks(), ClockBounds(None, None)
@@ -48,16 +48,16 @@ def test_time_never_goes_back_nor_stands_still_and_runs_ahead_of_the_monotonic_c
             base = START + clocks.passed_us
             said = ClockBounds(Instant(base + bounds[0]), Instant(base + bounds[1]))
         at = agreed.stamp(Instant(last))
-        assert at >= last + int(SLEW * passed_us) - 1, "it stood still, or went back"
-        assert at <= last + passed_us + 1 or at == said.earliest, "a clock that is not a majority's pulled it ahead"
+        assert at >= last + int(SLEW * passed_us) - 1, "time stopped or went back"
+        assert at <= last + passed_us + 1 or at == said.earliest, "a minority's clock moved time ahead"
         if said.latest is not None:
-            assert at <= max(said.latest, last + SLEW * passed_us + 1), "it ran on ahead of the truth"
+            assert at <= max(said.latest, last + SLEW * passed_us + 1), "time ran ahead of a majority's clocks"
         last = at
         if not is_mine:
             agreed.applied(at)
 
 
-def test_a_new_leader_goes_on_from_what_it_applied_last() -> None:
+def test_new_leader_continues_from_the_last_applied_time() -> None:
     clocks = Clocks()
     agreed = AgreedTime(clocks, bounds=lambda: ClockBounds(None, None), at=NEVER)
     agreed.applied(Instant(START))
@@ -65,7 +65,7 @@ def test_a_new_leader_goes_on_from_what_it_applied_last() -> None:
     assert agreed.stamp(Instant(START)) == START + 1_500_000
 
 
-def test_before_the_first_batch_only_a_majority_says_what_time_it_is() -> None:
+def test_before_the_first_batch_only_a_majority_gives_the_time() -> None:
     clocks, said = Clocks(), ClockBounds(None, None)
     agreed = AgreedTime(clocks, bounds=lambda: said, at=NEVER)
     assert not agreed.begin()
@@ -76,7 +76,7 @@ def test_before_the_first_batch_only_a_majority_says_what_time_it_is() -> None:
     assert agreed.stamp(NEVER) == START - 5
 
 
-def test_no_cluster_is_founded_at_the_time_of_one_wrong_clock_of_a_bare_majority(
+def test_cluster_is_not_founded_by_one_wrong_clock_of_a_bare_majority(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     said = ClockBounds(Instant(START - HOUR_US), Instant(START), is_final=False)
@@ -88,7 +88,7 @@ def test_no_cluster_is_founded_at_the_time_of_one_wrong_clock_of_a_bare_majority
     assert agreed.stamp(NEVER) == START
 
 
-def test_how_far_it_is_ahead_of_the_truth_is_told() -> None:
+def test_lead_over_a_majoritys_clocks_is_reported() -> None:
     clocks = Clocks()
     said = ClockBounds(Instant(START - HOUR_US), Instant(START - HOUR_US))
     agreed = AgreedTime(clocks, bounds=lambda: said, at=Instant(START))

@@ -1,4 +1,4 @@
-"""Applied entries are read in order, whether they are in memory, in LMDB, or in the sync log only."""
+"""Applied entries are read in order from memory, from LMDB, or from the sync log."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def applied_to(applied_log: AppliedLog, journal: Journal, last: int) -> None:
 
 @story
 @pytest.mark.parametrize("recent", [1, 3, 100])
-async def test_what_was_applied_since_the_last_checkpoint_is_read_though_memory_has_only_the_newest(
+async def test_entries_since_the_last_checkpoint_are_read_beyond_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recent: int
 ) -> None:
     monkeypatch.setattr(applied_log_module, "RECENT_ENTRIES_MAX", recent)

@@ -1,4 +1,4 @@
-"""Backups: the newest snapshot on another machine, whole and checked or not at all, and a cluster made of one."""
+"""Backups: a copy of the newest snapshot is complete and verified or absent, and can begin a new cluster."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from tests.cluster.test_serve import ROOT, make, ready, request, running
 
 
 async def forebay(config: Config, *words: str, code: int = 0) -> Any:
-    """Run the command line; return its JSON, or what it said where it failed."""
+    """Run the command line; return its JSON, or its message on failure."""
     found = await asyncio.to_thread(
         subprocess.run,
         [
@@ -36,7 +36,7 @@ async def forebay(config: Config, *words: str, code: int = 0) -> Any:
 
 
 def dying_at(name: str) -> Callable[[Path, Path], Path]:
-    """Return a rename that fails where something of this name is moved."""
+    """Return a rename that fails for a file of this name."""
     real = Path.rename
 
     def rename(source: Path, target: Path) -> Path:
@@ -49,7 +49,7 @@ def dying_at(name: str) -> Callable[[Path, Path], Path]:
 
 @pytest.mark.campaign(3)
 @story
-async def test_a_backup_is_whole_and_checked_or_not_there_and_a_new_cluster_begins_with_it(
+async def test_backup_is_complete_or_absent_and_begins_a_new_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, backups = make(tmp_path / "site", 1), tmp_path / "backups"
@@ -69,7 +69,7 @@ async def test_a_backup_is_whole_and_checked_or_not_there_and_a_new_cluster_begi
                 [Path(first["path"]).name],
                 [Path(second["path"]).name],
             )
-            # What is not sound never has the name of a backup, nor does it remove one.
+            # An invalid file never gets the name of a backup, and replaces none.
             stored = config.snapshot_directory("r1") / Path(second["path"]).name
             stored.write_bytes(bytes([*stored.read_bytes()[:-1], stored.read_bytes()[-1] ^ 1]))
             other = ("backup", "create", "--into", str(tmp_path / "other"), "--keep", "1")
@@ -79,13 +79,13 @@ async def test_a_backup_is_whole_and_checked_or_not_there_and_a_new_cluster_begi
         restore = ("backup", "restore", second["path"], "--name", "r1")
         assert "r1 has no data" in await forebay(config, *restore, code=1)
 
-    # Elsewhere, with the cluster's configuration and certificates and nothing else.
+    # Restore on another host, with only the cluster's configuration and certificates.
     shutil.rmtree(config.storage.directory / "r1")
     plan = await forebay(config, *restore)
     assert (plan["done"], plan["jobs"], plan["kept_index"]) == (False, {"PENDING": 3}, second["index"])
     assert not (config.storage.directory / "r1").exists()
     assert "the plan changed" in await forebay(config, *restore, "--confirm", "0" * 8, code=1)
-    # The directory may be where a disk is mounted: it stays, and is filled. Who dies on the way begins again.
+    # The directory may be a mount point: it stays, and is filled. A failed restore begins again.
     home = config.storage.directory / "r1"
     (home / "lost+found").mkdir(parents=True)
     mounted = home.stat().st_ino
@@ -105,7 +105,7 @@ async def test_a_backup_is_whole_and_checked_or_not_there_and_a_new_cluster_begi
         async with Client(config.endpoints, config.tls_files("alice"), clock=SystemClock()) as alice:
             await ready(alice)
             listed = [job.job_id for job in (await alice.call(ops.LIST_JOBS)).jobs]
-            assert (listed, last) == (jobs, 4), "what came after the backup is lost"
+            assert (listed, last) == (jobs, 4), "entries after the backup are lost"
             answer = await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path / "site"))
             assert answer.job_id == done["first_job"] > last
             members = await alice.call(ops.LIST_MEMBERS)

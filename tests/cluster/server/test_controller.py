@@ -1,4 +1,4 @@
-"""The controller: restarts, snapshots, installs, and stopping itself for what no correct leader makes."""
+"""Controller: restarts, snapshots, installations, and stopping for entries that no correct leader makes."""
 
 import asyncio
 import shutil
@@ -31,7 +31,7 @@ def small_snapshots(config: Config, every: int) -> Config:
 
 
 async def installed(sink: SnapshotSink) -> None:
-    """Have what was written verified and installed, as consensus does."""
+    """Verify and install the received snapshot, as consensus does."""
     verified = asyncio.Event()
     sink.verify(verified.set)
     await verified.wait()
@@ -44,7 +44,7 @@ async def submit_many(harness: Harness, count: int) -> None:
 
 
 async def submit_until(harness: Harness, condition: Callable[[], bool]) -> None:
-    """Submit jobs until the condition holds, each once nothing is being saved: a slow disk skips no snapshot."""
+    """Submit jobs until the condition holds, waiting for each save, so that a slow disk skips no snapshot."""
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await submit_many(harness, 1)
@@ -52,7 +52,7 @@ async def submit_until(harness: Harness, condition: Callable[[], bool]) -> None:
 
 
 @story
-async def test_a_restart_rebuilds_the_same_state_from_the_ledger_alone(config: Config) -> None:
+async def test_restart_rebuilds_the_same_state_from_the_ledger_alone(config: Config) -> None:
     async with Harness(config) as harness:
         await submit_many(harness, 10)
         before, digest = harness.controller.state, harness.controller.applied_digest
@@ -63,7 +63,7 @@ async def test_a_restart_rebuilds_the_same_state_from_the_ledger_alone(config: C
 
 
 @story
-async def test_snapshots_are_written_in_the_background_compact_the_journal_and_shorten_the_restart(
+async def test_snapshots_compact_the_journal_and_shorten_the_restart(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forebay.cluster.server.controller.COMPACTION_MARGIN_ENTRIES", 2)
@@ -74,14 +74,14 @@ async def test_snapshots_are_written_in_the_background_compact_the_journal_and_s
         await harness.restart()
         assert harness.storage.replayed < 10
         assert state_digest(harness.storage.state) == state_digest(before)
-        # What was compacted away is still history.
+        # Compacted entries are still in the history.
         history = await harness.ask("GET", "/v1/jobs/1/history", who="alice")
         assert history.body["rows"][0]["event"] == "job_submitted"
         assert (await harness.ask("GET", "/v1/ledger?from=1&limit=2")).body["entries"][0]["index"] == 1
 
 
 @story
-async def test_a_damaged_snapshot_is_passed_over_and_everything_is_folded(config: Config) -> None:
+async def test_damaged_snapshot_is_skipped_and_all_entries_are_folded(config: Config) -> None:
     async with Harness(config) as harness:
         await submit_many(harness, 5)
         saved = await harness.ask("POST", "/v1/snapshots")
@@ -97,8 +97,8 @@ async def test_a_damaged_snapshot_is_passed_over_and_everything_is_folded(config
 
 
 @story
-async def test_a_leader_whose_snapshots_are_all_damaged_makes_one_for_the_peer_that_needs_it(config: Config) -> None:
-    """Found by the simulator, seed 3003362: a peer that needed what was compacted waited for ever."""
+async def test_leader_with_only_damaged_snapshots_makes_one_for_a_peer(config: Config) -> None:
+    """Found by the simulator, seed 3003362: a peer that needed compacted entries waited forever."""
     async with Harness(small_snapshots(config, 5)) as harness:
         for _ in range(3):
             await harness.submit()
@@ -113,7 +113,7 @@ async def test_a_leader_whose_snapshots_are_all_damaged_makes_one_for_the_peer_t
 
 
 @story
-async def test_a_snapshot_of_another_history_is_passed_over(config: Config, tmp_path: Path) -> None:
+async def test_snapshot_of_another_history_is_skipped(config: Config, tmp_path: Path) -> None:
     other = placed(config, tmp_path / "other")
     async with Harness(other) as harness:
         await submit_many(harness, 3)
@@ -129,7 +129,7 @@ async def test_a_snapshot_of_another_history_is_passed_over(config: Config, tmp_
 
 
 @story
-async def test_a_journal_that_vanished_beside_its_snapshots_is_refused(config: Config) -> None:
+async def test_lost_journal_beside_snapshots_is_rejected(config: Config) -> None:
     async with Harness(config) as harness:
         await submit_many(harness, 3)
         await harness.ask("POST", "/v1/snapshots")
@@ -144,9 +144,7 @@ async def test_a_journal_that_vanished_beside_its_snapshots_is_refused(config: C
 
 
 @story
-async def test_an_installed_snapshot_replaces_the_state_and_what_came_before_is_not_pretended(
-    config: Config, tmp_path: Path
-) -> None:
+async def test_installed_snapshot_replaces_the_state_and_leaves_a_gap(config: Config, tmp_path: Path) -> None:
     source = placed(config, tmp_path / "source")
     async with Harness(source) as leader:
         await submit_many(leader, 20)
@@ -171,7 +169,7 @@ async def test_an_installed_snapshot_replaces_the_state_and_what_came_before_is_
             before = harness.controller.state.revision - 1
             why = await harness.ask("GET", f"/v1/jobs/1/why?at={before}&stale=ok")
             assert (why.status, why.code) == (410, "history_not_held")
-            # The history continues with what the leader sends next.
+            # The history continues with the leader's next entries.
             for applied in await leader.applied(harness.controller.applied_index + 1):
                 assert applied.batch is not None
                 harness.storage.journal.set_term(
@@ -188,12 +186,12 @@ async def test_an_installed_snapshot_replaces_the_state_and_what_came_before_is_
             assert status.body["entries"][0]["index"] <= saved.body["index"] + 1
             gap = await harness.ask("GET", f"/v1/events?from={own}", who="alice")
             assert (gap.status, gap.code) == (410, "history_not_held")
-            # Who reads up to the gap is told that there is one, and is not given what comes after it.
+            # A reader that reaches the gap is told so, and gets no entries after it.
             stream = await harness.ask("GET", f"/v1/events?from={own - 1}", who="alice")
             events, comment = stream.body.decode().rsplit("\n\n: ", 1)
             assert [line for line in events.splitlines() if line.startswith("id: ")] == [f"id: {own}"]
             assert comment == f"revisions after {own} are not held here; ask another replica\n\n"
-            # Nothing after it is taken for void, which the fence would have refused.
+            # No entry after the gap counts as void, which the base check would have caused.
             entries = await harness.applied()
             assert not any(applied.void for applied in entries)
             assert entries[-1].revision == harness.controller.state.revision
@@ -202,9 +200,7 @@ async def test_an_installed_snapshot_replaces_the_state_and_what_came_before_is_
 
 
 @story
-async def test_a_snapshot_that_is_lost_where_the_ledger_has_a_gap_is_refused_at_start(
-    config: Config, tmp_path: Path
-) -> None:
+async def test_lost_snapshot_before_a_ledger_gap_is_rejected_at_start(config: Config, tmp_path: Path) -> None:
     source = placed(config, tmp_path / "source")
     async with Harness(source) as leader:
         await submit_many(leader, 5)
@@ -226,10 +222,10 @@ async def test_a_snapshot_that_is_lost_where_the_ledger_has_a_gap_is_refused_at_
 
 
 @story
-async def test_a_replica_killed_between_receiving_and_installing_a_snapshot_starts_from_the_one_before(
+async def test_replica_killed_before_installation_starts_from_the_older_snapshot(
     config: Config, tmp_path: Path
 ) -> None:
-    """The file is there and ahead of the applied mark, and the ledger has a gap: the older snapshot must serve."""
+    """The file is ahead of the applied mark, and the ledger has a gap, so the older snapshot must be used."""
     source = placed(config, tmp_path / "source")
     async with Harness(source) as leader:
         saved = []
@@ -254,7 +250,7 @@ async def test_a_replica_killed_between_receiving_and_installing_a_snapshot_star
 
 
 @story
-async def test_the_replica_answers_while_a_received_snapshot_is_verified_and_installs_it_afterwards(
+async def test_replica_answers_while_a_received_snapshot_is_verified(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = placed(config, tmp_path / "source")
@@ -287,7 +283,7 @@ async def test_the_replica_answers_while_a_received_snapshot_is_verified_and_ins
 
 
 @story
-async def test_what_a_stopped_replica_had_received_of_a_snapshot_is_not_received_again(
+async def test_received_part_of_a_snapshot_is_not_received_again_after_a_restart(
     config: Config, tmp_path: Path
 ) -> None:
     source = placed(config, tmp_path / "source")
@@ -311,7 +307,7 @@ async def test_what_a_stopped_replica_had_received_of_a_snapshot_is_not_received
 
 
 @story
-async def test_a_snapshot_that_cannot_be_written_is_said_and_the_replica_carries_on(
+async def test_failed_snapshot_is_logged_and_the_replica_continues(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(image: Image) -> Future[Path]:
@@ -325,14 +321,14 @@ async def test_a_snapshot_that_cannot_be_written_is_said_and_the_replica_carries
         answer = await harness.ask("POST", "/v1/snapshots")
         assert (answer.status, answer.code) == (507, "snapshot_failed")
         await until(lambda: harness.controller.snapshots_failed > 1)
-        # Not with every entry: a full disk is asked again after as many entries as a snapshot takes.
+        # The next attempt follows after a whole snapshot period, not with the next entry.
         assert harness.controller.snapshots_failed <= 4
         assert harness.controller.snapshot_index == 0
         await submit_many(harness, 1)
 
 
 @story
-async def test_a_broken_install_is_refused_and_the_replica_carries_on(config: Config, tmp_path: Path) -> None:
+async def test_broken_installation_is_rejected_and_the_replica_continues(config: Config, tmp_path: Path) -> None:
     async with Harness(config) as harness:
         await submit_many(harness, 1)
         before = harness.controller.state
@@ -351,7 +347,7 @@ def batch_of(harness: Harness, *events: object, base: int | None = None) -> byte
 
 
 @story
-async def test_what_no_correct_leader_makes_stops_the_apply_path_and_changes_nothing(config: Config) -> None:
+async def test_impossible_entry_stops_the_apply_path_and_changes_nothing(config: Config) -> None:
     async with Harness(config) as harness:
         state, index = harness.controller.state, harness.controller.applied_index
         term = harness.engine.term
@@ -372,7 +368,7 @@ async def test_what_no_correct_leader_makes_stops_the_apply_path_and_changes_not
 
 
 @story
-async def test_the_fence_refuses_a_batch_of_another_base_on_every_replica_and_goes_on(config: Config) -> None:
+async def test_batch_with_another_base_is_void_on_every_replica(config: Config) -> None:
     async with Harness(config) as harness:
         await submit_many(harness, 1)
         state = harness.controller.state
@@ -389,7 +385,7 @@ async def test_the_fence_refuses_a_batch_of_another_base_on_every_replica_and_go
 
 
 @story
-async def test_an_idle_replica_writes_nothing(config: Config) -> None:
+async def test_idle_replica_writes_nothing(config: Config) -> None:
     async with Harness(config) as harness:
         await submit_many(harness, 2)
         harness.storage.journal.flush_hints()
@@ -402,10 +398,10 @@ async def test_an_idle_replica_writes_nothing(config: Config) -> None:
 
 @pytest.mark.parametrize("name", ["data.mdb", "sync.log", "lock.mdb"])
 @story
-async def test_an_idle_replica_stops_when_its_files_are_replaced(
+async def test_idle_replica_stops_when_its_files_are_replaced(
     config: Config, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """What it would promise from then on, nobody would find after a restart."""
+    """A restart would not find its later promises."""
     monkeypatch.setattr("forebay.cluster.server.duties.POLL_PERIOD_S", 0.05)
     async with Harness(config) as harness:
         await submit_many(harness, 1)
@@ -416,8 +412,8 @@ async def test_an_idle_replica_stops_when_its_files_are_replaced(
         copy.write_bytes(file.read_bytes())
         copy.replace(file)
         await until(lambda: bool(harness.failures))
-        assert f"{file} is not the one that this replica has open" in str(harness.failures[0])
+        assert f"{file} is not the file that this replica has open" in str(harness.failures[0])
         monkeypatch.setattr("forebay.cluster.server.duties.POLL_PERIOD_S", 60.0)
-        # The next look is scheduled already, and comes before this has slept.
+        # The next check is already scheduled, and precedes the end of this sleep.
         await asyncio.sleep(0.2)
         harness.failures.clear()

@@ -1,4 +1,4 @@
-"""Disks of leaders: who has no room, or a slow one, lets another lead; where nobody has room it is refused in time."""
+"""A leader with a full or slow disk transfers leadership; without any space, commands are rejected."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def room(fill: float) -> Room:
 
 
 class World:
-    """A leader r1, peers with disks that are so full, and whom the leadership went to."""
+    """Leader r1, peers with disks of the given fill, and the recorded transfers."""
 
     def __init__(self, mine: float, **peers: float | None) -> None:
         self.mine: Room | None = room(mine)
         self.fills = peers
         self.times: dict[str, float | None] = {}
-        """What syncs take, by peer."""
+        """Sync times by peer."""
         self.sync_s: float | None = None
         self.role = Role.LEADER
         self.asked = 0
@@ -64,14 +64,14 @@ class World:
         self.asked += 1
         fill = self.fills[peer]
         if fill is SILENT:
-            raise OSError("it does not answer")
+            raise OSError("the peer does not answer")
         room_bytes = None if fill is UNSAID else room(fill).free_bytes
         found: Any = SimpleNamespace(replica=peer, journal_fill=0.5, room_bytes=room_bytes, sync_s=self.times.get(peer))
         return found  # type: ignore[no-any-return]
 
     async def transfer(self, target: str | None = None) -> str | None:
         if self.refuses:
-            raise ChangeRefused("it lags", "wait")
+            raise ChangeRefused("the target lags", "wait")
         self.led.append(target)
         self.role = Role.FOLLOWER
         return target
@@ -83,7 +83,7 @@ class World:
 
 
 @story
-async def test_who_leads_has_room_or_nobody_has_and_only_then_anything_is_refused() -> None:
+async def test_leadership_moves_to_a_disk_with_space_and_only_then_commands_are_rejected() -> None:
     for mine, second, third in itertools.product(FILLS, (*FILLS, SILENT), (*FILLS, SILENT)):
         world = World(mine, r2=second, r3=third)
         await world.look()
@@ -101,14 +101,14 @@ async def test_who_leads_has_room_or_nobody_has_and_only_then_anything_is_refuse
 
 
 @story
-async def test_it_is_over_when_there_is_room_again_or_somebody_else_leads() -> None:
+async def test_scarcity_ends_with_free_space_or_a_new_leader() -> None:
     world = World(0.9, r2=0.9)
     await world.look()
     assert world.watch.is_scarce
     world.watch.stop()
     assert not world.watch.is_scarce
     await world.look()
-    assert not world.watch.is_scarce and world.asked == 1, "nobody is asked all the time"
+    assert not world.watch.is_scarce and world.asked == 1, "peers are not asked continuously"
     world.clock.advance(ASKED_EVERY_S)
     await world.look()
     assert world.watch.is_scarce
@@ -117,11 +117,11 @@ async def test_it_is_over_when_there_is_room_again_or_somebody_else_leads() -> N
     assert not world.watch.is_scarce
     world.mine = None
     await world.look()
-    assert not world.watch.is_scarce, "where the file system does not say, nothing is refused"
+    assert not world.watch.is_scarce, "without a report of the file system nothing is rejected"
 
 
 @story
-async def test_a_handing_over_that_is_refused_is_tried_again_later_and_nothing_is_refused_for_it() -> None:
+async def test_rejected_transfer_is_retried_later_and_rejects_no_commands() -> None:
     world = World(0.9, r2=0.1)
     world.refuses = True
     await world.look()
@@ -136,7 +136,7 @@ TIMES = (None, 0.0004, SLOW_SYNC_S / QUICKER, SLOW_SYNC_S - 1e-6, SLOW_SYNC_S, Q
 
 
 @story
-async def test_who_leads_has_a_quick_disk_or_nobody_with_room_has_a_much_quicker_one() -> None:
+async def test_leadership_moves_to_a_much_faster_disk_with_space() -> None:
     for mine, second, third, fill in itertools.product(TIMES, TIMES, TIMES, (0.1, UNSAID, 0.99, SILENT)):
         world = World(0.1, r2=fill, r3=0.1)
         world.sync_s, world.times = mine, {"r2": second, "r3": third}
@@ -155,7 +155,7 @@ async def test_who_leads_has_a_quick_disk_or_nobody_with_room_has_a_much_quicker
 
 
 @story
-async def test_a_slow_and_full_disk_is_left_once_and_one_that_stays_slow_is_named_once(
+async def test_slow_and_full_disk_is_left_once_and_a_slow_disk_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
@@ -178,7 +178,7 @@ async def test_a_slow_and_full_disk_is_left_once_and_one_that_stays_slow_is_name
 
 
 @story
-async def test_a_cluster_whose_disks_are_full_refuses_what_users_ask_for_and_takes_it_when_they_are_not(
+async def test_cluster_with_full_disks_rejects_users_commands_until_there_is_space(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Harness(config) as harness:
@@ -195,7 +195,7 @@ async def test_a_cluster_whose_disks_are_full_refuses_what_users_ask_for_and_tak
         assert (await harness.submit()).status == 201
 
 
-def test_the_disk_is_that_of_the_directory_and_one_that_is_gone_says_nothing(
+def test_measured_disk_is_the_directorys_and_a_missing_one_gives_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Path] = []

@@ -1,4 +1,4 @@
-"""Replicas compare their states, and the odd one out stops itself."""
+"""Replicas compare their states, and a replica that differs from the majority stops."""
 
 import asyncio
 import itertools
@@ -31,7 +31,7 @@ from tests.cluster.transitions import transition_of
 
 
 @pytest.mark.parametrize("members", [1, 3, 5])
-def test_only_a_majority_for_another_digest_makes_a_replica_the_odd_one(members: int) -> None:
+def test_only_a_majority_for_another_digest_makes_a_replica_odd(members: int) -> None:
     majority = members // 2 + 1
     for answers in itertools.product(("mine", "other", "third", None), repeat=members - 1):
         theirs = {f"p{number}": digest for number, digest in enumerate(answers) if digest is not None}
@@ -47,20 +47,20 @@ def test_only_a_majority_for_another_digest_makes_a_replica_the_odd_one(members:
             assert verdict is Verdict.UNDECIDED
 
 
-def test_two_replicas_are_never_both_the_odd_one() -> None:
+def test_two_replicas_are_never_both_odd() -> None:
     for digests in itertools.product("abc", repeat=3):
         verdicts = [judge(mine, {"x": one, "y": two}, 3) for mine, one, two in (digests, digests[1:] + digests[:1])]
         assert verdicts.count(Verdict.ODD) <= 1 or len(set(digests)) == 1
 
 
-def test_a_checkpoint_follows_from_the_entry_alone() -> None:
+def test_checkpoint_depends_on_the_entry_alone() -> None:
     minute = seconds(CHECKPOINT_S)
     assert is_checkpoint(digest.CHECKPOINT_ENTRIES, Instant(5), Instant(5))
     assert is_checkpoint(1, Instant(minute - 1), Instant(minute))
     assert not is_checkpoint(1, Instant(minute), Instant(2 * minute - 1))
 
 
-def test_a_replica_whose_state_differs_from_the_majority_stops_and_says_so(
+def test_replica_whose_state_differs_from_the_majority_stops_with_a_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digest, "CHECKPOINT_ENTRIES", 1)
@@ -89,7 +89,7 @@ def test_a_replica_whose_state_differs_from_the_majority_stops_and_says_so(
                 leader = (await client.call(ops.LIST_MEMBERS)).leader
                 victim = next(name for name in replicas if name != leader)
                 await set_pool(client, "100MiB")
-                # A fault of memory: one bit of the state of one follower.
+                # A memory fault: one bit of a follower's state.
                 controller = replicas[victim].controller
                 while controller.state.revision < replicas[leader or ""].controller.state.revision:
                     await asyncio.sleep(0.01)
@@ -117,7 +117,7 @@ def test_a_replica_whose_state_differs_from_the_majority_stops_and_says_so(
 
 
 class Ledger:
-    """A ledger of which some digests are known."""
+    """Ledger with some known digests."""
 
     def __init__(self, digests: dict[int, bytes]) -> None:
         self.digests = digests
@@ -128,7 +128,7 @@ class Ledger:
 
 
 def answering(digests: dict[str, dict[int, str]], ledgers: dict[str, dict[int, bytes]]) -> divergence.Ask:
-    """Return what asks peers that answer `digests`, and of their ledgers what was asked for, or the last they have."""
+    """Return a request function for peers that answer `digests`, and the requested or last digests of their ledgers."""
 
     async def ask(peer: str, index: int) -> Digests:
         ledger = ledgers.get(peer, {})
@@ -144,7 +144,7 @@ def compared(
     ledger: dict[int, bytes] | None = None,
     ledgers: dict[str, dict[int, bytes]] | None = None,
 ) -> tuple[Verdict, list[BaseException]]:
-    """Compare once; return the verdict, and with what the replica stopped."""
+    """Compare once; return the verdict, and the error with which the replica stopped."""
     failures: list[BaseException] = []
 
     def fail(error: BaseException) -> NoReturn:
@@ -159,14 +159,14 @@ def compared(
     return checkpoints.verdict, failures
 
 
-def test_a_diverged_replica_stops_although_one_peer_is_always_a_checkpoint_behind() -> None:
+def test_diverged_replica_stops_even_if_one_peer_lags_by_a_checkpoint() -> None:
     wrong = {index: f"bad{index}" for index in range(16)}
     right = {index: f"good{index}" for index in range(16)}
     verdict, failures = compared(wrong, {"r2": right, "r3": {index: right[index] for index in range(15)}})
     assert "after entry 0" in str(failures[0]) and "r2 good0, r3 good0" in str(failures[0])
 
 
-def test_a_sound_replica_goes_on_whatever_one_peer_says_of_older_and_newer_checkpoints() -> None:
+def test_sound_replica_continues_whatever_one_peer_reports() -> None:
     right = {index: f"good{index}" for index in range(16)}
     wrong = {index: f"bad{index}" for index in range(17)}
     for behind in range(1, 17):
@@ -178,7 +178,7 @@ def test_a_sound_replica_goes_on_whatever_one_peer_says_of_older_and_newer_check
 
 
 def history(last: int, rewritten_from: int | None = None) -> dict[int, bytes]:
-    """Digests of a ledger up to each entry; chained, so all of them are others from a rewritten entry on."""
+    """Return digests of a ledger up to each entry. They are chained, so all differ from a rewritten entry on."""
     return {
         index: (b"\x01" if rewritten_from is not None and index >= rewritten_from else b"\0") * 31 + bytes([index])
         for index in range(1, last + 1)
@@ -186,7 +186,7 @@ def history(last: int, rewritten_from: int | None = None) -> dict[int, bytes]:
 
 
 @pytest.mark.parametrize("lasts", [*itertools.product(range(1, 5), repeat=3)])
-def test_a_rewritten_ledger_is_found_wherever_the_peers_stand_and_a_sound_one_never(
+def test_rewritten_ledger_is_detected_at_any_lag_and_a_sound_one_is_not(
     lasts: tuple[int, int, int],
 ) -> None:
     own, *peers = lasts
@@ -200,13 +200,13 @@ def test_a_rewritten_ledger_is_found_wherever_the_peers_stand_and_a_sound_one_ne
         else:
             assert failures == []
             assert (verdict is Verdict.DISPUTED) == bool(known)
-        # Seen from a sound replica, one of whose peers was rewritten.
+        # The view of a sound replica with a rewritten peer.
         others = {"r2": history(peers[0], rewritten_from), "r3": history(peers[1])}
         verdict, failures = compared({}, {}, history(own), others)
         assert failures == []
 
 
-def test_a_replica_compares_its_ledger_when_it_starts_until_every_peer_has_answered(
+def test_replica_compares_its_ledger_at_start_until_every_peer_has_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(divergence, "COMPARE_PERIOD_S", 0.001)
@@ -219,7 +219,7 @@ def test_a_replica_compares_its_ledger_when_it_starts_until_every_peer_has_answe
         async def ask(peer: str, index: int) -> Digests:
             asked.append((peer, index))
             if peer == "r3" and len(asked) < 6:
-                raise OSError("it is not there yet")
+                raise OSError("the peer is not running yet")
             if len(asked) >= 6:
                 loop.call_soon(lambda: settled.done() or settled.set_result(None))
             return Digests({}, {index: history(7)[index].hex()})
@@ -240,7 +240,7 @@ def test_a_replica_compares_its_ledger_when_it_starts_until_every_peer_has_answe
     asyncio.run(story())
 
 
-def test_a_state_that_cannot_be_digested_stops_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_that_cannot_be_digested_stops_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(state: State) -> bytes:
         raise ValueError("no number of jobs")
 
@@ -266,7 +266,7 @@ def test_a_state_that_cannot_be_digested_stops_the_replica(monkeypatch: pytest.M
 
 
 def history_of(states: list[State], *, wrong: bool = False) -> list[tuple[State, State, Batch | None]]:
-    """Return what comes to be applied: a change that passes a minute, and the record of what it led to."""
+    """Return applied transitions: a change that passes a minute, and the record of the resulting digest."""
     first, second = states
     found = bytes(32) if wrong else state_digest(second)
     entry = Entry(b"", CONTROLLER, "record_state_digest", (StateDigested(second.revision, found),))
@@ -276,7 +276,7 @@ def history_of(states: list[State], *, wrong: bool = False) -> list[tuple[State,
 
 @pytest.mark.parametrize("late", [False, True], ids=["digested before", "digested after"])
 @pytest.mark.parametrize("wrong", [False, True], ids=["the same", "another"])
-def test_a_replica_whose_state_is_not_the_recorded_one_stops_by_name(late: bool, wrong: bool) -> None:
+def test_replica_whose_state_contradicts_the_record_stops_with_a_message(late: bool, wrong: bool) -> None:
     minute = seconds(CHECKPOINT_S)
     states = [State(revision=Revision(number), at=Instant(number * minute)) for number in (1, 2)]
 
@@ -312,9 +312,7 @@ def test_a_replica_whose_state_is_not_the_recorded_one_stops_by_name(late: bool,
     asyncio.run(story())
 
 
-def test_replicas_record_what_they_agree_on_and_nothing_more_while_nothing_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replicas_record_agreed_digests_and_nothing_while_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(divergence, "COMPARE_PERIOD_S", 0.05)
     monkeypatch.setattr(divergence, "QUIET_S", 1.1)
     monkeypatch.setattr(digest, "CHECKPOINT_S", 1)
@@ -366,8 +364,8 @@ def test_replicas_record_what_they_agree_on_and_nothing_more_while_nothing_chang
                         while not at_rest() or max(records()[0], default=(0, b""))[0] < revision:
                             await asyncio.sleep(0.01)
                     seen, *others = records()
-                    assert others == [seen, seen], "every replica folded the same"
-                    # The cluster was founded, the pool set: all else is records, of which none is of another record.
+                    assert others == [seen, seen], "every replica must have the same records"
+                    # Besides founding and the pool, all entries are records, and no record is of another record.
                     assert controllers[0].state.revision == 1 + (number + 1) + len(seen)
         finally:
             for replica in replicas:

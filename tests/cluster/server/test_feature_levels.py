@@ -1,4 +1,4 @@
-"""Where a replica, or an audit, meets what only a later release knows: it says so, stops, and changes nothing."""
+"""A replica or audit that meets data of a later release reports it, stops, and changes nothing."""
 
 import asyncio
 import shutil
@@ -27,7 +27,7 @@ ABOVE = features.FEATURE_LEVEL_KNOWN + 1
 
 
 def of_a_later_release(found: Path, directory: Path) -> Path:
-    """Write the snapshot again as of a cluster whose level was raised above what is known here."""
+    """Rewrite the snapshot as one of a cluster whose level is above the supported one."""
     image: Image = load_snapshot(found)
     directory.mkdir()
     with later_release():
@@ -44,9 +44,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 @story
-async def test_a_received_snapshot_of_a_level_above_the_known_one_stops_the_replica_as_it_is(
-    config: Config, tmp_path: Path
-) -> None:
+async def test_received_snapshot_above_the_supported_level_stops_the_replica(config: Config, tmp_path: Path) -> None:
     async with Harness(config, raises=False) as harness:
         await submit_many(harness, 5)
         saved = await harness.ask("POST", "/v1/snapshots")
@@ -63,9 +61,7 @@ async def test_a_received_snapshot_of_a_level_above_the_known_one_stops_the_repl
 
 
 @story
-async def test_a_snapshot_of_a_level_above_the_known_one_is_not_passed_over_at_a_start(
-    config: Config, tmp_path: Path
-) -> None:
+async def test_snapshot_above_the_supported_level_is_not_skipped_at_start(config: Config, tmp_path: Path) -> None:
     async with Harness(config, raises=False) as harness:
         await submit_many(harness, 5)
         saved = Path((await harness.ask("POST", "/v1/snapshots")).body["path"])
@@ -91,7 +87,7 @@ def made_up_levels() -> Iterator[None]:
 
 @pytest.mark.usefixtures("made_up_levels")
 @story
-async def test_an_audit_of_a_ledger_or_snapshot_above_the_known_level_names_the_release_to_read_it_with(
+async def test_audit_above_the_supported_level_names_the_required_release(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Harness(config, raises=False) as harness:
@@ -107,12 +103,12 @@ async def test_an_audit_of_a_ledger_or_snapshot_above_the_known_level_names_the_
             assert result.exit_code == ExitCode.VERIFICATION_FAILED
             assert f"start release {features.release_of(2)} or a later one" in result.stderr
             assert "read it with that release" in result.stderr and "do not start" not in result.stderr
-        # The chain needs no meaning: it can be verified all the same.
+        # The chain can be verified without decoding the entries.
         assert typed("audit", "verify", "--data", directory).exit_code == ExitCode.OK
         monkeypatch.undo()
         await harness.open()
 
 
-def test_where_no_peer_can_be_asked_asking_fails_and_says_which() -> None:
+def test_status_request_without_peers_fails_and_names_the_peer() -> None:
     with pytest.raises(LookupError, match="cannot ask r2"):
         asyncio.run(never_ask("r2"))

@@ -1,4 +1,4 @@
-"""Nobody founds a second history beside one that is there: real processes, certificates and disks."""
+"""No replica founds a second history beside an existing one: real processes, certificates and disks."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from tests.cluster.test_serve import request
 
 
 async def said(site: Site, name: str, words: str) -> str:
-    """Wait until a replica has said this; return the line."""
+    """Wait until a replica has logged these words; return the line."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             for line in site.said[name]:
@@ -25,7 +25,7 @@ async def said(site: Site, name: str, words: str) -> str:
 
 @pytest.mark.campaign(3)
 @story
-async def test_replicas_that_lost_their_data_found_no_second_history_beside_or_without_the_one_that_has_it(
+async def test_replicas_that_lost_their_data_found_no_second_history(
     tmp_path: Path,
 ) -> None:
     async with site_of_three(tmp_path) as site:
@@ -37,7 +37,7 @@ async def test_replicas_that_lost_their_data_found_no_second_history_beside_or_w
             for name in ("r2", "r3"):
                 site.lose(name)
 
-            # A majority, and nobody there who has a history: they wait, and say for whom.
+            # A majority without any history: the replicas wait, and log for which founder.
             for name in ("r2", "r3"):
                 await site.start(name, "--first-start")
             for name in ("r2", "r3"):
@@ -46,13 +46,13 @@ async def test_replicas_that_lost_their_data_found_no_second_history_beside_or_w
                     status = await operator.call(ops.SHOW_STATUS, replica=site.config.replica(name).api, deadline_s=5)
                     assert (status.leader, status.revision, status.last_index) == (None, 0, 0)
 
-            # The third one has it: they stop by name, and have promised nothing that it could count on.
+            # The third replica has the history: the others stop with a message, and have promised nothing.
             await site.start("r1")
             for name in ("r2", "r3"):
                 code, last = await site.ends(name)
                 assert code == 66 and "r1 has a history" in last and "forebay cluster recover" in last, last
 
-            # And are refused before they make anything, wherever they begin anew.
+            # They are also rejected before they create anything, wherever they start.
             site.lose("r2")
             await site.start("r2", "--first-start")
             code, last = await site.ends("r2")
@@ -62,7 +62,7 @@ async def test_replicas_that_lost_their_data_found_no_second_history_beside_or_w
             code, last = await site.ends("r3")
             assert code == 66 and "r1 has a history" in last, last
 
-            # What it has is what it had.
+            # The third replica's data is unchanged.
             status = await operator.call(ops.SHOW_STATUS, replica=site.config.replica("r1").api)
             assert (status.leader, status.role) == (None, "candidate") and status.last_index > 3
             left = await alice.call(ops.LIST_JOBS, replica=site.config.replica("r1").api, stale=True)

@@ -1,7 +1,7 @@
-"""Any byte of any file of a replica is altered, and the replica refuses by name or has exactly what it had.
+"""Any byte of any file of a replica is altered; the replica rejects it by name or has unchanged data.
 
-Each case runs in a process of its own: LMDB reads its pages as they are, and a pointer that was altered may end the
-process that follows it. That is a stop too, and nothing silently wrong. Files that come to be are covered as well.
+Each case runs in a separate process, because LMDB follows altered pointers, which may kill the process. That counts as
+a stop. New kinds of files are covered too.
 """
 
 import contextlib
@@ -38,10 +38,10 @@ from forebay.wal.codec import encode_batch
 from forebay.wal.journal import Entry
 
 SAMPLES = 60
-"""Offsets tried in each file, besides its first bytes."""
+"""Number of offsets tried in each file, besides its first bytes."""
 
 HEAD_BYTES = 24
-"""First bytes of each file that are all tried: what says what the file is."""
+"""Number of first bytes of each file that are all tried, because they identify the file."""
 
 MASKS = (0x01, 0x80, 0xFF)
 FILLED = re.compile(rb"[^\0]")
@@ -51,7 +51,7 @@ AGENTLESS = Founding(agents=0)
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, str]:
-    """A replica that joined as r1#2, with applied entries, a tail, snapshots and a part of one; and what it holds."""
+    """Return a replica that joined as r1#2, with entries, a tail, snapshots and a received part; and its digest."""
     config = create_site(tmp_path_factory.mktemp("site") / "site", AGENTLESS, clock=SystemClock())
     member_note(config, "r1").write_text("r1#2\n")
     storage = open_storage(config, "r1")
@@ -82,7 +82,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, str]:
 
 
 def _holds(config: Config) -> str:
-    """Open the storage, read everything that it holds, and return one digest of it."""
+    """Open the storage, read all of it, and return one digest."""
     storage = open_storage(config, "r1")
     try:
         journal = storage.journal
@@ -108,7 +108,7 @@ def _holds(config: Config) -> str:
 
 
 def _damaged(storage: object, good: bytes) -> bool:
-    """Whether it is the finalized snapshot that was altered, and not the part that is compared with it."""
+    """Return whether the finalized snapshot was altered, not the received part that is compared with it."""
     return good[-32:] != hashlib.sha256(good[:-32]).digest()
 
 
@@ -117,7 +117,7 @@ def _files(config: Config) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
-def test_every_kind_of_file_is_there(site: tuple[Config, str]) -> None:
+def test_every_kind_of_file_exists(site: tuple[Config, str]) -> None:
     files = _files(site[0])
     assert {"member", "wal/data.mdb"} <= set(files)
     assert len([name for name in files if name.endswith(".fbs")]) == 2
@@ -133,7 +133,7 @@ def _offsets(size_bytes: int, name: str) -> Iterator[int]:
 
 @pytest.fixture
 def light_forks() -> Iterator[None]:
-    """Have a forked child not look at what the tests before this one left: its collector would copy all of it."""
+    """Keep a forked child's garbage collector from visiting, and so copying, all objects of earlier tests."""
     gc.collect()
     gc.freeze()
     yield
@@ -142,24 +142,24 @@ def light_forks() -> Iterator[None]:
 
 
 @pytest.mark.campaign(4)
-def test_no_altered_byte_of_any_file_is_believed(site: tuple[Config, str], fast_path: Path, light_forks: None) -> None:
+def test_no_altered_byte_of_any_file_is_accepted(site: tuple[Config, str], fast_path: Path, light_forks: None) -> None:
     config, truth = site
     seen: Counter[tuple[str, str]] = Counter()
     for name in _files(config):
         original = config.storage.directory / "r1" / name
         size_bytes = original.stat().st_size
-        # Much of a large file is empty: what is written is what must be tried.
+        # Much of a large file is empty, so offsets are moved to written bytes.
         for number, offset in enumerate(_filled(original, _offsets(size_bytes, name))):
             outcome = _try(config, fast_path / "copy", name, offset, MASKS[number % len(MASKS)], truth)
-            assert outcome != "wrong", f"byte {offset} of {name} was altered, and that is believed"
+            assert outcome != "wrong", f"byte {offset} of {name} was altered, and the data was accepted"
             seen[name, outcome] += 1
     assert sum(count for (name, outcome), count in seen.items() if outcome == "rejected") > 20, seen
     died = sum(count for (_, outcome), count in seen.items() if outcome == "died")
-    assert died <= 0.02 * seen.total(), f"a process that dies says nothing to its operator: {seen}"
+    assert died <= 0.02 * seen.total(), f"a killed process gives its operator no message: {seen}"
 
 
 def _filled(path: Path, offsets: Iterator[int]) -> Iterator[int]:
-    """Return the offsets, moved on to where the file is not zero."""
+    """Return the offsets, moved to bytes that are not zero."""
     content = path.read_bytes()
     for offset in offsets:
         filled = FILLED.search(content, offset)
@@ -195,7 +195,7 @@ def _outcome(config: Config, truth: str) -> int:
         return REFUSED
 
 
-def test_a_replica_that_noted_that_it_forgot_its_promises_is_never_opened_again(tmp_path: Path) -> None:
+def test_replica_with_a_note_of_forgotten_promises_never_opens_again(tmp_path: Path) -> None:
     config = create_site(tmp_path / "site", AGENTLESS, clock=SystemClock())
     open_storage(config, "r1").close()
     note_forgotten(config, "r1", "r1 lost what it promised; run `forebay cluster replace r1`")

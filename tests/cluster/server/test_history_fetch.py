@@ -1,4 +1,4 @@
-"""A replica that was sent a snapshot fetches the history that the snapshot stands for, and believes nobody."""
+"""A replica that received a snapshot fetches the replaced history, and verifies every peer's entries."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from forebay.wal.records import Gap, PrunedRange
 from tests.cluster.harness import Harness, placed, story, until
 
 BEFORE, MISSED, AFTER = 3, 40, 2
-"""Jobs that the replica knew of, that came while it was away, and that came after the snapshot."""
+"""Jobs before the replica's absence, during it, and after the snapshot."""
 
 
 class Away:
-    """A replica that was away, caught up by a snapshot of the leader, and the leader."""
+    """Replica that was absent and caught up by a snapshot, and the leader."""
 
     def __init__(self, leader: Harness, storage: Storage) -> None:
         self.leader = leader
@@ -36,7 +36,7 @@ class Away:
         self.asked: list[tuple[str, int]] = []
         self.fill = 0.0
         self.spoil: dict[str, Any] = {}
-        """What r2 says otherwise than it is."""
+        """Wrong entries that peer r2 returns."""
 
     def fail(self, error: BaseException) -> NoReturn:
         raise error
@@ -44,7 +44,7 @@ class Away:
     async def ask(self, peer: str, last: int) -> Iterable[HandedView]:
         self.asked.append((peer, last))
         if peer == "r9":
-            raise OSError("nobody is there")
+            raise OSError("the peer is not running")
         answer = await self.leader.ask("GET", f"/v1/ledger/history?last={last}", who="r1")
         assert answer.status == 200, answer
         entries = msgspec.convert(answer.body, HandedAnswer).entries
@@ -91,7 +91,7 @@ async def away(config: Config, directory: Path, *, knew: bool = True) -> AsyncIt
 
 @story
 @pytest.mark.parametrize("knew", [True, False])
-async def test_the_gap_that_a_snapshot_left_is_filled_by_whoever_holds_it(
+async def test_gap_of_a_snapshot_is_filled_by_any_peer_that_has_the_entries(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, knew: bool
 ) -> None:
     monkeypatch.setattr(
@@ -127,7 +127,7 @@ async def test_the_gap_that_a_snapshot_left_is_filled_by_whoever_holds_it(
     "spoil",
     [{"data": b"\x00"}, {"revision_before": 1}, {"digest_before": "zz"}, {"digest_before": "00" * 32}, {"index": 5000}],
 )
-async def test_a_peer_that_says_something_else_is_named_and_the_next_one_is_asked(
+async def test_peer_with_another_history_is_named_and_the_next_is_asked(
     config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: dict[str, Any]
 ) -> None:
     async with away(config, tmp_path) as case:
@@ -141,7 +141,7 @@ async def test_a_peer_that_says_something_else_is_named_and_the_next_one_is_aske
 
 
 @story
-async def test_a_replica_whose_own_history_is_not_the_clusters_stops(config: Config, tmp_path: Path) -> None:
+async def test_replica_whose_own_history_differs_from_the_clusters_stops(config: Config, tmp_path: Path) -> None:
     async with away(config, tmp_path) as case:
         stopped: list[BaseException] = []
 
@@ -163,7 +163,7 @@ async def test_a_replica_whose_own_history_is_not_the_clusters_stops(config: Con
 
 
 @story
-async def test_history_waits_for_room_in_the_journal(config: Config, tmp_path: Path) -> None:
+async def test_history_waits_for_space_in_the_journal(config: Config, tmp_path: Path) -> None:
     async with away(config, tmp_path) as case:
         case.fill = JOURNAL_FILL_MAX + 0.01
         assert not await case.backfill("r1").step() and case.asked == []
@@ -172,7 +172,7 @@ async def test_history_waits_for_room_in_the_journal(config: Config, tmp_path: P
 
 
 @story
-async def test_what_all_peers_have_pruned_is_not_asked_for_over_and_over(
+async def test_range_pruned_by_all_peers_is_not_requested_repeatedly(
     config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with away(config, tmp_path) as case:
@@ -192,7 +192,7 @@ async def test_what_all_peers_have_pruned_is_not_asked_for_over_and_over(
             ask=ask,
             fail=case.fail,
         )
-        # One of them may get it yet.
+        # A peer may get the entries again.
         for _ in range(2):
             assert not await backfill.step()
         assert asked == ["r2", "r3"] * 2 and "were pruned by all" not in caplog.text
@@ -203,7 +203,7 @@ async def test_what_all_peers_have_pruned_is_not_asked_for_over_and_over(
         (gap,) = case.storage.ledger.gaps()
         said = f"entries {gap.first_index} to {gap.last_index} were pruned by all peers that answered"
         assert caplog.text.count(said) == 1 and "`forebay audit restore`" in caplog.text
-        # Somebody else may hold it.
+        # A new peer may have the entries.
         peers.append("r4")
         answers["r4"] = ApiError(404, "not_held", "not held")
         assert not await backfill.step()
@@ -211,7 +211,7 @@ async def test_what_all_peers_have_pruned_is_not_asked_for_over_and_over(
 
 
 @story
-async def test_what_a_replica_has_pruned_itself_is_not_fetched_again(config: Config, tmp_path: Path) -> None:
+async def test_entries_pruned_by_the_replica_itself_are_not_fetched_again(config: Config, tmp_path: Path) -> None:
     async with away(config, tmp_path) as case:
         ledger, environment = case.storage.ledger, case.storage.environment
         (gap,) = ledger.gaps()
@@ -229,7 +229,7 @@ async def test_what_a_replica_has_pruned_itself_is_not_fetched_again(config: Con
 
 
 @story
-async def test_only_replicas_are_given_entries_as_they_are_stored_and_what_is_not_held_is_said(config: Config) -> None:
+async def test_only_replicas_get_stored_entries_and_missing_ones_are_reported(config: Config) -> None:
     async with Harness(config) as harness:
         for who in ("operator", "alice", "n1"):
             assert (await harness.ask("GET", "/v1/ledger/history?last=1", who=who)).status == 403

@@ -1,4 +1,4 @@
-"""Who starts without data is decided once: by the one process that joins, or that is said never to have run."""
+"""A start without data is decided once, by the one process that joins or that is declared as a first start."""
 
 import asyncio
 import shutil
@@ -33,7 +33,7 @@ def join(config: Config) -> str:
     return asyncio.run(joining.join(config, "r4", clock=SystemClock()))
 
 
-def test_who_joins_starts_without_data_once(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joining_replica_starts_without_data_once(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask(config: Config, name: str, clock: object, deadline_s: float) -> str:
         return "r4#6"
 
@@ -45,10 +45,10 @@ def test_who_joins_starts_without_data_once(config: Config, monkeypatch: pytest.
         join(config)
 
 
-def test_two_that_join_at_once_leave_no_mark_that_would_allow_another_start_without_data(
+def test_two_concurrent_joins_leave_no_mark_for_another_empty_start(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one has joined and started while this one still asks who it is."""
+    """The other process has joined and started while this one still requests its ID."""
 
     async def ask(config: Config, name: str, clock: object, deadline_s: float) -> str:
         monkeypatch.setattr(joining, "_ask", answer)
@@ -65,8 +65,8 @@ def test_two_that_join_at_once_leave_no_mark_that_would_allow_another_start_with
     assert not first_start_mark(config, "r4").exists()
 
 
-def test_who_joins_is_told_first_of_the_snapshots_of_a_former_life(config: Config) -> None:
-    """They would stand against its start after it had noted who it is."""
+def test_joining_replica_is_rejected_first_for_snapshots_of_a_former_life(config: Config) -> None:
+    """Otherwise they would prevent the start after the replica had noted its ID."""
     kept = config.snapshot_directory("r4") / "kept"
     kept.parent.mkdir(parents=True)
     kept.touch()
@@ -75,14 +75,14 @@ def test_who_joins_is_told_first_of_the_snapshots_of_a_former_life(config: Confi
     assert not member_note(config, "r4").exists()
 
 
-def test_nothing_is_made_for_who_joins_and_is_said_never_to_have_run(config: Config) -> None:
+def test_nothing_is_created_for_a_joining_replica_with_first_start(config: Config) -> None:
     with pytest.raises(StartRefused, match="is not a founder") as refused:
         asyncio.run(run(config, "r4", first_start=True))
     assert refused.value.code == EXIT_STORAGE_REFUSED
     assert not (config.storage.directory / "r4").exists()
 
 
-def test_nobody_joins_and_has_never_run_in_one_command(config: Config) -> None:
+def test_join_and_first_start_exclude_each_other(config: Config) -> None:
     assert main(["--config", str(config.file), "--name", "r4", "--first-start", "--join"]) == EXIT_USAGE
 
 
@@ -90,7 +90,7 @@ def test_nobody_joins_and_has_never_run_in_one_command(config: Config) -> None:
     ("has", "permitted"),
     [("nothing", True), ("data", False), ("snapshots", False), ("mark", False)],
 )
-def test_only_a_replica_with_nothing_left_joins_without_being_told_to(
+def test_only_a_replica_without_data_joins_without_being_told(
     config: Config, monkeypatch: pytest.MonkeyPatch, has: str, permitted: bool
 ) -> None:
     async def ask(config: Config, name: str, clock: object, deadline_s: float) -> str:
@@ -109,7 +109,7 @@ def test_only_a_replica_with_nothing_left_joins_without_being_told_to(
     assert not member_note(config, "r4").exists() and not joining.is_joining(config, "r4")
 
 
-def test_a_replica_that_the_cluster_has_not_added_has_no_permit_and_nothing_is_written(
+def test_replica_not_added_by_the_cluster_is_not_permitted_and_writes_nothing(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def ask(config: Config, name: str, clock: object, deadline_s: float) -> str:
@@ -121,15 +121,15 @@ def test_a_replica_that_the_cluster_has_not_added_has_no_permit_and_nothing_is_w
 
 
 class Killed(BaseException):
-    """The process died here."""
+    """The process was killed."""
 
 
 @pytest.mark.parametrize("former", ["", "r4#3"])
 @pytest.mark.parametrize("at", ["_ask", "_write", "allow_first_start", "_remove"])
-def test_one_that_was_killed_while_it_joined_goes_on_by_a_plain_start(
+def test_replica_killed_while_joining_continues_with_a_plain_start(
     config: Config, monkeypatch: pytest.MonkeyPatch, at: str, former: str
 ) -> None:
-    """`former`: as whom it had joined before it lost its data and was replaced."""
+    """`former`: the ID under which it had joined before it lost its data and was replaced."""
     if former:
         member_note(config, "r4").parent.mkdir(parents=True)
         member_note(config, "r4").write_text(f"{former}\n")
@@ -143,7 +143,7 @@ def test_one_that_was_killed_while_it_joined_goes_on_by_a_plain_start(
     def die(*arguments: object) -> None:
         nonlocal calls
         calls += 1
-        if (at, calls) != ("_write", 1):  # the first one says that it joins
+        if (at, calls) != ("_write", 1):  # the first write marks the join
             raise Killed
         write(*arguments)  # type: ignore[arg-type]
 
@@ -158,7 +158,7 @@ def test_one_that_was_killed_while_it_joined_goes_on_by_a_plain_start(
     open_storage(config, "r4").close()
 
 
-def test_one_that_lost_its_data_is_not_taken_for_one_that_was_killed_while_it_joined(
+def test_replica_that_lost_its_data_is_not_mistaken_for_an_interrupted_join(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def ask(config: Config, name: str, clock: object, deadline_s: float) -> str:
@@ -170,14 +170,12 @@ def test_one_that_lost_its_data_is_not_taken_for_one_that_was_killed_while_it_jo
     shutil.rmtree(config.wal_directory("r4"))
     shutil.rmtree(config.snapshot_directory("r4"))
     for _ in range(2):
-        with pytest.raises(joining.JoiningRefused, match="lost its data since"):
+        with pytest.raises(joining.JoiningRefused, match="has lost its data"):
             join(config)
         assert not joining.is_joining(config, "r4")
 
 
-def test_a_founder_that_was_told_to_join_by_mistake_starts_as_the_founder_that_it_is(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_founder_told_to_join_by_mistake_starts_as_a_founder(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask(config: Config, name: str, clock: object, deadline_s: float) -> str:
         raise joining.JoiningRefused("r1 is a voter")
 

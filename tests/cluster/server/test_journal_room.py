@@ -1,4 +1,4 @@
-"""A journal that fills up refuses by kind and in time: no replica stops for room that could have been refused."""
+"""A journal that fills up rejects commands by kind and in time, so that no replica stops for lack of space."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def small(config: Config) -> Config:
     return msgspec.structs.replace(config, storage=storage, limits=UNBOUNDED)
 
 
-def test_what_matters_more_has_room_for_longer() -> None:
+def test_more_important_commands_have_space_for_longer() -> None:
     levels = [level_of(c.Request(b"", actor, command)) for actor, command, _ in KINDS.values()]
     assert [level.fill_max for level in levels] == [most for _, _, most in KINDS.values()]
     assert levels == sorted(levels, key=lambda level: level.fill_max)
@@ -45,7 +45,7 @@ def test_what_matters_more_has_room_for_longer() -> None:
 
 @pytest.mark.parametrize("fill", [most + more for _, _, most in KINDS.values() for more in (0.0, 0.001)])
 @story
-async def test_at_each_level_exactly_those_kinds_are_refused_that_have_no_room(
+async def test_at_each_level_exactly_the_kinds_without_space_are_rejected(
     config: Config, monkeypatch: pytest.MonkeyPatch, fill: float
 ) -> None:
     async with Harness(config) as harness:
@@ -65,7 +65,7 @@ async def test_at_each_level_exactly_those_kinds_are_refused_that_have_no_room(
 
 
 @story
-async def test_a_retry_of_what_was_carried_out_needs_no_room_and_what_is_refused_is_told_why(
+async def test_retry_needs_no_space_and_a_rejection_gives_the_reason(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Harness(config) as harness:
@@ -84,7 +84,7 @@ async def test_a_retry_of_what_was_carried_out_needs_no_room_and_what_is_refused
 
 @pytest.mark.campaign(3)
 @story
-async def test_a_user_who_fills_the_journal_with_updates_stops_no_replica(config: Config) -> None:
+async def test_user_who_fills_the_journal_with_updates_stops_no_replica(config: Config) -> None:
     async with Harness(small(config)) as harness:
         await harness.ask("POST", "/v1/agents/n1/register", who="n1", body={
             "command_id": harness.new_id(), "instance": "i", "storage_id": "s", "cpus": 2,
@@ -96,7 +96,7 @@ async def test_a_user_who_fills_the_journal_with_updates_stops_no_replica(config
             answer = await harness.ask("POST", "/v1/commands", body, who=who)
             return {result["status"] for result in answer.body["results"]}
 
-        # Most of it with what is large, and the rest with many updates.
+        # Fill most of it with large commands, and the rest with many updates.
         while (answer := await harness.submit(hold=True, script="#!/bin/sh\n" + "#" * 250_000)).status == 201:
             pass
         assert (answer.status, answer.code) == (507, "journal_full")
@@ -105,7 +105,7 @@ async def test_a_user_who_fills_the_journal_with_updates_stops_no_replica(config
             while 507 not in (found := await flood("alice", [update] * 200)):
                 assert found == {200}
             assert harness.controller.journal_fill <= USERS.fill_max
-            # Who frees something may still, and then operators and agents.
+            # Commands that free space are still accepted, and so are those of operators and agents.
             assert await flood("alice", [{"type": "cancel_job", "job_id": job}]) == {200}
             reasons = (f"{'full ' * 200}{number}" for number in itertools.count())
             while 507 not in await flood("operator", [

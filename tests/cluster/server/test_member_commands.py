@@ -1,4 +1,4 @@
-"""A command that changes the members is carried out once, however often it is asked for."""
+"""A membership command is carried out once, however often it is requested."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ COMMAND = bytes(range(16))
 
 
 class Leader:
-    """A leader whose changes are committed and applied at once."""
+    """Leader whose changes are committed and applied at once."""
 
     def __init__(self, configuration: Configuration) -> None:
         self.configuration = configuration
@@ -36,9 +36,7 @@ class Leader:
 
 
 @pytest.mark.parametrize("caught_up", ["r3#3", "r4#2"])
-def test_a_replacement_that_is_asked_for_again_after_a_promotion_is_carried_out_once(
-    tmp_path: Path, caught_up: str
-) -> None:
+def test_replacement_repeated_after_a_promotion_is_carried_out_once(tmp_path: Path, caught_up: str) -> None:
     leader: Any = Leader(initial((Member("r1"), Member("r2"), Member("r3")), version=1))
 
     async def applied(index: int) -> None:
@@ -51,7 +49,7 @@ def test_a_replacement_that_is_asked_for_again_after_a_promotion_is_carried_out_
             MemberChange(action=ChangeKind.ADD, name="r4", peer="h:1", api="h:2", id=b"another command.")
         )
         replace = MemberChange(action=ChangeKind.REPLACE, name="r3", actor="operator", id=COMMAND)
-        await membership.change(replace)  # its answer is lost
+        await membership.change(replace)  # the answer is lost
         leader.caught_up = caught_up
         membership.poll()
         assert leader.configuration.votes(caught_up)
@@ -63,7 +61,7 @@ def test_a_replacement_that_is_asked_for_again_after_a_promotion_is_carried_out_
 
 
 @pytest.mark.parametrize("name", ["r1", "r2", "r3", "r4"])
-def test_a_name_of_a_member_is_not_added_again_whatever_its_addresses(name: str) -> None:
+def test_existing_member_name_is_not_added_again(name: str) -> None:
     learner = MemberChange(action=ChangeKind.ADD, name="r4", peer="h:1", api="h:2")
     members = next_configuration(initial(tuple(map(Member, ("r1", "r2", "r3")))), learner, at=0)
     again = MemberChange(action=ChangeKind.ADD, name=name, peer="elsewhere:1", api="elsewhere:2")

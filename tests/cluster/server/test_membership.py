@@ -1,4 +1,4 @@
-"""Replicas come, go and are replaced, as operators do it: real processes, TLS, disks."""
+"""Operators add, remove and replace replicas: real processes, TLS and disks."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ ADDED = '\n[[replica]]\nname = "r4"\npeer = "{peer}"\napi = "{api}"\njoins = tru
 
 
 class Site:
-    """A cluster of three, and what its operators do."""
+    """Cluster of three, and the actions of its operators."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -61,7 +61,7 @@ class Site:
             lines.append(line.decode().rstrip())
 
     async def ends(self, name: str) -> tuple[int, str]:
-        """Wait until a process has ended; return its code and the last thing it said."""
+        """Wait until a process has ended; return its exit code and its last message."""
         async with asyncio.timeout(PATIENCE_S):
             code = await self.processes[name].wait()
         await self.reading[name]
@@ -72,7 +72,7 @@ class Site:
         await self.processes[name].wait()
 
     def admit(self, name: str) -> tuple[Address, Address]:
-        """Write the new replica into the file, and give it a certificate."""
+        """Add the new replica to the file, and issue its certificate."""
         last = self.config.replicas[-1]
         peer, api = Address("127.0.0.1", last.peer.port + 1), Address("127.0.0.1", last.api.port + 1)
         assert api.port - peer.port == API_PORT_OFFSET
@@ -119,7 +119,7 @@ def to(heir: str, client: Client) -> TransferRequest:
 
 
 async def members(client: Client, until: Callable[[MembersAnswer], bool]) -> MembersAnswer:
-    """Ask who is a member until the answer is as wanted."""
+    """List the members until the answer is as wanted."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with contextlib.suppress(ApiError):
@@ -140,12 +140,12 @@ async def code_of(work: object) -> str:
 
 
 async def changes_in_the_ledger(client: Client, config: Config, replica: str) -> list[tuple[str, str | None, str]]:
-    """Return the changes that one replica's own ledger has, as soon as it has what was committed."""
+    """Return the membership changes in one replica's ledger, once it has the committed ones."""
     at = config.replica(replica).api
     async with asyncio.timeout(PATIENCE_S):
         committed = 0
         for one in config.replicas:
-            with contextlib.suppress(ApiError):  # it was removed, and has ended
+            with contextlib.suppress(ApiError):  # the replica was removed, and has ended
                 status = await client.call(ops.SHOW_STATUS, replica=one.api, deadline_s=2)
                 committed = max(committed, status.commit_index)
         while (await client.call(ops.SHOW_STATUS, replica=at)).applied_index < committed:
@@ -158,13 +158,13 @@ async def changes_in_the_ledger(client: Client, config: Config, replica: str) ->
 
 
 @story
-async def test_a_replica_is_added_and_the_leader_removed_while_commands_are_answered(tmp_path: Path) -> None:
+async def test_replica_is_added_and_the_leader_removed_while_commands_are_answered(tmp_path: Path) -> None:
     async with site_of_three(tmp_path) as site:
         async with site.client() as operator, site.client("alice") as alice:
             jobs = [(await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id]
             peer, api = site.admit("r4")
 
-            # It cannot join before the cluster has added it.
+            # The replica cannot join before the cluster has added it.
             await site.start("r4", "--join")
             code, said = await site.ends("r4")
             assert code == 66 and said.startswith("forebay: ") and "forebay cluster add r4" in said, said
@@ -175,14 +175,14 @@ async def test_a_replica_is_added_and_the_leader_removed_while_commands_are_answ
             answer = await operator.call(ops.ADD_MEMBER, addition)
             assert (answer.version, voters(answer)) == (2, ["r1", "r2", "r3"])
             again = await operator.call(ops.ADD_MEMBER, addition)
-            assert again.version == 2, "a retry with the same id is the same command"
+            assert again.version == 2, "a retry with the same ID is the same command"
             again_new = msgspec.structs.replace(addition, command_id=operator.new_command_id())
             assert await code_of(operator.call(ops.ADD_MEMBER, again_new)) == "member_exists"
             await site.start("r4", "--join")
             await members(operator, lambda found: "r4#2" in voters(found))
             jobs.append((await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id)
 
-            # The leader is removed: it hands over first, is told, and stops.
+            # The leader is removed: it transfers leadership first, is notified, and stops.
             leader = (await operator.call(ops.LIST_MEMBERS)).leader
             assert leader is not None
             answer = await operator.call(ops.REMOVE_MEMBER, name=leader)
@@ -201,7 +201,7 @@ async def test_a_replica_is_added_and_the_leader_removed_while_commands_are_answ
 
 
 @story
-async def test_a_replica_that_lost_its_disk_comes_back_through_a_replacement_and_in_no_other_way(
+async def test_replica_that_lost_its_disk_returns_only_by_a_replacement(
     tmp_path: Path,
 ) -> None:
     async with site_of_three(tmp_path) as site:
@@ -221,7 +221,7 @@ async def test_a_replica_that_lost_its_disk_comes_back_through_a_replacement_and
             await members(operator, lambda found: f"{lost}#2" in voters(found) and len(voters(found)) == 3)
             jobs.append((await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id)
 
-            # From now on it starts by itself as who it is, and has everything, with `--join` or without.
+            # From now on it starts under its new ID and has all data, with `--join` or without.
             for words in (["--join"], []):
                 site.processes[lost].send_signal(signal.SIGTERM)
                 assert (await site.ends(lost))[0] == 0
@@ -241,7 +241,7 @@ async def test_a_replica_that_lost_its_disk_comes_back_through_a_replacement_and
 
 
 @story
-async def test_a_replica_whose_lost_disk_an_operator_declares_new_is_told_so_and_begins_nothing(
+async def test_lost_disk_declared_as_first_start_is_rejected(
     tmp_path: Path,
 ) -> None:
     async with site_of_three(tmp_path) as site:
@@ -258,14 +258,14 @@ async def test_a_replica_whose_lost_disk_an_operator_declares_new_is_told_so_and
                 assert code == 66 and f"forebay cluster replace {wiped}" in said, said
             assert (await operator.call(ops.LIST_MEMBERS)).leader == leader
             await operator.call(ops.REPLACE_MEMBER, name=wiped)
-            # What the cluster has written down is the permit: no option is needed.
+            # The cluster's record is the permit: no option is needed.
             await site.start(wiped)
             found = await members(operator, lambda found: f"{wiped}#2" in voters(found))
             assert not any(member.forgot for member in found.members)
 
 
 @story
-async def test_a_leader_that_is_asked_to_stop_hands_over_first_and_an_operator_may_choose_who_leads(
+async def test_stopping_leader_transfers_first_and_an_operator_may_choose_the_target(
     tmp_path: Path,
 ) -> None:
     async with site_of_three(tmp_path) as site:
@@ -282,11 +282,11 @@ async def test_a_leader_that_is_asked_to_stop_hands_over_first_and_an_operator_m
             assert any("leadership was transferred to" in line for line in site.said[heir])
             await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))
             after = await members(operator, lambda found: found.leader not in (None, heir))
-            assert after.term == before.term + 2, "one election, by the heir, and none by a timeout"
+            assert after.term == before.term + 2, "one election, by the target, and none by a timeout"
 
 
 def _moved(site: Site, file: Path, *names: str) -> Config:
-    """Write a file in which these replicas have other addresses than in the present one."""
+    """Write a file in which these replicas have other addresses."""
     text = site.config.file.read_text()
     for name in names:
         row = site.config.replica(name)
@@ -297,7 +297,7 @@ def _moved(site: Site, file: Path, *names: str) -> Config:
 
 
 async def handed_over(operator: Client, heir: str) -> str | None:
-    """Return who leads in the end; a busy machine may keep the heir from answering for an election's time."""
+    """Return the new leader; on a busy machine the transfer may need another attempt."""
     while True:
         try:
             return (await operator.call(ops.TRANSFER_LEADERSHIP, to(heir, operator))).leader
@@ -308,19 +308,20 @@ async def handed_over(operator: Client, heir: str) -> str | None:
 
 
 @story
-async def test_one_replica_is_renumbered_by_a_command_and_all_at_once_by_their_files(tmp_path: Path) -> None:
+async def test_one_replica_is_readdressed_by_command_and_all_by_their_files(tmp_path: Path) -> None:
     async with site_of_three(tmp_path) as site:
         old = site.config
         async with site.client() as operator, site.client("alice") as alice:
             await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))
             leader = (await operator.call(ops.LIST_MEMBERS)).leader
             moves = next(name for name in ("r1", "r2", "r3") if name != leader)
-            # It is down, and has its new file; the others have the former one, and look where the cluster says.
+            # The moved replica is down and has the new file. The others have the old file and use the cluster's
+            # address.
             await site.kill(moves)
             one = _moved(site, tmp_path / "one.toml", moves)
             row = one.replica(moves)
             wanted = UpdateMemberRequest(command_id=operator.new_command_id(), peer=str(row.peer), api=str(row.api))
-            for _ in range(2):  # its answer was lost
+            for _ in range(2):  # the answer was lost
                 answer = await operator.call(ops.UPDATE_MEMBER, wanted, name=moves)
                 assert (answer.version, voters(answer)) == (2, ["r1", "r2", "r3"])
             site.config = one
@@ -330,7 +331,7 @@ async def test_one_replica_is_renumbered_by_a_command_and_all_at_once_by_their_f
             assert (shown.peer, shown.api) == (str(row.peer), str(row.api))
             assert "correct the file, and send this replica SIGHUP" in shown.addresses_differ
             assert await handed_over(operator, moves) == moves
-            # Whoever is asked at an old address is led to the new one.
+            # A client that asks at an old address is redirected to the new one.
             last = old.replica(leader or "").api
             assert (await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id == 2
             assert (await operator.call(ops.SHOW_STATUS, replica=last)).leader == moves
@@ -361,7 +362,7 @@ async def test_one_replica_is_renumbered_by_a_command_and_all_at_once_by_their_f
             assert told[1:] == [("update", name, "operator operator") for name in (moves, "r1", "r2", "r3")]
 
 
-def test_h13_members_are_read_from_snapshot_and_ledger_and_what_is_not_applied_from_the_journal(tmp_path: Path) -> None:
+def test_h13_members_come_from_snapshot_and_ledger_and_unapplied_ones_from_the_journal(tmp_path: Path) -> None:
     config = make(tmp_path, 3)
     storage = open_storage(config, "r1")
     assert (storage.identity, storage.configuration) == ("r1", None)
@@ -391,14 +392,14 @@ def test_h13_members_are_read_from_snapshot_and_ledger_and_what_is_not_applied_f
             path.unlink()
 
 
-def test_who_a_replica_joined_as_is_noted_and_a_note_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_id_of_a_joined_replica_is_noted_and_a_foreign_note_is_rejected(tmp_path: Path) -> None:
     config = make(tmp_path, 3)
     assert identity_of(config, "r2") == "r2"
     note = member_note(config, "r2")
     note.write_text("r2#6\n")
     storage = open_storage(config, "r2")
     assert storage.identity == "r2#6"
-    assert not founding_of(config, storage.identity).voters, "it counts nobody before it is told"
+    assert not founding_of(config, storage.identity).voters, "the replica counts no voters before it learns them"
     storage.close()
     for text in ("r3#6", "", "r2" + "#" * 200):
         note.write_text(text)
@@ -410,7 +411,7 @@ def test_who_a_replica_joined_as_is_noted_and_a_note_of_somebody_else_is_refused
 
 
 @pytest.mark.parametrize("text", [b"r2#6\n", b"r\xb2#6\n", b"r3#6\n"])
-def test_who_lost_its_data_joins_as_nobody_that_its_note_may_stand_for(
+def test_replica_that_lost_its_data_joins_under_no_former_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes
 ) -> None:
     config = make(tmp_path, 3)

@@ -1,4 +1,4 @@
-"""What a new leader does with operations that are under way: nothing, or with restart-policy slurm start them again."""
+"""A new leader leaves operations under way alone, or restarts them with restart-policy slurm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.replica.world import World
 
 
 class Led:
-    """A world whose leader changes: what it submits of its own accord is settled at once."""
+    """World whose leader changes; the leader's own commands are settled at once."""
 
     def __init__(self, policy: str) -> None:
         self.world = World({"fast": 1000}, cpus=10_000, operations_per_stage_max=2 * RESTARTED_MAX)
@@ -48,9 +48,7 @@ class Led:
 
 
 @pytest.mark.parametrize(("policy", "states"), [("forebay", "staging-in running"), ("slurm", "teardown running")])
-def test_a_new_leader_starts_operations_again_only_where_the_site_says_so_and_never_a_script(
-    policy: str, states: str
-) -> None:
+def test_new_leader_restarts_operations_only_by_policy_and_never_a_script(policy: str, states: str) -> None:
     led = Led(policy)
     staging, running = led.world.submit("capacity=1"), led.world.submit("capacity=1")
     led.world.done(running)
@@ -59,7 +57,7 @@ def test_a_new_leader_starts_operations_again_only_where_the_site_says_so_and_ne
     assert " ".join(led.world.shown(job)[2] for job in (staging, running)) == states
 
 
-def test_it_is_done_once_in_a_term_and_again_in_the_next() -> None:
+def test_restart_happens_once_in_a_term_and_again_in_the_next() -> None:
     led = Led("slurm")
     led.world.submit("capacity=1")
 
@@ -76,7 +74,7 @@ def test_it_is_done_once_in_a_term_and_again_in_the_next() -> None:
     asyncio.run(story())
 
 
-def test_many_jobs_go_in_portions_and_a_full_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_jobs_are_restarted_in_portions_and_a_full_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.cluster.server.operation_restart.RETRY_S", 0.0)
     led = Led("slurm")
     jobs = [led.world.submit("capacity=1") for _ in range(RESTARTED_MAX + 1)]

@@ -1,4 +1,4 @@
-"""What waits for a decision is weighed by what it takes."""
+"""Waiting commands are weighed by the memory that they take."""
 
 import pytest
 
@@ -20,6 +20,6 @@ DIRECTIVES = BufferRequest("", 0, (), "scratch", (), (), TEXT)
         (UpdateJob(1), 0),
     ],
 )
-def test_a_command_weighs_its_texts_and_something_for_the_rest(command: Command, least_bytes: int) -> None:
+def test_command_weight_includes_its_texts_and_an_allowance(command: Command, least_bytes: int) -> None:
     weight = weight_bytes(Request(b"", CONTROLLER, command))
     assert least_bytes < weight < least_bytes + 1_000

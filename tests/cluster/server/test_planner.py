@@ -1,4 +1,4 @@
-"""The scheduling index of the leader follows what it decides, and its passes are those of a walk over all jobs."""
+"""The leader's scheduling index follows its decisions, and its cycles equal those of a walk over all jobs."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ NODE = c.Actor(c.ActorRole.AGENT, "n1")
 
 
 class Compared:
-    """Counts the passes of all indexes, each compared with a walk over all jobs of the state that it is over."""
+    """Counts the cycles of all indexes, and compares each with a walk over all jobs of the same state."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.passes = 0
@@ -55,7 +55,7 @@ class Compared:
 
 
 async def work(harness: Harness, rounds: int) -> None:
-    """Submit, report and cancel, several batches in flight at a time."""
+    """Submit, report and cancel, with several batches in flight at a time."""
     register = c.RegisterNode("n1", 2, "instance", "disk")
     answers = [harness.controller.submit(c.Request(command_id(), NODE, register))]
     for number in range(rounds):
@@ -79,7 +79,7 @@ async def work(harness: Harness, rounds: int) -> None:
 
 
 @story
-async def test_with_batches_in_flight_each_pass_is_that_of_a_walk_over_all_jobs_and_the_index_is_built_once(
+async def test_cycles_with_batches_in_flight_equal_a_full_walk_with_one_index(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Harness(config, automatic=False, clock=ManualClock(START)) as harness:
@@ -91,7 +91,7 @@ async def test_with_batches_in_flight_each_pass_is_that_of_a_walk_over_all_jobs_
 
 
 @story
-async def test_a_lost_lead_drops_the_index_and_the_next_one_is_built_on_what_was_agreed(
+async def test_lost_leadership_drops_the_index_and_the_next_uses_the_agreed_state(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Harness(config, automatic=False, clock=ManualClock(START)) as harness:
@@ -109,7 +109,7 @@ async def test_a_lost_lead_drops_the_index_and_the_next_one_is_built_on_what_was
 
 
 @story
-async def test_a_new_leader_looks_at_all_jobs_in_portions_and_answers_commands_meanwhile(
+async def test_new_leader_indexes_jobs_in_portions_and_answers_commands_meanwhile(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Harness(config, automatic=False, clock=ManualClock(START)) as harness:
@@ -137,7 +137,7 @@ async def test_a_new_leader_looks_at_all_jobs_in_portions_and_answers_commands_m
         assert portions >= unfinished
 
 
-def test_a_batch_on_another_state_than_the_index_s_makes_a_new_index() -> None:
+def test_batch_on_another_state_than_the_indexs_makes_a_new_index() -> None:
     world, other = World(), World()
     planner = Planner()
     for state in (world.state, other.state):
@@ -148,7 +148,7 @@ def test_a_batch_on_another_state_than_the_index_s_makes_a_new_index() -> None:
         assert planner._index is not None and planner._index.state is state
 
 
-def test_what_is_due_is_asked_of_the_applied_state_and_a_pass_is_due_at_once_while_it_is_not_known(
+def test_next_due_uses_the_applied_state_and_is_immediate_while_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World(stage_in_timeout_s=10, timeouts="fixed")
@@ -161,7 +161,7 @@ def test_what_is_due_is_asked_of_the_applied_state_and_a_pass_is_due_at_once_whi
     assert planner.next_due(world.state, world.at) == next_due(world.state, world.at) == world.at + 10_000_000
 
 
-def test_an_entry_that_comes_after_the_pass_is_followed_too() -> None:
+def test_entry_after_the_cycle_is_indexed_too() -> None:
     world = World({"fast": 100})
     planner, state = Planner(), world.state
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""The proposer's laws, with a consensus that commits when the test says so."""
+"""Laws of the proposer, with a consensus that commits when the test says so."""
 
 import asyncio
 import itertools
@@ -70,7 +70,7 @@ def register(harness: Harness) -> Answer:
 
 
 def batches(harness: Harness) -> list[Batch]:
-    """Every batch in the journal after the founding one, committed or not."""
+    """Return every batch in the journal after the founding one, committed or not."""
     found = []
     for index in range(harness.engine.journal.applied_index + 1, harness.engine.journal.last_index + 1):
         from forebay.wal.codec import decode_batch
@@ -80,7 +80,7 @@ def batches(harness: Harness) -> list[Batch]:
 
 
 async def commit(harness: Harness, answer: Answer) -> None:
-    """Have what was asked committed, with whatever follows from it."""
+    """Commit the command of an answer and everything that follows from it."""
     while not answer.done() or harness.engine.uncommitted:
         harness.engine.commit()
         await asyncio.sleep(0)
@@ -91,7 +91,7 @@ def manual(config: Config) -> Harness:
 
 
 @story
-async def test_up_to_four_batches_are_in_flight_and_their_answers_come_in_order(config: Config) -> None:
+async def test_four_batches_are_in_flight_and_answers_come_in_order(config: Config) -> None:
     async with manual(config) as harness:
         answers: list[Answer] = []
         for _ in range(BATCHES_IN_FLIGHT_MAX + 2):
@@ -121,7 +121,7 @@ async def test_up_to_four_batches_are_in_flight_and_their_answers_come_in_order(
 
 
 @story
-async def test_commands_that_come_together_share_one_batch(config: Config) -> None:
+async def test_concurrent_commands_share_one_batch(config: Config) -> None:
     async with manual(config) as harness:
         answers = [submit(harness) for _ in range(50)]
         await until(lambda: harness.engine.uncommitted == 1)
@@ -133,7 +133,7 @@ async def test_commands_that_come_together_share_one_batch(config: Config) -> No
 
 
 @story
-async def test_a_batch_obeys_its_bounds_of_count_and_bytes(config: Config) -> None:
+async def test_batch_obeys_its_bounds_of_count_and_bytes(config: Config) -> None:
     async with manual(config) as harness:
         answers = [submit(harness) for _ in range(COMMANDS_PER_BATCH_MAX + 10)]
         big = "#!/bin/sh\n" + "#" * 200_000
@@ -141,7 +141,7 @@ async def test_a_batch_obeys_its_bounds_of_count_and_bytes(config: Config) -> No
         await until(lambda: harness.controller.proposer.queued == 0 or harness.engine.uncommitted == 4)
         sizes = [len(harness.engine.journal.entry(index).data) for index in range(3, harness.engine.last_index + 1)]
         counts = [len(batch.entries) for batch in batches(harness)]
-        assert max(counts) <= COMMANDS_PER_BATCH_MAX + 1  # a pass
+        assert max(counts) <= COMMANDS_PER_BATCH_MAX + 1  # a scheduling cycle
         assert max(sizes) <= 1024 * 1024
         assert counts[0] >= COMMANDS_PER_BATCH_MAX
         while not all(answer.done() for answer in answers):
@@ -151,7 +151,7 @@ async def test_a_batch_obeys_its_bounds_of_count_and_bytes(config: Config) -> No
 
 
 @story
-async def test_a_rejection_rides_in_a_batch_and_changes_nothing_else(config: Config) -> None:
+async def test_rejection_is_an_entry_of_a_batch_and_changes_nothing_else(config: Config) -> None:
     async with manual(config) as harness:
         before = harness.controller.state
         answer = submit(harness, user="bob")
@@ -170,7 +170,7 @@ async def test_a_rejection_rides_in_a_batch_and_changes_nothing_else(config: Con
 
 
 @story
-async def test_a_full_queue_refuses_at_once_and_takes_commands_again_when_it_has_drained(config: Config) -> None:
+async def test_full_queue_rejects_at_once_and_accepts_commands_again_when_drained(config: Config) -> None:
     async with manual(config) as harness:
         taken: list[Answer] = []
         with pytest.raises(QueueFull):
@@ -188,7 +188,7 @@ async def test_a_full_queue_refuses_at_once_and_takes_commands_again_when_it_has
 
 
 @story
-async def test_a_queue_is_bounded_in_bytes_too(config: Config) -> None:
+async def test_queue_is_bounded_in_bytes_too(config: Config) -> None:
     async with manual(config) as harness:
         big = "#!/bin/sh\n" + "#" * 250_000
         taken = 0
@@ -200,7 +200,7 @@ async def test_a_queue_is_bounded_in_bytes_too(config: Config) -> None:
 
 
 @story
-async def test_the_bytes_of_a_queue_that_has_drained_are_free_again(config: Config) -> None:
+async def test_bytes_of_a_drained_queue_are_free_again(config: Config) -> None:
     async with manual(config) as harness:
         big = "#!/bin/sh\n" + "#" * 250_000
 
@@ -220,7 +220,7 @@ async def test_the_bytes_of_a_queue_that_has_drained_are_free_again(config: Conf
 
 
 @story
-async def test_a_retry_of_what_is_queued_in_flight_or_applied_gets_the_first_answer_and_no_second_entry(
+async def test_retry_of_a_queued_proposed_or_applied_command_gets_the_first_answer(
     config: Config,
 ) -> None:
     async with manual(config) as harness:
@@ -241,7 +241,7 @@ async def test_a_retry_of_what_is_queued_in_flight_or_applied_gets_the_first_ans
 
 
 @story
-async def test_a_retry_of_a_refused_command_gets_the_same_rejection(config: Config) -> None:
+async def test_retry_of_a_rejected_command_gets_the_same_rejection(config: Config) -> None:
     async with manual(config) as harness:
         id_ = command_id()
         first = submit(harness, id_, user="bob")
@@ -253,7 +253,7 @@ async def test_a_retry_of_a_refused_command_gets_the_same_rejection(config: Conf
 
 
 @story
-async def test_another_command_with_a_used_id_is_refused_and_not_taken_for_a_retry(config: Config) -> None:
+async def test_another_command_with_a_used_id_is_rejected(config: Config) -> None:
     async with manual(config) as harness:
         id_ = command_id()
         first = submit(harness, id_)
@@ -268,7 +268,7 @@ async def test_another_command_with_a_used_id_is_refused_and_not_taken_for_a_ret
 
 
 @story
-async def test_losing_leadership_leaves_what_is_in_flight_unknown_and_what_is_queued_undone(config: Config) -> None:
+async def test_lost_leadership_leaves_batches_unknown_and_queued_commands_undone(config: Config) -> None:
     async with manual(config) as harness:
         in_flight = []
         for _ in range(BATCHES_IN_FLIGHT_MAX):
@@ -288,7 +288,7 @@ async def test_losing_leadership_leaves_what_is_in_flight_unknown_and_what_is_qu
 
 
 @story
-async def test_after_an_unknown_outcome_the_same_id_happens_once_whether_the_entry_was_kept_or_lost(
+async def test_resent_command_after_an_unknown_outcome_happens_once(
     config: Config,
 ) -> None:
     for lose in (True, False):
@@ -311,8 +311,8 @@ async def test_after_an_unknown_outcome_the_same_id_happens_once_whether_the_ent
 
 
 @story
-async def test_a_batch_has_no_more_tasks_of_arrays_than_it_has_commands(config: Config) -> None:
-    """Deciding and folding one takes by its tasks, and a batch is one turn of every replica's loop."""
+async def test_batch_has_no_more_array_tasks_than_commands(config: Config) -> None:
+    """Deciding and folding an array costs by its tasks, and a batch is one turn of every replica's loop."""
     async with manual(config) as harness:
         tasks = tuple(range(200))
         command = replace(submission(harness), tasks=tasks)
@@ -330,7 +330,7 @@ LARGEST = tuple(range(ARRAY_SIZE_MAX))
 
 
 async def half_decided(harness: Harness, id_: bytes) -> Answer:
-    """Submit the largest array, and return as soon as a part of it is decided."""
+    """Submit the largest array; return as soon as a part of it is decided."""
     command = replace(submission(harness), tasks=LARGEST)
     answer = harness.controller.submit(c.Request(id_, ALICE, command))
     turns = 0
@@ -342,7 +342,7 @@ async def half_decided(harness: Harness, id_: bytes) -> Answer:
 
 
 @story
-async def test_who_stops_leading_while_it_decides_an_array_has_done_nothing_of_it(config: Config) -> None:
+async def test_leader_deposed_while_deciding_an_array_has_done_nothing(config: Config) -> None:
     async with manual(config) as harness:
         same = command_id()
         answer = await half_decided(harness, same)
@@ -351,7 +351,7 @@ async def test_who_stops_leading_while_it_decides_an_array_has_done_nothing_of_i
             await answer
         assert harness.engine.uncommitted == 0 and harness.controller.state.next_job == 1
         harness.engine.lead()
-        for _ in range(2):  # the client's repetition, and one more
+        for _ in range(2):  # the client's retry, and another one
             again = harness.controller.submit(c.Request(same, ALICE, replace(submission(harness), tasks=LARGEST)))
             await commit(harness, again)
         assert (await again).job == 1
@@ -359,7 +359,7 @@ async def test_who_stops_leading_while_it_decides_an_array_has_done_nothing_of_i
 
 
 @story
-async def test_what_is_asked_while_an_array_is_decided_is_decided_after_it(config: Config) -> None:
+async def test_commands_during_an_array_are_decided_after_it(config: Config) -> None:
     async with manual(config) as harness:
         same = command_id()
         answer = await half_decided(harness, same)
@@ -377,7 +377,7 @@ async def test_what_is_asked_while_an_array_is_decided_is_decided_after_it(confi
 
 
 @story
-async def test_an_array_that_cannot_be_decided_is_answered_and_harms_no_other(
+async def test_undecidable_array_is_answered_and_harms_no_other_command(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import forebay.replica.fold.jobs as module
@@ -403,7 +403,7 @@ async def test_an_array_that_cannot_be_decided_is_answered_and_harms_no_other(
 
 
 @story
-async def test_nobody_sees_a_part_of_an_array_while_a_follower_folds_it(config: Config) -> None:
+async def test_no_read_sees_a_partly_folded_array_on_a_follower(config: Config) -> None:
     async with manual(config) as harness:
         await half_decided(harness, command_id())
         await until(lambda: harness.engine.uncommitted == 1)
@@ -421,7 +421,7 @@ async def test_nobody_sees_a_part_of_an_array_while_a_follower_folds_it(config: 
 
 
 @story
-async def test_an_entry_of_another_leader_in_the_place_of_ones_own_answers_nobody(config: Config) -> None:
+async def test_another_leaders_entry_at_the_same_index_answers_no_waiter(config: Config) -> None:
     async with manual(config) as harness:
         answer = submit(harness)
         await until(lambda: harness.engine.uncommitted == 1)
@@ -429,8 +429,8 @@ async def test_an_entry_of_another_leader_in_the_place_of_ones_own_answers_nobod
         (entry,) = own.entries
         journal = harness.engine.journal
         index = journal.last_index
-        # What a new leader decided on the same revision, as many commands; it comes before anybody is notified that
-        # the leadership is lost.
+        # A new leader's batch on the same revision with as many commands. It is applied before the loss of leadership
+        # is reported.
         theirs = replace(own, entries=(replace(entry, id=command_id()),))
         journal.truncate_from(index)
         journal.set_term(journal.term + 1, None)
@@ -442,7 +442,7 @@ async def test_an_entry_of_another_leader_in_the_place_of_ones_own_answers_nobod
 
 
 @story
-async def test_the_clock_of_batches_never_goes_back_when_the_leaders_does(config: Config) -> None:
+async def test_batch_time_never_goes_back_when_the_leaders_clock_does(config: Config) -> None:
     async with manual(config) as harness:
         assert isinstance(harness.clock, ManualClock)
         submit(harness)
@@ -456,7 +456,7 @@ async def test_the_clock_of_batches_never_goes_back_when_the_leaders_does(config
 
 
 @story
-async def test_what_a_lonely_batch_decided_is_passed_over_in_an_entry_behind_it_and_answered_with_that(
+async def test_single_batch_gets_its_cycle_in_a_later_entry_and_waits_for_it(
     config: Config,
 ) -> None:
     async with manual(config) as harness:
@@ -470,7 +470,7 @@ async def test_what_a_lonely_batch_decided_is_passed_over_in_an_entry_behind_it_
         assert passed.base == decided.base + 2
         harness.engine.commit(1)
         await asyncio.sleep(0)
-        assert not answer.done(), "its pass is not committed"
+        assert not answer.done(), "the cycle is not committed"
         harness.engine.commit(1)
         assert harness.controller.state.buffers[1].state.word == "staging-in"
         settled = await answer
@@ -478,7 +478,7 @@ async def test_what_a_lonely_batch_decided_is_passed_over_in_an_entry_behind_it_
 
 
 @story
-async def test_a_pass_ends_the_batch_where_others_are_under_way(config: Config) -> None:
+async def test_cycle_ends_the_batch_while_others_are_under_way(config: Config) -> None:
     async with manual(config) as harness:
         submit(harness)
         await until(lambda: harness.engine.uncommitted == 1)
@@ -493,13 +493,13 @@ async def test_a_pass_ends_the_batch_where_others_are_under_way(config: Config) 
 
 @story
 @pytest.mark.parametrize("finds", [True, False])
-async def test_a_batch_that_is_applied_before_its_pass_is_answered_after_it(config: Config, finds: bool) -> None:
+async def test_batch_applied_before_its_cycle_is_answered_after_it(config: Config, finds: bool) -> None:
     async with manual(config) as harness:
         await commit(harness, register(harness))
         propose = harness.engine.propose
 
         def at_once(data: bytes) -> tuple[int, int]:
-            # What a replica without peers may do: the entry is applied before `propose` has returned.
+            # Possible on a replica without peers: the entry is applied before `propose` has returned.
             place = propose(data)
             harness.engine.commit()
             return place
@@ -516,7 +516,7 @@ async def test_a_batch_that_is_applied_before_its_pass_is_answered_after_it(conf
 
 
 class Told:
-    """Who wants to know no more than that a command is committed, as the channel does."""
+    """Receiver that only needs the commit, like the channel's."""
 
     def __init__(self) -> None:
         self.settled: list[Settlement] = []
@@ -536,20 +536,20 @@ class Told:
 
 
 async def hurry(harness: Harness) -> Told:
-    """Submit a job of which the scheduler starts the stage-in, for somebody in a hurry; return when it is proposed."""
+    """Submit a job whose stage-in the scheduler starts, for a receiver that only needs the commit."""
     await commit(harness, register(harness))
     told = Told()
     harness.controller.queue(c.Request(command_id(), ALICE, submission(harness, script=SCRIPT, hold=Hold.NONE)), told)
     await until(lambda: harness.engine.uncommitted == 1)
     for _ in range(5):
         await asyncio.sleep(0)
-    assert harness.engine.uncommitted == 1, "the pass waits for the answer"
+    assert harness.engine.uncommitted == 1, "the cycle waits for the answer"
     return told
 
 
 @story
 @pytest.mark.parametrize("reads", [True, False])
-async def test_who_is_in_a_hurry_is_told_at_the_commit_and_a_read_afterwards_sees_the_pass(
+async def test_hurried_receiver_is_answered_at_the_commit_and_a_read_sees_the_cycle(
     config: Config, reads: bool
 ) -> None:
     async with manual(config) as harness:
@@ -561,7 +561,7 @@ async def test_who_is_in_a_hurry_is_told_at_the_commit_and_a_read_afterwards_see
         await until(lambda: harness.engine.uncommitted == 1)
         for _ in range(5):
             await asyncio.sleep(0)
-        assert read is None or not read.done(), "the pass is not committed"
+        assert read is None or not read.done(), "the cycle is not committed"
         harness.engine.commit()
         state = harness.controller.state if read is None else await read
         assert state.buffers[1].state.word == "staging-in"
@@ -569,7 +569,7 @@ async def test_who_is_in_a_hurry_is_told_at_the_commit_and_a_read_afterwards_see
 
 
 @story
-async def test_the_next_command_brings_the_pass_for_what_was_decided_in_a_hurry(config: Config) -> None:
+async def test_next_command_brings_the_cycle_of_a_hurried_decision(config: Config) -> None:
     async with manual(config) as harness:
         told = await hurry(harness)
         answer = submit(harness)
@@ -587,7 +587,7 @@ async def test_the_next_command_brings_the_pass_for_what_was_decided_in_a_hurry(
 
 
 @story
-async def test_a_read_does_not_wait_for_a_pass_that_was_lost_with_the_leadership(config: Config) -> None:
+async def test_read_does_not_wait_for_a_cycle_lost_with_the_leadership(config: Config) -> None:
     async with manual(config) as harness:
         told = await hurry(harness)
         submit(harness)
@@ -601,15 +601,13 @@ async def test_a_read_does_not_wait_for_a_pass_that_was_lost_with_the_leadership
 
 @story
 @pytest.mark.parametrize("goes_on", [True, False])
-async def test_what_is_committed_while_leadership_is_handed_over_is_answered_without_its_pass(
-    config: Config, goes_on: bool
-) -> None:
+async def test_commit_during_a_transfer_is_answered_without_its_cycle(config: Config, goes_on: bool) -> None:
     async with manual(config) as harness:
         await commit(harness, register(harness))
         propose = harness.engine.propose
 
         def last(data: bytes) -> tuple[int, int]:
-            harness.engine.ready = False  # it has an heir, and proposes no more
+            harness.engine.ready = False  # it is transferring leadership, and proposes no more
             return propose(data)
 
         harness.engine.propose = last  # type: ignore[method-assign]
@@ -632,7 +630,7 @@ async def test_what_is_committed_while_leadership_is_handed_over_is_answered_wit
 
 
 @story
-async def test_leadership_lost_between_a_batch_and_its_pass_leaves_the_outcome_unknown(config: Config) -> None:
+async def test_leadership_lost_between_batch_and_cycle_leaves_the_outcome_unknown(config: Config) -> None:
     async with manual(config) as harness:
         propose = harness.engine.propose
 
@@ -654,7 +652,7 @@ async def test_leadership_lost_between_a_batch_and_its_pass_leaves_the_outcome_u
 
 
 @story
-async def test_an_idle_leader_proposes_nothing(config: Config) -> None:
+async def test_idle_leader_proposes_nothing(config: Config) -> None:
     async with manual(config) as harness:
         last = harness.engine.last_index
         harness.controller.proposer.schedule()
@@ -663,7 +661,7 @@ async def test_an_idle_leader_proposes_nothing(config: Config) -> None:
 
 
 @story
-async def test_what_is_due_by_time_alone_is_done_when_its_time_has_come(config: Config) -> None:
+async def test_work_due_by_time_is_done_at_its_time(config: Config) -> None:
     async with Harness(config, automatic=True) as harness:
         node = c.Actor(c.ActorRole.AGENT, "n1")
         id_ = bytes.fromhex(harness.new_id())
@@ -683,10 +681,10 @@ async def test_what_is_due_by_time_alone_is_done_when_its_time_has_come(config: 
 
 
 @story
-async def test_a_command_that_cannot_be_decided_is_answered_and_the_replica_carries_on(
+async def test_undecidable_command_is_answered_and_the_replica_continues(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A poison command must not stop one leader after the other (hazard H6 by another door)."""
+    """A poison command must not stop one leader after another (another form of hazard H6)."""
     import forebay.cluster.server.proposer as module
 
     real = module.decide
@@ -707,7 +705,7 @@ async def test_a_command_that_cannot_be_decided_is_answered_and_the_replica_carr
 
 
 @story
-async def test_a_command_that_cannot_be_written_down_is_answered_and_harms_no_other(
+async def test_command_that_cannot_be_encoded_is_answered_and_harms_no_other(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import forebay.cluster.server.proposer as module
@@ -730,9 +728,7 @@ async def test_a_command_that_cannot_be_written_down_is_answered_and_harms_no_ot
 
 
 @story
-async def test_a_fault_in_the_proposer_itself_stops_the_replica(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_fault_in_the_proposer_stops_the_replica(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     import forebay.cluster.server.proposer as module
 
     def encode(*parts: object) -> bytes:
@@ -749,7 +745,7 @@ async def test_a_fault_in_the_proposer_itself_stops_the_replica(
 
 
 @story
-async def test_the_policy_of_the_configuration_founds_the_cluster_once(config: Config) -> None:
+async def test_configured_policy_founds_the_cluster_once(config: Config) -> None:
     async with Harness(config) as harness:
         state = harness.controller.state
         assert state.cluster_id == config.cluster.id
@@ -761,8 +757,8 @@ async def test_the_policy_of_the_configuration_founds_the_cluster_once(config: C
 
 
 @story
-async def test_no_batch_of_a_new_cluster_has_the_leaders_own_time_before_a_majoritys_is_known(config: Config) -> None:
-    """Its first look at the queue, with nothing in it, once took the leader's own wall clock for the agreed time."""
+async def test_first_batch_waits_for_a_majoritys_time(config: Config) -> None:
+    """Regression: polling the empty queue once took the leader's own wall clock as the agreed time."""
     harness = manual(config)
     harness.bounds = ClockBounds(None, None)
     await harness.open(founded=False)
@@ -770,7 +766,7 @@ async def test_no_batch_of_a_new_cluster_has_the_leaders_own_time_before_a_major
     for _ in range(5):
         await asyncio.sleep(0)
         harness.engine.on_change()
-    assert harness.engine.uncommitted == 0, "it was founded by one replica's clock"
+    assert harness.engine.uncommitted == 0, "the cluster was founded by one replica's clock"
     hour_ago = Instant(START - seconds(3600))
     harness.engine.bounds = ClockBounds(hour_ago, hour_ago)
     harness.engine.on_change()
@@ -781,7 +777,7 @@ async def test_no_batch_of_a_new_cluster_has_the_leaders_own_time_before_a_major
 
 
 @story
-async def test_a_look_that_was_due_from_before_does_not_slow_down_passes_that_follow_each_other() -> None:
+async def test_earlier_due_check_does_not_slow_down_consecutive_cycles() -> None:
     woken: list[None] = []
 
     def fail(error: BaseException) -> NoReturn:
@@ -798,9 +794,7 @@ async def test_a_look_that_was_due_from_before_does_not_slow_down_passes_that_fo
 
 
 @story
-async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_the_disk(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_scheduler_that_never_settles_is_slowed_down(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     from forebay.replica.messages.events import NodeResumed
 
     async with Harness(config) as harness:
@@ -813,12 +807,12 @@ async def test_a_scheduler_that_never_settles_is_slowed_down_and_does_not_fill_t
         harness.controller.proposer.schedule()
         await until(lambda: harness.controller.proposer.pass_timer.sleeping)
         assert 5 <= harness.engine.last_index - before <= 7
-        # A command is carried out all the same.
+        # A command is carried out nevertheless.
         assert (await harness.submit(hold=True)).status == 201
 
 
 @story
-async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has_rested(
+async def test_after_an_expensive_cycle_commands_proceed_without_one_during_the_rest(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from forebay.replica.scheduler.index import SchedulingIndex
@@ -848,9 +842,7 @@ async def test_after_a_dear_pass_commands_go_on_without_one_until_the_leader_has
 
 
 @story
-async def test_what_the_leader_foresaw_is_what_settling_its_entries_comes_to(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_precomputed_state_equals_the_folded_one(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     async with manual(config) as harness:
         proposer, compared = harness.controller.proposer, 0
         foresee = proposer.precomputed
@@ -880,7 +872,7 @@ async def test_what_the_leader_foresaw_is_what_settling_its_entries_comes_to(
 
 
 @story
-async def test_nothing_is_foreseen_for_other_bytes_or_another_state(config: Config) -> None:
+async def test_nothing_is_precomputed_for_other_bytes_or_another_state(config: Config) -> None:
     async with manual(config) as harness:
         answer = submit(harness)
         await until(lambda: harness.engine.uncommitted == 1)

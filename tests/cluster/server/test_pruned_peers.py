@@ -1,4 +1,4 @@
-"""A replica that comes back when its peers have pruned what it lacks: it serves, and proves again with the archive."""
+"""A replica that returns after its peers pruned entries that it lacks: it serves, and proves with the archive."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def pruned(one: Replica, home: Path, archive: Path) -> None:
-    """Have a running replica forget what an archive has."""
+    """Let a running replica prune the entries in an archive."""
     controller = one.controller
     await asyncio.wrap_future(controller.save_snapshot())
     await until(lambda: controller.snapshot_index >= BELOW)
@@ -61,7 +61,7 @@ def started(them: Three, name: str) -> Replica:
 
 
 @story
-async def test_a_laggard_below_the_prune_point_joins_by_snapshot_and_signs_again_with_the_archive(
+async def test_replica_below_the_prune_point_gets_a_snapshot_and_signs_with_the_archive(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = make(tmp_path / "site", 3)
@@ -80,7 +80,7 @@ async def test_a_laggard_below_the_prune_point_joins_by_snapshot_and_signs_again
         assert written.returncode == 0, written.stderr
         for one in them.replicas.values():
             await pruned(one, homes[one.controller.name], archive)
-        # The laggard: it gets a snapshot, and what the others hold; the rest is asked for once.
+        # The lagging replica gets a snapshot and the peers' entries; the rest is requested once.
         laggard = started(them, name)
         await laggard.start()
         await them.until_they_have(revision)

@@ -1,4 +1,4 @@
-"""A lost majority: what one replica has left goes on, nothing of it is lost, and nobody else of before takes part."""
+"""A lost majority: one replica's data continues as a cluster without loss, and former members are excluded."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from tests.cluster.test_serve import ROOT, request
 
 
 def forebay(site: Site, *words: str, code: int = 0) -> Any:
-    """Run an offline command as an operator of the machine does; return its JSON, or what it said where it failed."""
+    """Run an offline command as an operator; return its JSON, or its message on failure."""
     found = subprocess.run(
         [sys.executable, "-m", "forebay.cluster.cli", "--config", str(site.config.file), *words],
         cwd=ROOT,
@@ -38,7 +38,7 @@ def forebay(site: Site, *words: str, code: int = 0) -> Any:
 
 
 def said_no(site: Site) -> int:
-    """Recover on a terminal, answer that it is not to be, and return the exit code."""
+    """Run the recovery on a terminal, answer no, and return the exit code."""
     with on_a_terminal(site.config, "cluster", "recover", "--name", "r1") as (ours, _, process):
         os.write(ours, b"n\n")
         _, asked = process.communicate(timeout=PATIENCE_S)
@@ -48,7 +48,7 @@ def said_no(site: Site) -> int:
 
 @pytest.mark.campaign(3)
 @story
-async def test_what_one_replica_has_left_becomes_a_cluster_and_nothing_of_the_one_before_joins_it(
+async def test_survivors_data_becomes_a_cluster_and_former_members_are_excluded(
     tmp_path: Path,
 ) -> None:
     async with site_of_three(tmp_path) as site:
@@ -62,12 +62,12 @@ async def test_what_one_replica_has_left_becomes_a_cluster_and_nothing_of_the_on
             for name in ("r1", "r2"):
                 await site.kill(name)
 
-            # Said in advance, and nothing is done until it is confirmed by what was said.
+            # The plan is shown first, and nothing is done until its ID is confirmed.
             plan = forebay(site, "cluster", "recover", "--name", "r1", "--json")
             assert (plan["done"], plan["members"], plan["incarnation"]) == (False, ["r1", "r2", "r3"], "1")
             assert plan["jobs"] == {"PENDING": 6} and plan["lost_jobs_first"] == 7
             assert forebay(site, "cluster", "recover", "--name", "r1", "--json")["plan"] == plan["plan"]
-            # Whoever sits at a terminal is asked, and nothing is done that he does not want.
+            # On a terminal the operator is asked, and may decline.
             assert await asyncio.to_thread(said_no, site) == ExitCode.INTERRUPTED
             assert forebay(site, "cluster", "recover", "--name", "r1", "--json") == plan
             assert "the plan changed" in forebay(
@@ -79,22 +79,22 @@ async def test_what_one_replica_has_left_becomes_a_cluster_and_nothing_of_the_on
             assert done["done"] and done["begun"].startswith("2-")
             assert (done["kept_index"], done["kept_revision"]) == (plan["kept_index"], plan["kept_revision"])
 
-            # Once more, before it has run: that would only skip job IDs.
+            # A second recovery before a start would only skip job IDs.
             again = forebay(site, "cluster", "recover", "--name", "r1", "--yes", code=1)
             assert f"was already recovered as incarnation {done['begun']}, and has not run since" in again
 
-            # One that comes back while the new one does not run is met at the first frame.
+            # A former member that returns while the new cluster is down is detected at the first frame.
             await site.start("r2")
             await said(site, "r2", "replica r2 of cluster")
             await site.start("r1")
             code, last = await site.ends("r2")
             assert code == 77 and "incarnation 1 of the cluster, which has ended" in last, last
-            # And another one is refused before it takes part.
+            # Another former member is rejected before it participates.
             await members(operator, lambda found: voters(found) == ["r1"])
             await site.start("r3")
             code, last = await site.ends("r3")
             assert code == 66 and f"r1 has incarnation {done['begun']}" in last, last
-            # From then on by itself.
+            # From then on it is rejected without asking.
             for name in ("r2", "r3"):
                 await site.start(name)
                 code, last = await site.ends(name)
@@ -102,7 +102,7 @@ async def test_what_one_replica_has_left_becomes_a_cluster_and_nothing_of_the_on
                     code == 66 and "incarnation over" in last and "run `forebay cluster add` with its name" in last
                 ), last
 
-            # Everything that it had is there; lost jobs' numbers are not given out again; auditors see it.
+            # All of the survivor's data is there; IDs of lost jobs are not reused; auditors see the recovery.
             assert [job.job_id for job in (await alice.call(ops.LIST_JOBS)).jobs] == jobs == [1, 2, 3, 4, 5, 6]
             jobs.append((await alice.call(ops.SUBMIT_JOB, request(alice, tmp_path))).job_id)
             assert jobs[-1] == done["first_job"] > 6
@@ -118,7 +118,7 @@ async def test_what_one_replica_has_left_becomes_a_cluster_and_nothing_of_the_on
             keys = (await operator.call(ops.LIST_LOG_KEYS, alone=True, replica=site.config.replica("r1").api)).origin
             assert keys == f"forebay/{site.config.cluster.id}/{done['begun']}"
 
-            # The others come in as any new replica does.
+            # The others join like new replicas.
             shutil.move(home / "r2", tmp_path / "old-r2")
             row = site.config.replica("r2")
             addition = AddMemberRequest(

@@ -1,4 +1,4 @@
-"""A replica whose history was rewritten and hashed again is found by its peers: it leads nobody, and stops by name."""
+"""A replica with a rewritten and rehashed history is detected by its peers: it never leads, and stops."""
 
 import asyncio
 import logging
@@ -30,11 +30,11 @@ from tests.faults.rewritten import blamed, rewrite
 SOMEBODY_ELSE = Actor(ActorRole.OPERATOR, "mallory")
 
 
-def test_a_replica_whose_history_was_rewritten_and_hashed_again_leads_nobody_and_stops_by_name(
+def test_replica_with_a_rewritten_history_never_leads_and_stops_with_a_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(divergence, "COMPARE_PERIOD_S", 0.05)
-    # No digest of what is rewritten is in the ledger yet: with one, the replica would not even start.
+    # The ledger records no digest of the rewritten part yet; with one, the replica would not even start.
     monkeypatch.setattr(digest, "CHECKPOINT_S", 10_000_000)
     config = make(tmp_path / "site", 3)
     victim = "r1"
@@ -84,7 +84,7 @@ def test_a_replica_whose_history_was_rewritten_and_hashed_again_leads_nobody_and
             create=False,
         )
         Journal(environment)
-        assert Ledger(environment).verify().first_index == 1, "its own disk says nothing of it"
+        assert Ledger(environment).verify().first_index == 1, "its own disk must seem valid"
         environment.close()
 
         replicas = started()
@@ -105,10 +105,10 @@ def test_a_replica_whose_history_was_rewritten_and_hashed_again_leads_nobody_and
     asyncio.run(story())
 
 
-def test_a_history_that_was_rewritten_before_a_recorded_digest_is_refused_at_the_start(
+def test_history_rewritten_before_a_recorded_digest_is_rejected_at_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where no peer is there to tell."""
+    """Also without any peer."""
     monkeypatch.setattr(divergence, "QUIET_S", 1.1)
     monkeypatch.setattr(digest, "CHECKPOINT_S", 1)
     config = make(tmp_path / "site", 1)
@@ -147,7 +147,7 @@ A, B = b"a" * 32, b"b" * 32
     [(A, 2, True), (B, 2, False), (B, 1, False), (B, 3, True), (b"", 0, True)],
     ids=["the same", "another", "another earlier", "further than is known here", "no ledger yet"],
 )
-def test_nobody_votes_for_a_replica_that_has_applied_another_history(
+def test_no_vote_is_given_to_a_replica_with_another_history(
     pre: bool, digest: bytes, index: int, granted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness = Harness(journal=MemoryJournal(Disk()))
@@ -159,7 +159,7 @@ def test_nobody_votes_for_a_replica_that_has_applied_another_history(
     assert said is not granted
 
 
-def test_a_candidate_shows_the_digest_of_what_it_has_applied() -> None:
+def test_candidate_sends_the_digest_of_its_applied_history() -> None:
     harness = Harness()
     harness.follow([(1, b"\x01a"), (1, b"\x01b")], commit=1)
     harness.journal.digest_at = {1: A}.get

@@ -1,4 +1,4 @@
-"""A replica finds what is damaged in its old history, and mends it with what a peer holds, once that is proven."""
+"""A replica finds damage in its old history, and repairs it with a peer's entries, once these are proven."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from tests.wal.support import flip_value_in_file
 JOBS = 20
 CRC_BYTES = 4
 AT = 7
-"""The entry that is damaged."""
+"""Index of the damaged entry."""
 
 Damage = Callable[[Storage], None]
 
 
 @asynccontextmanager
 async def copied(config: Config, directory: Path) -> AsyncIterator[Away]:
-    """A leader and a replica that has the same history."""
+    """Yield a leader and a replica with the same history."""
     async with Harness(placed(config, directory / "source")) as leader:
         for _ in range(JOBS):
             assert (await leader.submit(hold=True)).status == 201
@@ -67,7 +67,7 @@ def scrub_of(case: Away, found: ScrubResults, *peers: str) -> Scrub:
 
 
 async def whole_round(scrub: Scrub) -> float:
-    """Return for how long the scrub rests at the end of a round."""
+    """Run a round; return the pause at its end."""
     while (rest_s := await scrub.step()) < SCRUB_AGAIN_S:
         pass
     return rest_s
@@ -90,7 +90,7 @@ def stored(storage: Storage, table: bytes, number: int) -> tuple[bytes, bytes]:
 
 
 def flipped(table: bytes, *numbers: int) -> Damage:
-    """One bit of what the file holds, behind the back of the process that has it open."""
+    """Return a damage: flip one bit of a stored row, without the knowledge of the process that has the file open."""
 
     def damage(storage: Storage) -> None:
         for number in numbers:
@@ -101,7 +101,7 @@ def flipped(table: bytes, *numbers: int) -> Damage:
 
 
 def put(table: bytes, number: int, value: Callable[[Storage, bytes], bytes | None]) -> Damage:
-    """A row altered with a right checksum, or deleted."""
+    """Return a damage: alter a row with a valid checksum, or delete it."""
 
     def damage(storage: Storage) -> None:
         key = records.index_key(number)
@@ -161,7 +161,7 @@ DAMAGES: dict[str, Damage] = {
 
 @story
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-async def test_what_is_damaged_in_old_history_is_mended_from_a_peer_and_read_again(
+async def test_damage_in_old_history_is_repaired_from_a_peer_and_read_again(
     config: Config, tmp_path: Path, damage: Damage, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with copied(config, tmp_path) as case:
@@ -180,7 +180,7 @@ async def test_what_is_damaged_in_old_history_is_mended_from_a_peer_and_read_aga
 
 
 @story
-async def test_a_sound_ledger_is_checked_in_slices_and_nobody_is_asked(
+async def test_intact_ledger_is_checked_in_slices_without_requests(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_fetch, "SCRUB_ENTRIES", 4)
@@ -195,7 +195,7 @@ async def test_a_sound_ledger_is_checked_in_slices_and_nobody_is_asked(
 
 
 @story
-async def test_what_nobody_holds_stays_damaged_and_is_named_until_somebody_does(
+async def test_damage_without_a_source_stays_named_until_a_peer_has_the_entries(
     config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with copied(config, tmp_path) as case:
@@ -205,9 +205,9 @@ async def test_what_nobody_holds_stays_damaged_and_is_named_until_somebody_does(
         for _ in range(2):
             assert await whole_round(alone) == SCRUB_AGAIN_S
             assert (found.damaged, found.damaged_entries, found.mended) == ({AT: AT}, 1, 0)
-            assert found.verified_index == case.storage.ledger.applied_index, "what follows is checked all the same"
+            assert found.verified_index == case.storage.ledger.applied_index, "later entries must still be checked"
         named = [record.message for record in caplog.records if record.levelno == logging.ERROR]
-        assert len(named) == 1, "once, not in each round"
+        assert len(named) == 1, "logged once, not in each round"
         assert f"broken at entry {AT}" in named[0] and f"no peer returned entries {AT} to {AT}" in named[0]
         with pytest.raises(LedgerBroken):
             list(case.storage.ledger.read(AT, limit=1))
@@ -220,7 +220,7 @@ async def test_what_nobody_holds_stays_damaged_and_is_named_until_somebody_does(
     "spoil",
     [{"data": b"\x00"}, {"revision_before": 1}, {"digest_before": "zz"}, {"digest_before": "00" * 32}, {"index": 5000}],
 )
-async def test_nothing_is_taken_from_a_peer_that_cannot_be_proven(
+async def test_unproven_entries_of_a_peer_are_not_accepted(
     config: Config, tmp_path: Path, spoil: dict[str, Any]
 ) -> None:
     async with copied(config, tmp_path) as case:
@@ -233,7 +233,7 @@ async def test_nothing_is_taken_from_a_peer_that_cannot_be_proven(
 
 
 @story
-async def test_two_replicas_that_are_damaged_elsewhere_mend_each_other(config: Config, tmp_path: Path) -> None:
+async def test_two_replicas_with_different_damage_repair_each_other(config: Config, tmp_path: Path) -> None:
     async with copied(config, tmp_path) as case:
         flipped(records.ENTRIES, AT)(case.storage)
         flipped(records.ENTRIES, AT - 2)(case.leader.storage)
@@ -242,7 +242,7 @@ async def test_two_replicas_that_are_damaged_elsewhere_mend_each_other(config: C
 
 
 @story
-async def test_the_status_and_the_metrics_say_what_is_damaged(config: Config, tmp_path: Path) -> None:
+async def test_status_and_metrics_report_the_damage(config: Config, tmp_path: Path) -> None:
     async with Harness(placed(config, tmp_path / "alone")) as harness:
         for damaged, count in (({}, 0), ({3: 3, 7: 9}, 4)):
             harness.controller.scrubbed.damaged.update(damaged)
@@ -254,7 +254,7 @@ async def test_the_status_and_the_metrics_say_what_is_damaged(config: Config, tm
             assert "forebay_ledger_verified_age_seconds 0." in text
 
 
-def test_a_running_replica_whose_file_is_damaged_is_whole_again_while_it_runs(
+def test_damaged_file_of_a_running_replica_is_repaired_while_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_fetch, "SCRUB_PAUSE_S", 0.01)

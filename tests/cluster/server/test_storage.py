@@ -1,4 +1,4 @@
-"""What a replica may find when it starts, and what it must refuse."""
+"""Storage that a starting replica may find, and storage that it must reject."""
 
 import os
 import shutil
@@ -32,25 +32,25 @@ def config(tmp_path: Path) -> Config:
 
 
 @pytest.mark.parametrize("lost", ["wal", "the whole directory"])
-def test_a_replica_that_has_run_never_starts_empty_under_its_name(config: Config, lost: str) -> None:
+def test_replica_that_has_run_never_starts_empty_under_its_name(config: Config, lost: str) -> None:
     open_storage(config, "r1").close()
     open_storage(config, "r1").close()
     directory = config.wal_directory("r1")
-    assert not any(config.snapshot_directory("r1").iterdir()), "there is no snapshot to remind of the former life"
+    assert not any(config.snapshot_directory("r1").iterdir()), "no snapshot may show that the replica has run"
     shutil.rmtree(directory if lost == "wal" else directory.parent)
     with pytest.raises(StorageRefused, match="forgotten votes"):
         open_storage(config, "r1")
     assert not directory.exists()
 
 
-def test_a_replica_starts_empty_once_where_init_made_its_directory(config: Config) -> None:
+def test_replica_starts_empty_once_in_a_directory_made_by_init(config: Config) -> None:
     storage = open_storage(config, "r2")
     assert (storage.index, storage.state.revision) == (0, 0)
-    assert not first_start_mark(config, "r2").exists(), "consumed before anything is promised"
+    assert not first_start_mark(config, "r2").exists(), "the mark is removed before any promise"
     storage.close()
 
 
-def test_how_full_the_journal_is_grows_with_its_entries(config: Config) -> None:
+def test_journal_fill_grows_with_its_entries(config: Config) -> None:
     storage = open_storage(config, "r1")
     before = storage.environment.fill
     storage.journal.set_term(1, None)
@@ -61,7 +61,7 @@ def test_how_full_the_journal_is_grows_with_its_entries(config: Config) -> None:
     storage.close()
 
 
-def test_an_operator_may_say_that_a_replica_has_never_run(config: Config) -> None:
+def test_operator_may_declare_a_first_start(config: Config) -> None:
     shutil.rmtree(config.wal_directory("r3").parent)
     open_storage(config, "r3", first_start=True).close()
     assert not first_start_mark(config, "r3").exists()
@@ -70,8 +70,8 @@ def test_an_operator_may_say_that_a_replica_has_never_run(config: Config) -> Non
         open_storage(config, "r3")
 
 
-def test_a_first_start_that_was_interrupted_may_be_said_again(config: Config) -> None:
-    """LMDB made its file and wrote no transaction, and of the log there is only what a new one has."""
+def test_interrupted_first_start_may_be_declared_again(config: Config) -> None:
+    """LMDB created its file without a transaction, and the log is a new one."""
     shutil.rmtree(config.wal_directory("r3").parent)
     directory = config.wal_directory("r3")
     directory.mkdir(parents=True)
@@ -84,8 +84,10 @@ def test_a_first_start_that_was_interrupted_may_be_said_again(config: Config) ->
 
 
 @pytest.mark.parametrize("left", ["nothing", "snapshots"])
-def test_a_first_start_that_was_refused_allows_no_other_one(config: Config, left: str) -> None:
-    """Somebody says so of a replica that runs, and is refused. Then its data is lost, and it is started as always."""
+def test_rejected_first_start_does_not_permit_another_one(config: Config, left: str) -> None:
+    """A first start is declared for a replica with data, and rejected. A later plain start without data is rejected
+    too.
+    """
     storage = open_storage(config, "r1")
     write_snapshot(storage.snapshots.directory, Image(storage.state, 1, 1, b"d" * 32))
     with pytest.raises(StorageRefused) as refused:
@@ -101,7 +103,7 @@ def test_a_first_start_that_was_refused_allows_no_other_one(config: Config, left
 
 
 @pytest.mark.parametrize("left", ["wal", "snapshots"])
-def test_a_mark_beside_data_is_removed_before_anything_else(config: Config, left: str) -> None:
+def test_mark_beside_data_is_removed_first(config: Config, left: str) -> None:
     storage = open_storage(config, "r1")
     write_snapshot(storage.snapshots.directory, Image(storage.state, 1, 1, b"d" * 32))
     storage.close()
@@ -116,27 +118,25 @@ def test_a_mark_beside_data_is_removed_before_anything_else(config: Config, left
     assert not first_start_mark(config, "r1").exists()
 
 
-def test_two_starts_of_one_replica_do_not_decide_at_once_whether_it_has_run(config: Config) -> None:
+def test_two_starts_of_one_replica_cannot_decide_at_the_same_time(config: Config) -> None:
     with starting(config, "r1", make=False), pytest.raises(StorageRefused, match="starting") as refused:
         open_storage(config, "r1")
     assert refused.value.condition is Condition.HELD_BY_ANOTHER_PROCESS
     open_storage(config, "r1").close()
 
 
-def test_what_is_said_of_a_replica_that_lost_its_data_is_there_after_a_power_failure(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_note_of_lost_data_survives_a_power_failure(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     note_forgotten(config, "r1", "the leader says so")
     home = config.storage.directory / "r1"
-    # The note, which has its name only when it is on the disk, and then the name.
+    # The note gets its name only when its content is on disk; then the name is synced.
     (note, directory) = synced
     assert (Path(note).parent, Path(note).name.split(".")[1], directory) == (home, FORGOTTEN_NAME, str(home))
     assert (home / FORGOTTEN_NAME).read_text() == "the leader says so\n"
 
 
-def test_an_applied_entry_that_no_release_writes_is_a_damaged_ledger(config: Config) -> None:
+def test_applied_entry_that_no_release_writes_is_a_damaged_ledger(config: Config) -> None:
     storage = open_storage(config, "r1")
     odd = Entry(1, 1, b"\x7fodd")
     storage.journal.set_term(1, "r1")

@@ -1,6 +1,6 @@
-"""The rows of the recovery table that lie beside the journal: snapshots, notes, marks, and a disk that is full.
+"""Recovery table, rows beside the journal: snapshots, notes, marks, and a full disk.
 
-Each condition is made for real in the directory of a replica, which then starts, or is refused, as the table says.
+Each condition is produced in a replica's directory; the replica then starts or is rejected, as the table says.
 """
 
 import shutil
@@ -53,12 +53,12 @@ Damage = Callable[[Config], None]
 IDENTITY = "r1#2"
 OLDER, NEWER, LAST = SnapshotName(10, 2), SnapshotName(30, 2), 60
 RECORDING = 35
-"""The entry that records the digest of the state that the snapshots are of."""
+"""Index of the entry that records the digest of the snapshots' state."""
 GAP_TO = SnapshotName(80, 3)
 
 
 class Site(msgspec.Struct):
-    """Two replicas that ran and were stopped: r1, whose ledger is whole, and r2, which was sent a snapshot."""
+    """Two stopped replicas: r1 with a complete ledger, and r2, which received a snapshot."""
 
     config: Config
     state: State
@@ -107,7 +107,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 @pytest.fixture
 def config(site: Site, tmp_path: Path) -> Config:
-    """The replicas' directories, copied for one test."""
+    """Copy the replicas' directories for one test."""
     shutil.copytree(site.config.storage.directory, tmp_path / "storage")
     storage = msgspec.structs.replace(site.config.storage, directory=tmp_path / "storage")
     return msgspec.structs.replace(site.config, storage=storage)
@@ -140,7 +140,7 @@ def noted(text: bytes) -> Damage:
 
 
 def instead(path: Callable[[Config], Path]) -> Damage:
-    """A directory is where a file was: a file system that was put together again badly."""
+    """Return a damage: a directory replaces a file, as after a bad file system repair."""
 
     def damage(config: Config) -> None:
         path(config).unlink(missing_ok=True)
@@ -155,7 +155,7 @@ def snapshots_are_a_file(config: Config) -> None:
 
 
 def of_another_cluster(config: Config) -> None:
-    """Sound in itself, and where the newest one was."""
+    """Replace the newest snapshot by a valid one of another cluster."""
     storage = open_storage(config, "r1")
     state = msgspec.structs.replace(storage.state, cluster_id="another")
     digest = storage.journal.digest_at(NEWER.index) or b""
@@ -171,7 +171,7 @@ def of_another_history(config: Config) -> None:
 
 
 def ahead(config: Config) -> None:
-    """It was received and finalized, and the process died before the journal knew of it."""
+    """Leave a received and finalized snapshot that the journal does not know yet."""
     storage = open_storage(config, "r1")
     image = Image(storage.state, LAST, 2, b"h" * records.DIGEST_BYTES)
     storage.close()
@@ -179,14 +179,14 @@ def ahead(config: Config) -> None:
 
 
 def older_entry_flipped(config: Config) -> None:
-    """Below the base, so no start checks it; without snapshots it must be folded."""
+    """Damage an entry below the base, which no start checks, but which is folded without snapshots."""
     both(Path.unlink)(config)
     key = records.index_key(7)
     flip_value_in_file(config.wal_directory("r1"), key, records.pack_entry(key, Entry(7, 2, NO_OP))[4:])
 
 
 def older_state(config: Config) -> None:
-    """A snapshot of the right place with the ledger's digest, and a state that is not that of the place."""
+    """Write a snapshot with the right index and ledger digest, and the state of another index."""
     storage = open_storage(config, "r1")
     digest = storage.journal.digest_at(NEWER.index) or b""
     state = msgspec.structs.replace(storage.state, revision=Revision(storage.state.revision + 1))
@@ -195,7 +195,7 @@ def older_state(config: Config) -> None:
 
 
 def forged_state(config: Config) -> None:
-    """A snapshot of the right place and revision with the ledger's digest, in which a pool is twice as large."""
+    """Write a snapshot with the right index, revision and ledger digest, but with a pool of twice the size."""
     image = load_snapshot(snapshot(config, NEWER))
     pools = {
         name: msgspec.structs.replace(pool, quantity_bytes=2 * pool.quantity_bytes)
@@ -239,10 +239,10 @@ REFUSED: dict[Condition, list[Damage]] = {
     Condition.STATE_CONTRADICTS: [older_state],
     Condition.STATE_NOT_THE_RECORDED: [forged_state],
 }
-"""What is refused, each way in the directory of r1."""
+"""Rejected conditions, each produced in r1's directory."""
 
 NEEDED: list[Callable[[Path], None]] = [Path.unlink, flip, cut]
-"""What happens to the snapshot that r2's ledger needs: `snapshot needed`."""
+"""Damage of the snapshot that r2's ledger needs: `snapshot needed`."""
 
 REPAIRED: dict[Condition, list[tuple[Damage, int]]] = {
     Condition.LOCK_FILE_ALTERED: [
@@ -268,14 +268,14 @@ REPAIRED: dict[Condition, list[tuple[Damage, int]]] = {
     ],
     Condition.SNAPSHOT_NOT_OF_THIS_LEDGER: [(of_another_history, 30), (ahead, 10)],
 }
-"""What a start goes on after, with the number of entries that it must fold: from the newest snapshot it is 10."""
+"""Conditions after which a start continues, with the number of entries it folds (10 after the newest snapshot)."""
 
 
-def test_every_row_of_the_table_is_made_for_real_here_or_in_the_tests_of_the_journal() -> None:
+def test_every_row_of_the_table_is_produced_here_or_in_the_journals_tests() -> None:
     alone = {Condition.HAS_RUN, Condition.SNAPSHOT_NEEDED, Condition.SNAPSHOT_UNFINISHED, Condition.DISK_FULL}
     here = {*REFUSED, *REPAIRED, *alone}
     assert {*DAMAGE_OF_JOURNAL, *here} == set(Condition)
-    # Nothing is pushed from one module to the other: what the journal's tests leave out is here, or where they say.
+    # Rows omitted by the journal's tests must be here, or in the module that they name.
     assert {condition for condition, ways in DAMAGE_OF_JOURNAL.items() if not ways} == {*ELSEWHERE}
     assert all(ways for ways in (*REFUSED.values(), *REPAIRED.values()))
     assert {condition.value.action for condition in REFUSED} == {Reaction.REFUSE}
@@ -290,7 +290,7 @@ def test_every_row_of_the_table_is_made_for_real_here_or_in_the_tests_of_the_jou
         for number, way in enumerate(ways)
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name_as_often_as_it_is_started(
+def test_unusable_storage_is_rejected_by_name_at_every_start(
     config: Config, condition: Condition, damage: Damage
 ) -> None:
     damage(config)
@@ -304,7 +304,7 @@ def test_what_cannot_be_used_is_refused_by_name_as_often_as_it_is_started(
         else:
             assert condition is Condition.SNAPSHOTS_UNUSABLE
         if condition in (Condition.DIRECTORY_EMPTY, Condition.SNAPSHOTS_UNUSABLE):
-            continue  # their sentences say more than the table's row
+            continue  # these messages say more than the table's row
         assert condition.title in sentence and condition.value.reason in sentence
         assert condition.value.remedy.replace("NAME", "r1") in sentence
 
@@ -317,7 +317,7 @@ def test_what_cannot_be_used_is_refused_by_name_as_often_as_it_is_started(
         for number, (way, replayed) in enumerate(ways)
     ],
 )
-def test_what_is_no_loss_is_passed_over_and_the_state_is_what_it_was(
+def test_harmless_condition_is_skipped_and_the_state_is_unchanged(
     config: Config, site: Site, condition: Condition, damage: Damage, replayed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(config)
@@ -330,23 +330,25 @@ def test_what_is_no_loss_is_passed_over_and_the_state_is_what_it_was(
             bad = storage.snapshots.skipped_snapshots[0]
             assert f"{bad.path} is ignored" in caplog.text and bad.sentence in caplog.text
             newest = storage.snapshots.newest()
-            assert newest is None or newest.path != bad.path, "it is not sent to peers"
+            assert newest is None or newest.path != bad.path, "the bad snapshot must not be sent to peers"
         if condition is Condition.SNAPSHOT_LOST:
-            assert storage.snapshots.skipped_snapshots == (), "what is gone says nothing"
+            assert storage.snapshots.skipped_snapshots == (), "a missing snapshot is not reported"
         if condition is Condition.LOCK_FILE_ALTERED:
             assert (config.wal_directory("r1") / LOCK_FILE).read_text().endswith(f"of replica {IDENTITY}")
         assert storage.ledger.verify().entries == 40
     finally:
         storage.close()
     if condition is Condition.TABLE_OF_READERS_ALTERED:
-        # Looked at when LMDB has closed it: closing it a second time lets go of LMDB's own locks on it.
+        # Check the file after LMDB has closed it: closing it twice would release LMDB's own locks.
         assert (config.wal_directory("r1") / READERS_FILE).read_bytes()[:4] == b"\xde\xc0\xef\xbe"
 
 
-def test_h08_a_corrupt_snapshot_at_the_start_is_reported_and_the_older_one_serves(
+def test_h08_corrupt_snapshot_at_start_is_reported_and_the_older_one_is_used(
     config: Config, site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The stock engine swallows it and begins with nothing. With no older one the ledger serves, or the start fails."""
+    """The stock engine swallows the error and starts empty. Without an older snapshot, the ledger is used or the start
+    fails.
+    """
     flip(snapshot(config, NEWER))
     storage = open_storage(config, "r1")
     assert (storage.state, storage.replayed) == (site.state, 30)
@@ -364,7 +366,7 @@ def test_h08_a_corrupt_snapshot_at_the_start_is_reported_and_the_older_one_serve
 
 
 @pytest.mark.parametrize("what", NEEDED)
-def test_a_snapshot_that_the_ledger_cannot_replace_is_asked_for(
+def test_snapshot_that_the_ledger_cannot_replace_is_required(
     config: Config, site: Site, what: Callable[[Path], None]
 ) -> None:
     row = Condition.SNAPSHOT_NEEDED.value
@@ -385,9 +387,7 @@ def test_a_snapshot_that_the_ledger_cannot_replace_is_asked_for(
     storage.close()
 
 
-def test_what_a_dead_process_left_of_a_snapshot_is_removed_or_kept_as_far_as_it_is_sound(
-    config: Config, site: Site
-) -> None:
+def test_leftover_of_a_dead_process_is_removed_or_kept_up_to_its_valid_end(config: Config, site: Site) -> None:
     assert Condition.SNAPSHOT_UNFINISHED.value.action is Reaction.CUT
     directory, whole = config.snapshot_directory("r1"), snapshot(config, NEWER).read_bytes()
     saving = directory / f".{SnapshotName(39, 2)}{TEMPORARY_SUFFIX}"
@@ -417,10 +417,10 @@ try:
 except StorageFailed as error:
     print(error)
 """
-"""No byte behind a limit can be written: as on a full disk, but without one. The lock's text fits."""
+"""Limit on file sizes that acts like a full disk. The lock's text fits."""
 
 
-def test_a_start_on_a_full_disk_ends_with_the_remedy_and_loses_nothing(config: Config, site: Site) -> None:
+def test_start_on_a_full_disk_ends_with_the_remedy_and_loses_nothing(config: Config, site: Site) -> None:
     row = Condition.DISK_FULL.value
     assert row.action is Reaction.REFUSE
     words = [sys.executable, "-c", FULL_DISK, str(config.file), str(config.storage.directory), "200"]
@@ -432,8 +432,8 @@ def test_a_start_on_a_full_disk_ends_with_the_remedy_and_loses_nothing(config: C
     storage.close()
 
 
-def test_a_note_that_is_put_right_as_the_rejection_says_lets_the_replica_start(config: Config) -> None:
-    """`member note contradicts`: the sentence names the id that the storage has."""
+def test_note_corrected_as_the_rejection_says_lets_the_replica_start(config: Config) -> None:
+    """`member note contradicts`: the message names the storage's ID."""
     member_note(config, "r1").unlink()
     assert identity_of(config, "r1") == "r1"
     with pytest.raises(StorageRefused, match=rf"{config.wal_directory('r1')} is of {IDENTITY}"):
@@ -442,7 +442,7 @@ def test_a_note_that_is_put_right_as_the_rejection_says_lets_the_replica_start(c
     open_storage(config, "r1").close()
 
 
-def test_a_directory_of_somebody_else_is_not_taken_for_one_whose_note_is_wrong(config: Config) -> None:
+def test_directory_of_another_replica_is_not_reported_as_a_wrong_note(config: Config) -> None:
     shutil.rmtree(config.storage.directory / "r3", ignore_errors=True)
     shutil.copytree(config.storage.directory / "r2", config.storage.directory / "r3")
     with pytest.raises(RecoveryRefused) as refused:
@@ -450,8 +450,8 @@ def test_a_directory_of_somebody_else_is_not_taken_for_one_whose_note_is_wrong(c
     assert refused.value.condition is Condition.REPLICA_FOREIGN
 
 
-def test_whatever_the_journal_refuses_the_remedy_names_the_replica_as_the_site_does(config: Config) -> None:
-    """In the table it is NAME; under the replica's own id nobody finds it in the configuration."""
+def test_remedy_names_the_replica_as_the_site_does(config: Config) -> None:
+    """The table has NAME; operators do not find the replica's ID in the configuration."""
     (config.wal_directory("r1") / DATA_FILE).write_bytes(b"")
     (config.wal_directory("r2") / DATA_FILE).write_bytes(bytes(1 << 16))
     for name, condition, remedy in (
@@ -465,7 +465,7 @@ def test_whatever_the_journal_refuses_the_remedy_names_the_replica_as_the_site_d
 
 
 def only(kept: str) -> Damage:
-    """All that r1 has is lost, but for this; what it joined as is lost too where that is not what is left."""
+    """Return a damage: remove all data of r1 except `kept`."""
 
     def damage(config: Config) -> None:
         home = config.storage.directory / "r1"
@@ -477,7 +477,7 @@ def only(kept: str) -> Damage:
 
 
 @pytest.mark.parametrize("kept", ["wal/*", f"wal/{DATA_FILE}", f"wal/{LOG_FILE}", "snapshots/*", "member"])
-def test_nobody_can_say_of_a_replica_that_has_run_that_it_never_has(config: Config, kept: str) -> None:
+def test_first_start_is_rejected_for_a_replica_with_any_data_left(config: Config, kept: str) -> None:
     row = Condition.HAS_RUN.value
     assert row.action is Reaction.REFUSE
     only(kept)(config)

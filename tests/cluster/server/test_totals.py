@@ -1,4 +1,4 @@
-"""What a replica counts of jobs: each event once, with the times of the ledger, and nothing from before its start."""
+"""Job counters of a replica: each event once, with ledger times, and nothing from before its start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE = "#BB capacity=60 access=striped type=scratch"
 
 
 class Counting(World):
-    """A world whose batches are counted as they are applied."""
+    """World whose batches are counted as they are applied."""
 
     def __init__(self, **founding: Any) -> None:
         self.totals = JobTotals(START)
@@ -35,11 +35,11 @@ def counted(durations: Durations) -> tuple[int, float]:
     return durations.count, durations.sum_s
 
 
-def test_waits_runs_and_stages_are_timed_and_each_job_ends_once_with_its_outcome() -> None:
+def test_waits_runs_and_stages_are_timed_and_each_job_ends_once() -> None:
     world = Counting()
     first, second = world.submit(ONE), world.submit(ONE)
     world.advance(2)
-    world.done(first)  # staged in
+    world.done(first)  # stage-in has ended
     world.advance(5)
     assert not isinstance(world.report(first, c.ScriptStarted()), Exception)
     world.advance(40)
@@ -48,12 +48,12 @@ def test_waits_runs_and_stages_are_timed_and_each_job_ends_once_with_its_outcome
     world.finish(first)
     totals = world.totals
     assert (totals.submitted, counted(totals.start_waits), counted(totals.runs)) == (2, (1, 7.0), (1, 40.0))
-    assert counted(totals.space_waits["fast"]) == (2, 48.0), "the first got its space at once, the second after it"
+    assert counted(totals.space_waits["fast"]) == (2, 48.0), "the first job got its space at once, the second after it"
     assert counted(totals.stages["stage_in"]) == (1, 2.0)
     assert {name: number for name, number in totals.ended.items() if number} == {"TIMEOUT": 1}
     world.settle(c.CancelJob(second, hurry=True))
     world.finish(second)
-    world.advance(10_000_000)  # both are purged, which ends nothing again
+    world.advance(10_000_000)  # both jobs are purged, which counts no further end
     assert {name: number for name, number in totals.ended.items() if number} == {"TIMEOUT": 1, "CANCELLED": 1}
 
 
@@ -70,13 +70,13 @@ def test_failures_are_counted_by_stage_and_node_and_retries_by_stage() -> None:
     assert counted(world.totals.stages["stage_in"])[1] < 3_600, "only the attempt that succeeded is timed"
 
 
-def test_each_task_of_an_array_is_a_job_that_was_submitted() -> None:
+def test_each_array_task_counts_as_a_submitted_job() -> None:
     world = Counting()
     world.submit(array=(1, 2, 5))
     assert world.totals.submitted == 3
 
 
-def test_a_requeued_job_ends_again_and_waits_for_its_first_start_only_once() -> None:
+def test_requeued_job_ends_again_and_its_first_start_is_timed_once() -> None:
     world = Counting()
     job = world.submit(ONE)
     for _ in range(2):
@@ -93,7 +93,7 @@ def test_a_requeued_job_ends_again_and_waits_for_its_first_start_only_once() -> 
     assert world.totals.space_waits["fast"].count == 2
 
 
-def test_what_happened_before_the_process_began_is_not_counted_when_the_ledger_is_folded_again() -> None:
+def test_events_before_the_process_start_are_not_counted_again() -> None:
     world = Counting()
     job = world.submit(ONE)
     world.advance(3)
@@ -105,7 +105,7 @@ def test_what_happened_before_the_process_began_is_not_counted_when_the_ledger_i
     assert not again.space_waits
     world.advance(1)
     world.finish(job)
-    # What is applied anew from then on counts, as it does where the process went on: nothing twice, nothing left out.
+    # Events applied from then on count once, as in a process that did not restart.
     _fold(world.ledger, again)
     assert counted(again.runs) == counted(world.totals.runs) == (1, 0.0)
     assert again.ended == world.totals.ended
@@ -120,7 +120,7 @@ def _fold(ledger: list[Batch], totals: JobTotals) -> None:
         before = after
 
 
-def test_waits_for_pools_that_are_gone_are_forgotten_before_there_are_more_than_pools_may_be() -> None:
+def test_waits_of_deleted_pools_are_dropped_to_bound_their_number() -> None:
     world = Counting()
     for number in range(POOLS_MAX + 1):
         world.totals.space_waits[f"gone{number}"].add(1)
@@ -128,7 +128,7 @@ def test_waits_for_pools_that_are_gone_are_forgotten_before_there_are_more_than_
     assert set(world.totals.space_waits) <= {"fast"}
 
 
-def test_a_duration_stands_in_every_bucket_that_is_not_shorter() -> None:
+def test_duration_counts_in_every_bucket_that_is_not_shorter() -> None:
     durations = Durations()
     for duration_s in (-5.0, 0.1, 0.2, 100_000.0):
         durations.add(int(duration_s * 1_000_000))

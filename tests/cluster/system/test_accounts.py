@@ -1,4 +1,4 @@
-"""Credentials of a local peer, as the kernel keeps them."""
+"""Credentials of a local peer, as reported by the kernel."""
 
 import os
 import socket
@@ -8,10 +8,10 @@ import pytest
 from forebay.cluster.system import PeerAccount, peer_account
 
 LARGE = (65_534, 2**31 - 1, 2**31, 2**32 - 2)
-"""Accounts on both sides of the largest signed number."""
+"""Account numbers just below and above the largest signed number."""
 
 
-def test_a_peer_has_the_account_that_it_connected_with() -> None:
+def test_peer_account_is_the_account_that_connected() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         assert peer_account(ours) == PeerAccount(os.getpid(), os.geteuid(), os.getegid())
@@ -19,7 +19,7 @@ def test_a_peer_has_the_account_that_it_connected_with() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can connect as another account")
 @pytest.mark.parametrize("account", LARGE)
-def test_a_large_account_number_is_read_as_it_is(account: int) -> None:
+def test_large_account_number_is_read_unchanged(account: int) -> None:
     user, group = os.geteuid(), os.getegid()
     try:
         os.setegid(account)

@@ -1,4 +1,4 @@
-"""Addresses: read exactly, written as they are read."""
+"""Addresses: strict parsing, and output that parses to the same address."""
 
 import ipaddress
 
@@ -19,12 +19,12 @@ from forebay.cluster.system.address import Address, AddressError, _ipv6, _is_ipv
         ("[FD00::5]:80", "fd00::5", 80),
     ],
 )
-def test_an_address_is_read(text: str, host: str, port: int) -> None:
+def test_valid_address_is_read(text: str, host: str, port: int) -> None:
     assert Address.parse(text) == Address(host, port)
 
 
 @given(st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)), st.integers(1, 65535))
-def test_an_address_survives_being_written_and_read(ip: object, port: int) -> None:
+def test_address_survives_conversion_to_text(ip: object, port: int) -> None:
     address = Address(str(ip), port)
     if str(ip) not in ("0.0.0.0", "::"):
         assert Address.parse(str(address)) == address
@@ -39,7 +39,7 @@ HOSTS = (
 
 
 @given(HOSTS)
-def test_what_is_an_ip_address_is_what_ipaddress_says(host: str) -> None:
+def test_ip_addresses_are_recognized_as_by_ipaddress(host: str) -> None:
     try:
         known: object = ipaddress.ip_address(host)
     except ValueError:
@@ -73,14 +73,14 @@ def test_what_is_an_ip_address_is_what_ipaddress_says(host: str) -> None:
         ("a" * 64 + ":80", "neither"),
     ],
 )
-def test_what_is_no_address_is_refused_with_what_would_be(text: str, sentence: str) -> None:
+def test_invalid_address_is_rejected_with_the_expected_form(text: str, sentence: str) -> None:
     with pytest.raises(AddressError) as caught:
         Address.parse(text)
     assert sentence in str(caught.value)
     assert "write" in caught.value.remedy or "use" in caught.value.remedy
 
 
-def test_loopback_is_known() -> None:
+def test_loopback_is_recognized() -> None:
     assert [Address(host, 1).is_loopback for host in ("127.0.0.1", "::1", "localhost", "10.0.0.1", "other")] == [
         True,
         True,

@@ -14,7 +14,7 @@ LAST_INSTANT = 253_402_300_799_999_999
 """9999-12-31T23:59:59.999999Z."""
 
 
-def test_the_system_clock_gives_microseconds_since_the_epoch_and_a_monotonic_one_that_never_goes_back() -> None:
+def test_system_clock_counts_microseconds_and_its_monotonic_time_never_decreases() -> None:
     clock = SystemClock()
     before = clock.monotonic_s()
     age_s = datetime.datetime.now(datetime.UTC).timestamp() - clock.now() / 1_000_000
@@ -22,7 +22,7 @@ def test_the_system_clock_gives_microseconds_since_the_epoch_and_a_monotonic_one
     assert clock.monotonic_s() >= before
 
 
-def test_a_manual_clock_advances_both_and_jumps_only_the_wall() -> None:
+def test_manual_clock_advances_both_times_and_jumps_only_the_wall_clock() -> None:
     clock = ManualClock(Instant(5))
     clock.advance(1.5)
     assert (clock.now(), clock.monotonic_s()) == (1_500_005, 1.5)
@@ -33,7 +33,7 @@ def test_a_manual_clock_advances_both_and_jumps_only_the_wall() -> None:
 
 
 @given(st.integers(1, LAST_INSTANT))
-def test_an_instant_survives_being_written_and_read(instant: int) -> None:
+def test_instant_survives_conversion_to_text(instant: int) -> None:
     text = format_instant(Instant(instant))
     assert text is not None
     assert len(text) == len("2026-01-31T12:00:00.000000Z")
@@ -53,7 +53,7 @@ def test_never_has_no_text() -> None:
         ("2026-01-31 12:00Z", 1_769_860_800_000_000),
     ],
 )
-def test_a_time_with_a_zone_is_read(text: str, instant: int) -> None:
+def test_time_with_a_zone_is_read(text: str, instant: int) -> None:
     assert parse_instant(text) == instant
 
 
@@ -66,7 +66,7 @@ def test_a_time_with_a_zone_is_read(text: str, instant: int) -> None:
         ("2026-02-30T00:00:00Z", "write it as"),
     ],
 )
-def test_a_time_without_a_zone_or_sense_is_refused_with_what_would_be_right(text: str, remedy: str) -> None:
+def test_invalid_time_or_missing_zone_is_rejected_with_the_right_form(text: str, remedy: str) -> None:
     with pytest.raises(ValueError, match="zone|not a time") as caught:
         parse_instant(text)
     assert remedy in str(caught.value)

@@ -1,4 +1,4 @@
-"""Descriptors: what is said to be durable was synced, and nothing is left open."""
+"""Descriptors: a reported sync has happened, and no descriptor stays open."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import pytest
 from forebay.cluster.system.descriptors import sync_directory
 
 
-def test_a_directory_is_synced_itself_and_closed_whether_that_succeeds_or_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_is_synced_and_its_descriptor_always_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[tuple[int, int]] = []
 
     def fsync(descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""Collections of everything come when they harm nobody."""
+"""Full garbage collections run only when they delay no leader."""
 
 import asyncio
 import gc
@@ -17,7 +17,7 @@ from tests.cluster.harness import story
 
 
 class Cycle:
-    """Refers to itself: only a collection ends it."""
+    """Object that refers to itself; only a garbage collection frees it."""
 
     def __init__(self) -> None:
         self.me = self
@@ -31,14 +31,14 @@ def thresholds() -> Iterator[None]:
 
 
 def old_cycle() -> weakref.ref[Cycle]:
-    """Return a reference to a cycle that has grown old and was let go."""
+    """Return a reference to an unreachable cycle of the oldest generation."""
     cycle = Cycle()
     gc.collect(1)
     return weakref.ref(cycle)
 
 
 @story
-async def test_python_no_longer_chooses_the_moment_and_everything_is_collected_at_the_start() -> None:
+async def test_start_collects_everything_and_disables_automatic_full_collections() -> None:
     collector = Collector(leads=lambda: True, election_min_s=0.3, clock=ManualClock(Instant(1)))
     lost = old_cycle()
     collector.start()
@@ -48,7 +48,7 @@ async def test_python_no_longer_chooses_the_moment_and_everything_is_collected_a
 
 
 @story
-async def test_while_a_replica_runs_python_looks_through_what_is_new_alone_a_little_at_a_time() -> None:
+async def test_running_replica_collects_only_the_youngest_generation_automatically() -> None:
     collector = Collector(leads=lambda: True, election_min_s=0.3, clock=ManualClock(Instant(1)))
     before, seen = gc.get_threshold(), list[int]()
 
@@ -70,7 +70,7 @@ async def test_while_a_replica_runs_python_looks_through_what_is_new_alone_a_lit
 
 
 @story
-async def test_a_leader_for_whom_it_took_too_long_waits_until_it_follows() -> None:
+async def test_leader_with_long_collections_waits_until_it_is_a_follower() -> None:
     leads = True
     collector = Collector(leads=lambda: leads, election_min_s=0.3, clock=ManualClock(Instant(1)))
     collector.last_s = FULL_SHARE * 0.3 * 1.01
@@ -84,7 +84,7 @@ async def test_a_leader_for_whom_it_took_too_long_waits_until_it_follows() -> No
 
 
 @story
-async def test_a_leader_for_whom_it_was_short_collects() -> None:
+async def test_leader_with_short_collections_collects() -> None:
     collector = Collector(leads=lambda: True, election_min_s=0.3, clock=ManualClock(Instant(1)))
     collector.last_s = FULL_SHARE * 0.3 * 0.99
     lost = old_cycle()
@@ -94,7 +94,7 @@ async def test_a_leader_for_whom_it_was_short_collects() -> None:
 
 
 @story
-async def test_full_collections_go_on_periodically(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_collections_run_periodically(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage_collection, "FULL_PERIOD_S", 0.001)
     collector = Collector(leads=lambda: False, election_min_s=0.3, clock=ManualClock(Instant(1)))
     collector.start()
@@ -107,10 +107,10 @@ async def test_full_collections_go_on_periodically(monkeypatch: pytest.MonkeyPat
 
 
 FOLDING = ("forebay.cluster.audit", "forebay.cluster.audit.worker", "forebay.cluster.api.past_reads")
-"""Programs that fold a ledger beside a replica."""
+"""Programs that read a ledger beside a replica."""
 
 
-def test_a_reader_of_the_ledger_looks_for_cycles_a_thirtieth_as_often_and_still_ends_them() -> None:
+def test_ledger_reader_collects_a_thirtieth_as_often_and_still_frees_cycles() -> None:
     gc.set_threshold(700, 10, 10)
     collect_for_a_reader()
     young, middle, old = gc.get_threshold()
@@ -120,7 +120,7 @@ def test_a_reader_of_the_ledger_looks_for_cycles_a_thirtieth_as_often_and_still_
     assert lost() is None and kept
 
 
-def test_every_program_that_folds_a_ledger_beside_a_replica_does() -> None:
+def test_every_ledger_reader_sets_its_collection_thresholds() -> None:
     said = subprocess.run(
         [sys.executable, "-c", RUN_EACH, *FOLDING], capture_output=True, text=True, check=True, timeout=60
     )

@@ -1,4 +1,4 @@
-"""What is logged, in each of the three forms: whatever a message holds, it forges no line, no object and no field."""
+"""The three log formats: no message can forge a line, an object or a field."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ HOSTILE = {
     "huge": "x\n" * 500_000,
     "huge and astral": "\U0001f525" * 300_000,
 }
-"""What people, disks and peers might have a message say."""
+"""Texts that people, disks and peers might put into a message."""
 
 
 def record(text: str, **fields: Any) -> logging.LogRecord:
-    """Return a record of a text, as if it had been logged."""
+    """Return a log record with this text."""
     attributes = {"name": "forebay.cluster.serve", "levelno": logging.INFO, "levelname": "INFO", "msg": text, **fields}
     return logging.makeLogRecord(attributes)
 
@@ -50,7 +50,7 @@ PROCESS: dict[str, int | str] = {"identifier": "forebay-test", "replica": "r1"}
 
 
 class Read:
-    """What one form made of records: each as `(message, fields)`, where the message is as a reader sees it."""
+    """Records written in one format, each read back as `(message, fields)`."""
 
     def __init__(self, handler: logging.Handler, records: Callable[[], list[dict[str, Any]]]) -> None:
         self._logger = logging.Logger("hostile")
@@ -58,7 +58,7 @@ class Read:
         self._records = records
 
     def log(self, text: str, **fields: Any) -> list[dict[str, Any]]:
-        """Log a text as the argument of a message, as the message of an error and as fields, then a plain record."""
+        """Log a text as message argument, as error message and as fields, then log a plain record."""
         try:
             raise ValueError(text)
         except ValueError as error:
@@ -123,7 +123,7 @@ def _written(stream: io.TextIOWrapper) -> str:
 
 
 def _strictly(line: str) -> dict[str, Any]:
-    """Return an object of JSON; each key once, and each text one that UTF-8 can hold."""
+    """Parse a JSON object without duplicate keys, whose texts are valid UTF-8."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         assert len(dict(pairs)) == len(pairs)
@@ -136,7 +136,7 @@ def _strictly(line: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _journal() -> Iterator[tuple[socket.socket, str]]:
-    """A journald of our own: its socket, and where that is; an address without a file, which any test may have."""
+    """Journal of the test: its socket and its address, which is abstract and leaves no file."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind("")
         listening.setblocking(False)
@@ -149,7 +149,7 @@ def _received(listening: socket.socket) -> list[dict[str, str]]:
         while True:
             data, descriptors, _, _ = socket.recv_fds(listening, 1 << 20, 1)
             for descriptor in descriptors:
-                assert data == b"", "an entry is a datagram or a file, not both"
+                assert data == b"", "an entry is either a datagram or a file"
                 with os.fdopen(descriptor, "rb") as file:
                     file.seek(0)
                     data = file.read()
@@ -158,7 +158,7 @@ def _received(listening: socket.socket) -> list[dict[str, str]]:
 
 
 def _entry(data: bytes) -> dict[str, str]:
-    """Return the fields of an entry as journald reads them; each once."""
+    """Return the fields of an entry as journald reads them, without duplicates."""
     found: dict[str, str] = {}
     while data:
         head, _, data = data.partition(b"\n")
@@ -173,7 +173,7 @@ def _entry(data: bytes) -> dict[str, str]:
 
 
 def _level(entry: dict[str, str]) -> dict[str, Any]:
-    # journalctl shows what holds anything but printable text and new lines as "[… blob data]".
+    # journalctl shows fields with unprintable characters as "[… blob data]".
     assert all(character.isprintable() or character == "\n" for character in entry["MESSAGE"])
     names = {"MESSAGE", "PRIORITY", "SYSLOG_IDENTIFIER", "LOGGER", "FOREBAY_REPLICA", "FOREBAY_JOB", "FOREBAY_REVISION"}
     assert entry.keys() <= names
@@ -196,7 +196,7 @@ def _hold(read: Read, text: str) -> None:
 
 
 @pytest.mark.parametrize(("form", "text"), list(itertools.product(FORMS, HOSTILE)))
-def test_whatever_a_message_an_error_or_a_field_holds_each_record_is_one(form: str, text: str) -> None:
+def test_hostile_texts_stay_within_one_record(form: str, text: str) -> None:
     with FORMS[form]() as read:
         _hold(read, HOSTILE[text])
 
@@ -204,12 +204,12 @@ def test_whatever_a_message_an_error_or_a_field_holds_each_record_is_one(form: s
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(text=TEXTS)
-def test_whatever_text_is_logged_each_record_is_one(form: str, text: str) -> None:
+def test_any_text_stays_within_one_record(form: str, text: str) -> None:
     with FORMS[form]() as read:
         _hold(read, text)
 
 
-def test_what_a_record_is_about_is_in_fields_of_its_own_in_utc_to_the_microsecond() -> None:
+def test_subject_of_a_record_is_in_fields_and_times_are_utc_microseconds() -> None:
     fields = about(job=42, revision=7, term=3, node="n1")
     told = record("job %s: %s", args=(42, "größer"), created=1767225600.000123, **fields)
     assert json.loads(logs.JsonFormatter({"node": "n9", "replica": "r1"}).format(told)) == {
@@ -228,7 +228,7 @@ def test_what_a_record_is_about_is_in_fields_of_its_own_in_utc_to_the_microsecon
         }]  # fmt: skip
 
 
-def test_an_entry_that_is_no_datagram_goes_to_the_journal_as_a_sealed_file() -> None:
+def test_entry_too_large_for_a_datagram_is_sent_as_a_sealed_file() -> None:
     with _journal() as (listening, path):
         handler = logs.JournalHandler("forebay-test", {}, path)
         handler._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -242,7 +242,7 @@ def test_an_entry_that_is_no_datagram_goes_to_the_journal_as_a_sealed_file() -> 
         handler.close()
 
 
-def test_a_journal_that_does_not_read_is_not_waited_for_and_told_how_many_records_it_lost() -> None:
+def test_full_journal_is_not_awaited_and_gets_the_number_of_lost_records() -> None:
     with _journal() as (listening, path):
         handler, sent = logs.JournalHandler("forebay-test", {}, path), 0
         while handler.lost < 3 and sent < 100_000:
@@ -257,7 +257,7 @@ def test_a_journal_that_does_not_read_is_not_waited_for_and_told_how_many_record
         handler.close()
 
 
-def test_without_a_journal_a_record_is_a_line_on_standard_error(
+def test_record_without_a_journal_is_a_line_on_standard_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     handler = logs.JournalHandler("forebay-test", {}, str(tmp_path / "none"))
@@ -288,7 +288,7 @@ def begun(other_stream: int, *more: str, **variables: str) -> subprocess.Complet
     )  # fmt: skip
 
 
-def test_a_service_of_systemd_logs_to_the_journal_and_everything_else_in_text_unless_it_is_told() -> None:
+def test_systemd_service_logs_to_the_journal_and_others_in_text_by_default() -> None:
     as_service, elsewhere = begun(0), begun(1)
     assert json.loads(as_service.stdout)["FOREBAY_LOG_FORMAT"] == "journald"
     assert json.loads(elsewhere.stdout) == {
@@ -298,7 +298,7 @@ def test_a_service_of_systemd_logs_to_the_journal_and_everything_else_in_text_un
     assert elsewhere.stderr == "forebay: it ends\n"
 
 
-def test_a_child_logs_as_its_parent_does_and_the_last_words_are_a_record_where_records_are_json() -> None:
+def test_child_inherits_the_log_format_and_its_last_words_are_a_record() -> None:
     done = begun(0, "child", FOREBAY_LOG_FORMAT="JSON")
     last, childs = map(json.loads, done.stderr.splitlines())
     assert (last["message"], last["level"], last["replica"]) == ("forebay: it ends", "CRITICAL", "r1")
@@ -306,13 +306,13 @@ def test_a_child_logs_as_its_parent_does_and_the_last_words_are_a_record_where_r
 
 
 @pytest.mark.parametrize("variable", ["FOREBAY_LOG_FORMAT", "FOREBAY_LOG_LEVEL"])
-def test_a_form_or_level_that_there_is_not_is_refused(variable: str) -> None:
+def test_unknown_log_format_or_level_is_rejected(variable: str) -> None:
     done = begun(1, **{variable: "xml\n"})
     assert done.returncode == 78
     assert done.stderr.startswith(f"forebay: {variable} is 'xml\\\\n'; write one of ")
 
 
-def test_a_line_of_a_child_that_is_no_record_becomes_one_and_one_that_is_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_a_child_becomes_records_and_records_stay_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["", "started", '{"time": 1}', "{", "[" * 10_000, '{"a":' * 3_000, 'x {"time"', "%s %"]
     assert not any(map(is_logged, lines)) and [as_logged(line, "up") for line in lines] == lines
     monkeypatch.setenv("FOREBAY_LOG_FORMAT", "json")

@@ -20,7 +20,7 @@ def ownership(path: Path) -> tuple[int, int, int]:
 
 
 @ONLY_ROOT
-def test_a_certificate_rotated_by_root_stays_the_services(tmp_path: Path) -> None:
+def test_certificate_rotated_by_root_keeps_the_owner(tmp_path: Path) -> None:
     now, tls = SystemClock().now(), tmp_path / "tls"
     authority = create_authority(tls, cluster_name="demo", cluster_id="c1", at=now)
     issue(authority, tls, role=Role.REPLICA, name="r1", addresses=["127.0.0.1"], at=now)
@@ -35,7 +35,7 @@ def test_a_certificate_rotated_by_root_stays_the_services(tmp_path: Path) -> Non
 
 
 @ONLY_ROOT
-def test_a_replicas_files_keep_their_owner(tmp_path: Path) -> None:
+def test_replica_files_keep_their_owner(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"before")
     os.chown(path, NOBODY, 4712)
@@ -44,7 +44,7 @@ def test_a_replicas_files_keep_their_owner(tmp_path: Path) -> None:
     assert (path.read_bytes(), ownership(path)) == (b"after", (NOBODY, 4712, 0o440))
 
 
-def test_a_link_or_a_missing_file_changes_nothing(tmp_path: Path) -> None:
+def test_link_or_missing_file_changes_nothing(tmp_path: Path) -> None:
     target, new = tmp_path / "target", tmp_path / "new"
     target.touch(0o604)
     (tmp_path / "link").symlink_to(target)
@@ -56,7 +56,7 @@ def test_a_link_or_a_missing_file_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
-def test_a_file_that_others_may_have_put_there_gives_no_ownership(tmp_path: Path, mode: int) -> None:
+def test_ownership_is_not_copied_from_a_file_in_a_shared_directory(tmp_path: Path, mode: int) -> None:
     """An attacker creates `r1.key` in a shared directory and waits for root to issue a key into it."""
     planted, new = tmp_path / "r1.key", tmp_path / "new"
     planted.touch()

@@ -1,4 +1,4 @@
-"""Files of the product are their owner's alone, whatever the umask and whatever others have put beside them."""
+"""Files of the product are private to their owner, with any umask and beside any foreign files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def modes(top: Path) -> dict[str, int]:
-    """Return the mode of everything below a directory."""
+    """Return the mode of every file below a directory."""
     return {str(path.relative_to(top)): stat.S_IMODE(path.lstat().st_mode) for path in top.rglob("*")}
 
 
-def test_files_and_directories_are_the_owners_alone(tmp_path: Path) -> None:
+def test_files_and_directories_are_private(tmp_path: Path) -> None:
     make_private_directory(tmp_path / "a" / "b")
     make_private_directory(tmp_path / "a" / "b")
     replace_private(tmp_path / "a" / "b" / "state", b"x")
@@ -38,13 +38,13 @@ def test_files_and_directories_are_the_owners_alone(tmp_path: Path) -> None:
     assert modes(tmp_path) == {"a": 0o700, "a/b": 0o700} | private
 
 
-def test_a_directory_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+def test_existing_directory_keeps_its_mode(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     make_private_directory(tmp_path)
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
 
 
-def test_a_new_site_shows_others_only_certificates(tmp_path: Path) -> None:
+def test_new_site_shows_others_only_certificates(tmp_path: Path) -> None:
     create_site(tmp_path / "site", Founding(), clock=SystemClock())
     seen = modes(tmp_path)
     assert "site/forebay.toml" in seen
@@ -52,7 +52,7 @@ def test_a_new_site_shows_others_only_certificates(tmp_path: Path) -> None:
     assert all(name.endswith(".pem") for name in readable)
 
 
-def test_a_name_beside_is_another_one_each_time(tmp_path: Path) -> None:
+def test_temporary_name_is_different_each_time(tmp_path: Path) -> None:
     assert len({name_beside(tmp_path / "state") for _ in range(100)}) == 100
 
 
@@ -66,7 +66,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     assert theirs.read_bytes() == b"before" and state.read_bytes() == b"after" and not state.is_symlink()
 
 
-def test_a_file_whose_writing_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = tmp_path / "state"
     state.write_bytes(b"before")
 

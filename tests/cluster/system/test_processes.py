@@ -1,4 +1,4 @@
-"""What /proc says of a process."""
+"""Process information from /proc."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ def mount(root: str = "/", directory: str = "/sys/fs/cgroup", kind: str = "cgrou
 
 
 def show(monkeypatch: pytest.MonkeyPatch, own: str, mounts: str) -> None:
-    """Have process 7 be in a cgroup, with these mounts."""
+    """Simulate process 7 in a cgroup, with these mounts."""
     texts = {"/proc/7/cgroup": own, "/proc/self/mountinfo": mounts}
 
     class Shown:
@@ -41,7 +41,7 @@ def show(monkeypatch: pytest.MonkeyPatch, own: str, mounts: str) -> None:
         ("0::/a", mount(directory="/c\\040d"), "/c d/a"),
     ],
 )
-def test_a_cgroup_is_found_below_the_mount_that_shows_it(
+def test_cgroup_is_found_below_the_mount_that_contains_it(
     own: str, mounts: str, directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     show(monkeypatch, own, mounts)
@@ -59,7 +59,7 @@ def test_a_cgroup_is_found_below_the_mount_that_shows_it(
         ("0::/pods/a", mount("/pod"), "is mounted"),
     ],
 )
-def test_a_cgroup_that_no_mount_shows_is_refused_with_the_cause(
+def test_cgroup_outside_all_mounts_is_rejected_with_the_cause(
     own: str, mounts: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     show(monkeypatch, own, mounts)
@@ -67,7 +67,7 @@ def test_a_cgroup_that_no_mount_shows_is_refused_with_the_cause(
         cgroup_of(7)
 
 
-def test_a_process_is_in_the_list_of_its_cgroup() -> None:
+def test_process_is_listed_in_its_cgroup() -> None:
     try:
         directory = Path(cgroup_of(1))
     except LookupError:
@@ -75,7 +75,7 @@ def test_a_process_is_in_the_list_of_its_cgroup() -> None:
     assert "1" in (directory / "cgroup.procs").read_text().split()
 
 
-def test_a_termination_that_python_ignored_ends_the_loop() -> None:
+def test_termination_ignored_by_python_ends_the_loop() -> None:
     program = (
         "import asyncio, signal\n"
         "from forebay.cluster.system.eventloop import stop_on_signals\n"

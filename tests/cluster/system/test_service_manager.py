@@ -1,4 +1,4 @@
-"""What is told to a service manager, and when the watchdog is silent."""
+"""Notifications to a service manager, and the watchdog."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from tests.cluster.harness import story
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """A service manager's socket, that NOTIFY_SOCKET names."""
+    """Socket of a service manager, named by NOTIFY_SOCKET."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(tmp_path / "notify"))
         listening.setblocking(False)
@@ -25,12 +25,12 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.
         yield listening
 
 
-def test_assignments_and_status_go_in_one_datagram_and_a_status_is_one_line(manager: socket.socket) -> None:
+def test_assignments_and_one_line_status_are_sent_in_one_datagram(manager: socket.socket) -> None:
     tell_manager(READY, status="leads\nREADY=0")
     assert manager.recv(200) == b"READY=1\nSTATUS=leads READY=0"
 
 
-def test_an_abstract_socket_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abstract_socket_is_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"forebay-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind("\0" + name)
@@ -40,8 +40,8 @@ def test_an_abstract_socket_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         assert listening.recv(100) == b"READY=1"
 
 
-def test_nobody_is_told_where_nobody_listens_or_reads(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    for _ in range(5_000):  # more than a socket holds: nothing waits
+def test_notification_never_waits_nor_needs_a_manager(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(5_000):  # more than the socket buffer holds
         tell_manager(READY)
     manager.close()
     tell_manager(READY)
@@ -63,7 +63,7 @@ def test_nobody_is_told_where_nobody_listens_or_reads(manager: socket.socket, mo
         ("soon", "", None),
     ],
 )
-def test_the_period_is_that_of_the_process_it_is_meant_for(
+def test_watchdog_period_applies_only_to_the_named_process(
     monkeypatch: pytest.MonkeyPatch, period: str, owner: str, expected_s: float | None
 ) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", period)
@@ -72,7 +72,7 @@ def test_the_period_is_that_of_the_process_it_is_meant_for(
 
 
 @story
-async def test_a_watchdog_tells_for_as_long_as_the_process_is_sound(
+async def test_watchdog_notifies_only_while_the_process_is_healthy(
     manager: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "3000")
@@ -97,7 +97,7 @@ async def test_a_watchdog_tells_for_as_long_as_the_process_is_sound(
 
 
 @story
-async def test_nobody_is_looked_at_where_no_watchdog_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_health_is_not_checked_without_a_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WATCHDOG_USEC", raising=False)
     looks: list[None] = []
     watchdog = Watchdog(lambda: looks.append(None) is None)
@@ -108,7 +108,7 @@ async def test_nobody_is_looked_at_where_no_watchdog_was_asked_for(monkeypatch: 
     assert looks == []
 
 
-def test_a_process_is_started_by_its_unit_where_the_packages_are_installed_under_systemd(
+def test_unit_starts_the_process_where_the_packages_are_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_manager, "SYSTEMD", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Turns: never more than allowed, no caller is forgotten, and identities take turns."""
+"""Turns: limits are kept, every caller gets a turn, and identities alternate."""
 
 import asyncio
 from collections import Counter
@@ -14,7 +14,7 @@ from forebay.cluster.system.eventloop import Turns
     st.integers(1, 3),
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.booleans()), max_size=30),
 )
-def test_all_callers_have_their_turn_within_the_bounds(
+def test_all_callers_get_a_turn_within_the_limits(
     most: int, most_each: int, callers: list[tuple[str, int, bool]]
 ) -> None:
     having, done = Counter[str](), Counter[str]()
@@ -42,13 +42,13 @@ def test_all_callers_have_their_turn_within_the_bounds(
             await asyncio.gather(*tasks, return_exceptions=True)
         expected = Counter(who for (who, _, _), task in zip(callers, tasks, strict=True) if not task.cancelled())
         assert done == expected
-        async with turns.turn("d"):  # nothing is left over
+        async with turns.turn("d"):  # no turn is still taken
             pass
 
     asyncio.run(story())
 
 
-def test_who_asks_for_many_waits_for_his_own_and_others_do_not() -> None:
+def test_identity_with_many_requests_waits_without_delaying_others() -> None:
     order: list[str] = []
 
     async def call(turns: Turns, who: str) -> None:

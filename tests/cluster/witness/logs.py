@@ -1,4 +1,4 @@
-"""A log in memory whose replicas sign what they are told to: sound, set back, or forked."""
+"""Log in memory, signed by its replicas in any state: intact, set back or forked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def keys_of(count: int, origin: str = ORIGIN) -> list[VerifierKey]:
 
 
 class MemoryLog:
-    """A tree of `size` leaves, of which those from `forked_from` on are others than everybody else's."""
+    """Tree of `size` leaves, whose leaves differ from the common log from `forked_from` on."""
 
     def __init__(self, size: int, forked_from: int = 1_000_000, origin: str = ORIGIN) -> None:
         self.origin = origin

@@ -1,4 +1,4 @@
-"""A witness as somebody else runs it: one process, asked over HTTP by anybody, bounded in all that it takes."""
+"""Witness process: asked over HTTP by any client, with bounded use of resources."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def listening(directory: Path, tls: Callable[[], ssl.SSLContext] | None = 
 
 
 async def sent(address: Address, held: bytes, context: ssl.SSLContext | None = None) -> Reply:
-    """Send bytes; return what comes back until the other end closes, or one answer is whole."""
+    """Send bytes; return the received bytes when the other end closes or one answer is complete."""
     reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
     try:
         writer.write(held)
@@ -80,7 +80,7 @@ async def sent(address: Address, held: bytes, context: ssl.SSLContext | None = N
 
 
 @story
-async def test_requests_are_answered_as_the_protocol_says_over_one_connection_or_many(tmp_path: Path) -> None:
+async def test_requests_are_answered_over_one_connection_or_many(tmp_path: Path) -> None:
     async with listening(tmp_path) as (_, address):
 
         async def asked(old_size: int, size: int, log: MemoryLog = SOUND) -> Reply:
@@ -100,7 +100,7 @@ async def test_requests_are_answered_as_the_protocol_says_over_one_connection_or
 
 
 @story
-async def test_what_is_too_large_or_says_not_how_large_it_is_is_not_read(tmp_path: Path) -> None:
+async def test_request_without_a_length_or_too_large_is_not_read(tmp_path: Path) -> None:
     async with listening(tmp_path) as (server, address):
         head = b"POST /add-checkpoint HTTP/1.1\r\nHost: w\r\nContent-Length: %d\r\n\r\n"
         assert (await sent(address, head % (MAX_REQUEST_BYTES + 1))).status == 413
@@ -115,7 +115,7 @@ async def test_what_is_too_large_or_says_not_how_large_it_is_is_not_read(tmp_pat
 
 
 @story
-async def test_what_is_no_request_costs_one_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_request_adds_one_line_to_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with listening(tmp_path) as (_, address):
         for _ in range(20):
             reply = await sent(address, b"nonsense\r\n\r\n")
@@ -125,7 +125,7 @@ async def test_what_is_no_request_costs_one_line_of_the_log(tmp_path: Path, capl
 
 
 @story
-async def test_those_who_say_nothing_or_slowly_shut_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_and_slow_clients_block_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "CONNECTIONS_MAX", 8)
     async with listening(tmp_path) as (server, address):
         opened = [await asyncio.open_connection(address.host, address.port) for _ in range(12)]
@@ -151,7 +151,7 @@ async def test_those_who_say_nothing_or_slowly_shut_nobody_out(tmp_path: Path, m
 
 
 @story
-async def test_a_witness_shows_a_certificate_and_asks_for_none(tmp_path: Path) -> None:
+async def test_witness_shows_a_certificate_and_requires_none(tmp_path: Path) -> None:
     at = SystemClock().now()
     authority = create_authority(tmp_path / "tls", cluster_name="others", cluster_id="0" * 32, at=at)
     issue(authority, tmp_path / "tls", role=Role.REPLICA, name="w1", at=at, addresses=("127.0.0.1",))
@@ -188,7 +188,7 @@ def until_it_listens(process: subprocess.Popen[str]) -> str:
     raise AssertionError(said)
 
 
-def test_a_witness_is_made_run_killed_and_run_again_and_shows_what_it_saw(tmp_path: Path) -> None:
+def test_witness_keeps_its_checkpoints_when_it_is_killed_and_restarted(tmp_path: Path) -> None:
     made = real("audit", "witness", "key", "--key", tmp_path / "w", "--name", "witness.example/w1")
     public = parse_key(made.stdout.strip())
     assert made.returncode == 0 and public.name == "witness.example/w1"
@@ -220,7 +220,7 @@ def test_a_witness_is_made_run_killed_and_run_again_and_shows_what_it_saw(tmp_pa
     assert all(one["note"] in listed.stdout for one in shown["evidence"])
 
 
-def test_a_witness_that_gets_sighup_reads_its_keys_again_and_keeps_those_it_has_where_they_are_wrong(
+def test_sighup_reloads_the_keys_and_keeps_the_old_ones_on_errors(
     tmp_path: Path,
 ) -> None:
     real("audit", "witness", "key", "--key", tmp_path / "w", "--name", "witness.example/w1")
@@ -240,7 +240,7 @@ def test_a_witness_that_gets_sighup_reads_its_keys_again_and_keeps_those_it_has_
             assert process.poll() is None
 
 
-def test_a_witness_that_cannot_be_one_says_why_and_does_not_begin(tmp_path: Path) -> None:
+def test_witness_that_cannot_start_reports_the_cause(tmp_path: Path) -> None:
     real("audit", "witness", "key", "--key", tmp_path / "w", "--name", "witness.example/w1")
     mine, log = ("--key", tmp_path / "w"), ("--log", f"{ORIGIN}={','.join(map(str, keys_of(3)))}")
     here = ("--listen", f"127.0.0.1:{free_port()}")

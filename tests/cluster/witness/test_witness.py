@@ -1,4 +1,4 @@
-"""A witness cosigns what goes on from what it cosigned, after it is on the disk, and nothing else."""
+"""A witness cosigns only continuations of its last checkpoint, after they are recorded on disk."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Standing(SystemClock):
 
 
 class Kept:
-    """A witness and its files, which may be opened again."""
+    """Witness with its files, which can be reopened."""
 
     def __init__(self, directory: Path, replicas: int = 3) -> None:
         self.key_file, self.db = directory / "key", directory / "key.db"
@@ -89,7 +89,7 @@ def conflict(size: int) -> WitnessResponse:
     return WitnessResponse(409, f"{size}\n", SIZE_TYPE)
 
 
-def test_what_goes_on_from_what_was_cosigned_is_cosigned_also_by_a_witness_that_was_started_again(kept: Kept) -> None:
+def test_continuation_is_cosigned_even_after_a_restart(kept: Kept) -> None:
     at = 0
     for size in (1, 2, 7, 7, 8, 255, 256, 300):
         assert kept.asked(SOUND, at, size).status == 200
@@ -99,11 +99,11 @@ def test_what_goes_on_from_what_was_cosigned_is_cosigned_also_by_a_witness_that_
     assert kept.evidence() == []
 
 
-def test_a_log_that_was_set_back_gets_nothing(kept: Kept) -> None:
+def test_log_that_was_set_back_is_rejected(kept: Kept) -> None:
     assert kept.asked(SOUND, 0, 200).status == 200
     for old, size in ((0, 100), (100, 150), (150, 199)):
         assert kept.asked(SOUND, old, size) == conflict(200)
-    # Nor one that has grown again behind it, as all replicas would if they were set back together.
+    # A log that was set back and has grown again is rejected too.
     regrown = MemoryLog(300, forked_from=150)
     assert kept.asked(regrown, 0, 250) == conflict(200)
     assert kept.asked(regrown, 200, 250).status == 422
@@ -111,7 +111,7 @@ def test_a_log_that_was_set_back_gets_nothing(kept: Kept) -> None:
     assert kept.asked(SOUND, 200, 201).status == 200
 
 
-def test_a_second_root_of_one_size_gets_nothing_and_is_kept_as_evidence(kept: Kept) -> None:
+def test_second_root_of_one_size_is_rejected_and_kept_as_evidence(kept: Kept) -> None:
     fork = MemoryLog(300, forked_from=40)
     assert kept.asked(SOUND, 0, 100).status == 200
     assert kept.asked(fork, 100, 100) == conflict(100)
@@ -121,9 +121,7 @@ def test_a_second_root_of_one_size_gets_nothing_and_is_kept_as_evidence(kept: Ke
 
 
 @pytest.mark.parametrize(("replicas", "least"), [(1, 1), (3, 2), (5, 3)])
-def test_a_checkpoint_without_the_signatures_of_a_majority_gets_nothing(
-    tmp_path: Path, replicas: int, least: int
-) -> None:
+def test_checkpoint_without_signatures_of_a_majority_is_rejected(tmp_path: Path, replicas: int, least: int) -> None:
     kept = Kept(tmp_path, replicas)
     for signers in range(1, least):
         answer = kept.asked(SOUND, 0, 10, signers)
@@ -131,13 +129,13 @@ def test_a_checkpoint_without_the_signatures_of_a_majority_gets_nothing(
     assert kept.asked(SOUND, 0, 10, least).status == 200
 
 
-def test_one_replica_that_signs_several_times_is_no_majority(kept: Kept) -> None:
+def test_several_signatures_of_one_replica_are_no_majority(kept: Kept) -> None:
     text, empty, line = SOUND.note(10, signers=1).decode().rpartition("\n\n")
     body = AddCheckpoint(0, (), (text + empty + 3 * line).encode()).encode()
     assert kept.witness.add_checkpoint(body).status == 403
 
 
-def test_what_is_not_sound_is_refused_as_the_protocol_says(kept: Kept) -> None:
+def test_invalid_request_gets_the_status_of_the_protocol(kept: Kept) -> None:
     assert kept.asked(SOUND, 0, 100).status == 200
     good = parse_request(SOUND.asked(100, 200))
     note, proof = good.note, good.proof
@@ -174,7 +172,7 @@ def test_what_is_not_sound_is_refused_as_the_protocol_says(kept: Kept) -> None:
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(moves=st.lists(st.tuples(st.sampled_from([0, 1, 2]), st.integers(0, 12), st.integers(1, 12)), max_size=12))
-def test_whatever_is_asked_all_that_was_cosigned_is_of_one_log(
+def test_all_cosigned_checkpoints_belong_to_one_log(
     tmp_path_factory: pytest.TempPathFactory, moves: list[tuple[int, int, int]]
 ) -> None:
     kept = Kept(tmp_path_factory.mktemp("kept"))
@@ -187,7 +185,7 @@ def test_whatever_is_asked_all_that_was_cosigned_is_of_one_log(
     assert any(all(one.checkpoint(size).root == root for size, root in cosigned[1:]) for one in logs)
 
 
-def test_nothing_is_cosigned_that_is_not_on_the_disk(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_cosigned_before_it_is_on_disk(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "LOCK_WAIT_S", 0.01)
     kept.witness = kept.opened()
     for lock in ("IMMEDIATE", "EXCLUSIVE"):
@@ -198,12 +196,12 @@ def test_nothing_is_cosigned_that_is_not_on_the_disk(kept: Kept, monkeypatch: py
     assert kept.asked(SOUND, 0, 5).status == 200
 
 
-def test_of_two_processes_with_one_database_only_one_goes_on_from_a_size(kept: Kept) -> None:
+def test_two_processes_with_one_database_cosign_only_one_continuation(kept: Kept) -> None:
     fork = MemoryLog(300, forked_from=40)
     quicker: list[int] = []
 
     class Slow(CheckpointStore):
-        """While it decides by what it has read, the other process cosigns."""
+        """Store in which another process cosigns after the state was read."""
 
         def last(self, origin: str) -> SeenCheckpoint:
             found = super().last(origin)
@@ -217,7 +215,7 @@ def test_of_two_processes_with_one_database_only_one_goes_on_from_a_size(kept: K
     assert quicker == [200]
 
 
-def test_a_witness_that_has_lost_what_it_cosigned_does_not_go_on_with_the_same_key(kept: Kept, tmp_path: Path) -> None:
+def test_witness_without_its_database_does_not_continue_with_the_same_key(kept: Kept, tmp_path: Path) -> None:
     kept.db.rename(tmp_path / "away")
     with pytest.raises(WitnessError, match="must not continue with the same key"):
         kept.opened()
@@ -241,7 +239,7 @@ def test_evidence_is_bounded_for_each_log(kept: Kept, monkeypatch: pytest.Monkey
     assert kept.evidence() == [MemoryLog(300, one).note(100).decode() for one in (40, 41, 42)]
 
 
-def test_a_key_file_is_of_its_owner_alone_never_overwritten_and_read_as_it_was_written(tmp_path: Path) -> None:
+def test_key_file_is_private_never_overwritten_and_survives_reading(tmp_path: Path) -> None:
     path = tmp_path / "key"
     public = make_key(path, "witness.example/w1")
     assert path.stat().st_mode & 0o777 == 0o600
@@ -265,7 +263,7 @@ def test_a_key_file_is_of_its_owner_alone_never_overwritten_and_read_as_it_was_w
         read_key(tmp_path / "none")
     with pytest.raises(NoteError):
         parse_signer(write_signer("a", PRIVATE[0]).replace("+a+", "+b+"))
-    # Another kind of key, and a key of another length, each with everything else as it should be.
+    # A key of another kind and a key of another length; everything else is valid.
     *before, encoded = held.strip().split("+", 4)
     key = base64.b64decode(encoded)
     for other in (bytes([key[0] + 1]) + key[1:], key + b"x", key[:-1]):
@@ -273,7 +271,7 @@ def test_a_key_file_is_of_its_owner_alone_never_overwritten_and_read_as_it_was_w
             parse_signer("+".join((*before, base64.b64encode(other).decode())) + "\n")
 
 
-def test_a_key_is_on_the_disk_before_its_public_key_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_on_disk_before_its_public_key_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     sync = os.fsync
 
@@ -283,10 +281,10 @@ def test_a_key_is_on_the_disk_before_its_public_key_is_shown(tmp_path: Path, mon
 
     monkeypatch.setattr(os, "fsync", note)
     make_key(tmp_path / "key", "witness.example.org/f")
-    assert synced == [tmp_path / "key", tmp_path], "its content, then its name"
+    assert synced == [tmp_path / "key", tmp_path], "first the content, then the directory entry"
 
 
-def test_a_key_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_of_a_key_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -298,7 +296,7 @@ def test_a_key_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeypatch
     make_key(tmp_path / "key", "witness.example.org/f")
 
 
-def test_the_keys_of_a_log_are_read_as_the_cluster_prints_them_and_others_are_refused() -> None:
+def test_printed_keys_of_a_log_are_read_and_invalid_ones_rejected() -> None:
     printed = "".join(f"# r{number}\n{key}\n" for number, key in enumerate(keys_of(3), start=1))
     mine = keys_of(2, "forebay/c2")
     assert logs_in(printed + f"{mine[0]}\n{mine[1]}\n\n") == [log_of(ORIGIN, keys_of(3)), log_of("forebay/c2", mine)]
@@ -311,7 +309,7 @@ def test_the_keys_of_a_log_are_read_as_the_cluster_prints_them_and_others_are_re
             log_of(ORIGIN, keys)
 
 
-def test_an_answer_with_a_size_is_a_size_and_a_line() -> None:
+def test_answer_with_a_size_has_the_size_and_a_newline() -> None:
     assert parse_size(b"20852014\n") == 20_852_014
     for wrong in (b"", b"12", b"012\n", b"-1\n", b"1\n2\n", b"18446744073709551616\n"):
         with pytest.raises(WitnessRequestError):

@@ -1,4 +1,4 @@
-"""Counts of records by job, as they are and as they were; each has its place under one root, and no other count has."""
+"""Counts of records by job, now and earlier; each count is proven at exactly one place under one root."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY = b"k" * 32
 
 
 def root_of_all(counts: Counter[int]) -> bytes:
-    """The root, leaf by leaf."""
+    """Return the root, computed leaf by leaf."""
     edge = RightEdge()
     for job in sorted(job for job, count in counts.items() if count):
         edge.append(history_leaf(history_salt(KEY, job), job, counts[job]))
@@ -34,9 +34,7 @@ JOBS = st.one_of(st.integers(1, 20), st.integers(250, 262), st.integers(1, 700),
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(JOBS, max_size=60), st.lists(JOBS, max_size=20))
-def test_the_root_is_that_over_each_jobs_count_now_and_before_the_last_records(
-    earlier: list[int], later: list[int]
-) -> None:
+def test_root_covers_the_count_of_each_job_now_and_earlier(earlier: list[int], later: list[int]) -> None:
     counts, then = HistoryCounts(KEY), Counter(earlier)
     # The first record of a job comes after those of all jobs with lower IDs.
     later = [job for job in later if job in then or job > max(then, default=0)]
@@ -63,13 +61,13 @@ def test_the_root_is_that_over_each_jobs_count_now_and_before_the_last_records(
                         verify_inclusion(position, jobs, history_leaf(salt, job, wrong), path, counts.root(less))
 
 
-def test_a_leaf_says_nothing_of_a_count_to_who_has_not_its_salt() -> None:
+def test_leaf_hides_its_count_from_readers_without_the_salt() -> None:
     assert len({history_salt(KEY, job) for job in range(1, 100)}) == 99
     assert history_salt(KEY, 7) != history_salt(b"o" * 32, 7)
     assert len({history_leaf(history_salt(KEY, job), 7, 3) for job in (6, 7)}) == 2
 
 
-def test_what_is_prepared_in_portions_has_the_root_of_what_is_computed_at_once() -> None:
+def test_incremental_preparation_gives_the_same_root() -> None:
     counts, at_once = HistoryCounts(KEY), HistoryCounts(KEY)
     for job in range(1, 1_300):
         counts.add(job, 2)

@@ -1,4 +1,4 @@
-"""Leaves of ledger entries: what they say, what they hide, and what can be shown of one command alone."""
+"""Leaves of ledger entries: their content, what they hide, and proofs of single commands."""
 
 import pytest
 from hypothesis import given
@@ -28,36 +28,36 @@ def leaf(commands: tuple[bytes, ...], *, key: bytes = KEY, data: bytes = b"data"
 
 
 @given(st.builds(Leaf, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, HASHES, HASHES))
-def test_a_leaf_is_read_as_it_was_written(one: Leaf) -> None:
+def test_leaf_survives_encoding(one: Leaf) -> None:
     assert len(one.encode()) == LEAF_BYTES
     assert parse_leaf(one.encode()) == one
 
 
 @given(st.binary(max_size=2 * LEAF_BYTES))
-def test_bytes_without_the_head_of_a_leaf_are_none(held: bytes) -> None:
+def test_bytes_without_the_head_of_a_leaf_are_rejected(held: bytes) -> None:
     with pytest.raises(LeafError):
         parse_leaf(held)
 
 
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=40), st.data())
-def test_one_command_is_shown_without_the_others(commands: list[bytes], data: st.DataObject) -> None:
+def test_one_command_is_proven_without_the_others(commands: list[bytes], data: st.DataObject) -> None:
     position = data.draw(st.integers(0, len(commands) - 1))
     base, root = 6, leaf(tuple(commands)).commands_root
     shown = command_leaf(command_salt(KEY, base + 1 + position), commands[position])
     verify_inclusion(position, len(commands), shown, command_path(KEY, base, commands, position), root)
 
 
-def test_whoever_has_all_but_the_key_cannot_confirm_what_an_entry_holds() -> None:
+def test_entry_content_cannot_be_confirmed_without_the_key() -> None:
     ours, others = leaf((b"guessed",)), leaf((b"guessed",), key=bytes(32))
     assert ours.data_digest != others.data_digest
     assert ours.commands_root != others.commands_root
 
 
-def test_no_two_commands_and_no_command_and_entry_share_a_salt() -> None:
+def test_salts_of_commands_and_entries_are_all_different() -> None:
     salts = [command_salt(KEY, number) for number in range(300)] + [entry_salt(KEY, number) for number in range(300)]
     assert len({*salts}) == len(salts)
     assert {len(salt) for salt in salts} == {16}
 
 
-def test_an_entry_that_settles_nothing_has_the_empty_root() -> None:
+def test_entry_without_commands_has_the_empty_root() -> None:
     assert leaf(()).commands_root == EMPTY_ROOT

@@ -41,26 +41,26 @@ TEXT = Checkpoint("forebay/c1", 42, leaf_hash(b"x")).text()
 NOTE = write_note(TEXT, [sign(TEXT, "forebay/c1", LOG), cosign(TEXT, "witness.example", WITNESS, AT_S)]).encode()
 
 
-def test_the_published_note_is_signed_as_published() -> None:
+def test_published_note_has_the_published_signature() -> None:
     private = Ed25519PrivateKey.from_private_bytes(EXAMPLE_SEED)
     assert str(verifier_of("PeterNeumann", private)) == EXAMPLE_KEY
     assert sign(EXAMPLE_TEXT, "PeterNeumann", private).line() == EXAMPLE_LINE
 
 
-def test_the_published_note_is_verified_with_its_published_key() -> None:
+def test_published_note_is_verified_with_the_published_key() -> None:
     held = f"{EXAMPLE_TEXT}\n{EXAMPLE_LINE}".encode()
     text, [verified] = verify_note(held, [parse_key(EXAMPLE_KEY)])
     assert (text, verified.key.name, verified.at_s) == (EXAMPLE_TEXT, "PeterNeumann", None)
 
 
-def test_the_published_checkpoint_is_read_and_written() -> None:
+def test_published_checkpoint_is_read_and_written() -> None:
     found = parse_checkpoint(EXAMPLE_CHECKPOINT)
     assert found == Checkpoint("go.sum database tree", 123456789012, leaf_hash(b"hello world"))
     assert found.text() == EXAMPLE_CHECKPOINT
     assert parse_checkpoint(EXAMPLE_CHECKPOINT + "an extension\n") == found
 
 
-def test_a_cosignature_is_of_its_time_and_of_the_whole_text() -> None:
+def test_cosignature_covers_its_time_and_the_whole_text() -> None:
     cosigned = cosign(TEXT, "witness.example", WITNESS, AT_S)
     message = b"cosignature/v1\ntime 1679315147\n" + TEXT.encode()
     assert cosigned.value == AT_S.to_bytes(8, "big") + WITNESS.sign(message)
@@ -68,7 +68,7 @@ def test_a_cosignature_is_of_its_time_and_of_the_whole_text() -> None:
     assert [(one.key, one.at_s) for one in verified] == [(LOG_KEY, None), (WITNESS_KEY, AT_S)]
 
 
-def test_a_note_with_any_byte_flipped_is_refused() -> None:
+def test_note_with_any_flipped_bit_is_rejected() -> None:
     keys = [LOG_KEY, WITNESS_KEY]
     believed = []
     for at in range(len(NOTE)):
@@ -79,38 +79,38 @@ def test_a_note_with_any_byte_flipped_is_refused() -> None:
                 _, verified = verify_note(bytes(changed), keys)
             except NoteError:
                 continue
-            # A line that now shows another key's name or id is an unknown key's, and counts for nothing.
+            # The flip may change a key name or ID; signatures of unknown keys are ignored.
             if len(verified) == len(keys):
                 believed.append((at, bit))
     assert believed == []
 
 
-def test_a_false_signature_of_a_known_key_refuses_the_note_whoever_else_signed() -> None:
+def test_one_false_signature_of_a_known_key_rejects_the_note() -> None:
     other = sign(TEXT.replace("42", "43"), "forebay/c1", LOG)
     held = write_note(TEXT, [cosign(TEXT, "witness.example", WITNESS, AT_S), other]).encode()
     with pytest.raises(NoteError, match="does not match this text"):
         verify_note(held, [LOG_KEY, WITNESS_KEY])
 
 
-def test_unknown_keys_count_for_nothing() -> None:
+def test_signatures_of_unknown_keys_are_ignored() -> None:
     with pytest.raises(NoteError, match="no signature of a known key"):
         verify_note(NOTE, [verifier_of("forebay/c1", WITNESS)])
     _, verified = verify_note(NOTE, [LOG_KEY])
     assert [one.key for one in verified] == [LOG_KEY]
 
 
-def test_a_key_that_signed_twice_counts_once() -> None:
+def test_two_signatures_of_one_key_count_once() -> None:
     twice = [cosign(TEXT, "witness.example", WITNESS, AT_S + more) for more in (0, 1)]
     _, verified = verify_note(write_note(TEXT, twice).encode(), [WITNESS_KEY])
     assert len(verified) == 1
 
 
-def test_a_log_key_does_not_pass_as_a_cosigner() -> None:
+def test_log_key_is_not_accepted_as_a_cosigner() -> None:
     assert verifier_of("a", LOG).key_id != verifier_of("a", LOG, 4).key_id
 
 
 @given(st.text(), st.sampled_from([1, 4]), st.binary(min_size=32, max_size=32))
-def test_a_key_is_read_as_it_was_written_or_cannot_be_made(name: str, kind: int, public: bytes) -> None:
+def test_valid_key_survives_encoding(name: str, kind: int, public: bytes) -> None:
     try:
         key = VerifierKey(name, kind, public)
     except NoteError:
@@ -122,7 +122,7 @@ def test_a_key_is_read_as_it_was_written_or_cannot_be_made(name: str, kind: int,
     "text",
     ["", "a", "a+b", "a+00000000+AQ==", EXAMPLE_KEY.replace("c74f", "c74e"), EXAMPLE_KEY[:-1], "+" + EXAMPLE_KEY],
 )
-def test_what_is_no_key_is_refused(text: str) -> None:
+def test_invalid_key_text_is_rejected(text: str) -> None:
     with pytest.raises(NoteError):
         parse_key(text)
 
@@ -145,13 +145,13 @@ def test_what_is_no_key_is_refused(text: str) -> None:
         "\n" + EXAMPLE_CHECKPOINT,
     ],
 )
-def test_what_is_no_checkpoint_is_refused(text: str) -> None:
+def test_invalid_checkpoint_text_is_rejected(text: str) -> None:
     with pytest.raises(NoteError):
         parse_checkpoint(text)
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda one: f"{one}\n\n— {one}\n".encode()))
-def test_whatever_bytes_are_a_note_or_refused(held: bytes) -> None:
+def test_any_bytes_are_read_as_a_note_or_rejected(held: bytes) -> None:
     try:
         text, signatures = parse_note(held)
     except NoteError:
@@ -159,7 +159,7 @@ def test_whatever_bytes_are_a_note_or_refused(held: bytes) -> None:
     assert write_note(text, signatures).encode() == held
 
 
-def test_a_note_too_long_or_with_too_many_signatures_is_refused() -> None:
+def test_note_that_is_too_long_or_has_too_many_signatures_is_rejected() -> None:
     with pytest.raises(NoteError, match="65536 bytes"):
         parse_note(b"a\n" * 40_000)
     with pytest.raises(NoteError, match="64 signatures"):

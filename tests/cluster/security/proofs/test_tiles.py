@@ -1,4 +1,4 @@
-"""Tiles as C2SP tlog-tiles names and cuts them; proofs read out of them are those of the tree."""
+"""Tiles have the names and sizes of C2SP tlog-tiles, and proofs read from tiles match the tree."""
 
 import pytest
 from hypothesis import given, settings
@@ -44,17 +44,17 @@ def held(tile: Tile) -> bytes:
     return b"".join(NODES[8 * tile.level, at] for at in range(first, first + tile.width))
 
 
-def test_a_tree_of_70_000_leaves_is_cut_as_the_specification_says() -> None:
+def test_tree_of_70_000_leaves_has_the_specified_tiles() -> None:
     tiles = list(new_tiles(0, 70_000))
     assert [(one.level, one.width) for one in tiles if one.width < 256] == [(0, 112), (1, 17), (2, 1)]
     assert [sum(one.level == level and one.width == 256 for one in tiles) for level in (0, 1, 2)] == [273, 1, 0]
 
 
-def test_a_tree_of_256_leaves_has_a_full_tile_and_one_of_width_one_above() -> None:
+def test_tree_of_256_leaves_has_a_full_tile_below_a_tile_of_width_one() -> None:
     assert [one.path for one in new_tiles(0, 256)] == ["tile/0/000", "tile/1/000.p/1"]
 
 
-def test_a_tile_is_named_as_the_specification_says() -> None:
+def test_tile_has_the_specified_name() -> None:
     assert Tile(0, 1234067).path == "tile/0/x001/x234/067"
     assert Tile(None, 273, 112).path == "tile/entries/273.p/112"
 
@@ -62,7 +62,7 @@ def test_a_tile_is_named_as_the_specification_says() -> None:
 @given(
     st.builds(Tile, st.none() | st.integers(0, 7), st.integers(0, 2**56 - 1), st.integers(1, 256)),
 )
-def test_a_path_gives_back_its_tile(tile: Tile) -> None:
+def test_tile_survives_the_conversion_to_a_path(tile: Tile) -> None:
     assert parse_path(tile.path) == tile
 
 
@@ -86,14 +86,14 @@ def test_a_path_gives_back_its_tile(tile: Tile) -> None:
         "tile/8/000",
     ],
 )
-def test_any_other_spelling_names_no_tile(path: str) -> None:
+def test_any_other_path_is_rejected(path: str) -> None:
     with pytest.raises(TileError):
         parse_path(path)
 
 
 @settings(max_examples=60)
 @given(st.integers(1, LARGEST), st.data())
-def test_proofs_read_out_of_tiles_hold(size: int, data: st.DataObject) -> None:
+def test_proofs_read_from_tiles_are_valid(size: int, data: st.DataObject) -> None:
     read = nodes_in_tiles(size, held)
     index, old_size = data.draw(st.integers(0, size - 1)), data.draw(st.integers(1, size))
     assert root_of(size, read) == ROOTS[size]
@@ -102,12 +102,12 @@ def test_proofs_read_out_of_tiles_hold(size: int, data: st.DataObject) -> None:
 
 
 @given(st.lists(st.integers(0, LARGEST), min_size=2, max_size=6).map(sorted))
-def test_tiles_written_as_the_tree_grows_are_all_that_it_has(sizes: list[int]) -> None:
+def test_tiles_written_during_growth_are_complete(sizes: list[int]) -> None:
     written = {tile for old, new in zip(sizes, sizes[1:], strict=False) for tile in new_tiles(old, new)}
     assert set(new_tiles(sizes[0], sizes[-1])) <= written
 
 
-def test_a_tile_of_another_length_is_refused() -> None:
+def test_tile_of_wrong_length_is_rejected() -> None:
     with pytest.raises(TileError, match="8191 bytes instead of 8192"):
         root_of(128, nodes_in_tiles(300, lambda _: bytes(8191)))
     with pytest.raises(TileError, match="no tile 1"):
@@ -115,7 +115,7 @@ def test_a_tile_of_another_length_is_refused() -> None:
 
 
 @given(st.lists(st.binary(max_size=300), max_size=10))
-def test_a_bundle_gives_back_its_leaves_and_is_refused_when_cut(leaves: list[bytes]) -> None:
+def test_bundle_returns_its_leaves_and_is_rejected_when_truncated(leaves: list[bytes]) -> None:
     whole = bundle(leaves)
     assert leaves_in(whole) == leaves
     if leaves:
@@ -123,6 +123,6 @@ def test_a_bundle_gives_back_its_leaves_and_is_refused_when_cut(leaves: list[byt
             leaves_in(whole[:-1])
 
 
-def test_a_leaf_that_no_bundle_can_hold_is_refused() -> None:
+def test_leaf_too_large_for_a_bundle_is_rejected() -> None:
     with pytest.raises(TileError, match="65535"):
         bundle([bytes(65_536)])

@@ -1,4 +1,4 @@
-"""Trees and proofs of RFC 6962, against published vectors and against the definition, written as it stands there."""
+"""Trees and proofs of RFC 6962, compared with published vectors and with a direct implementation of the definition."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ from forebay.cluster.security.proofs import (
 VECTORS: dict[str, list[dict[str, Any]]] = json.loads(
     Path(__file__).with_name("merkle_vectors.json").read_text(encoding="utf-8"),
 )
-# The inputs and roots that Certificate Transparency's implementations share.
+# Inputs and roots shared by the implementations of Certificate Transparency.
 INPUTS = [
     bytes.fromhex(one)
     for one in ("", "00", "10", "2021", "3031", "40414243", "5051525354555657", "606162636465666768696a6b6c6d6e6f")
@@ -58,7 +58,7 @@ def naive_root(leaves: list[bytes]) -> bytes:
 
 def naive_node(level: int, index: int) -> bytes:
     leaves = LEAVES[index << level : (index + 1) << level]
-    assert len(leaves) == 1 << level, "a node that is not full was read"
+    assert len(leaves) == 1 << level, "an incomplete node was read"
     return naive_root(leaves)
 
 
@@ -66,7 +66,7 @@ def decoded(texts: list[str] | None) -> list[bytes]:
     return [base64.b64decode(one) for one in texts or []]
 
 
-def test_the_published_roots_are_found_at_every_size() -> None:
+def test_published_roots_match_at_every_size() -> None:
     edge = RightEdge()
     found = [edge.root().hex()]
     for data in INPUTS:
@@ -76,7 +76,7 @@ def test_the_published_roots_are_found_at_every_size() -> None:
 
 
 @pytest.mark.parametrize("vector", VECTORS["inclusion"], ids=lambda one: one["name"])
-def test_a_published_inclusion_proof_is_judged_as_published(vector: dict[str, Any]) -> None:
+def test_published_inclusion_proof_has_the_published_verdict(vector: dict[str, Any]) -> None:
     leaf, root = decoded([vector["leafHash"], vector["root"]])
     arguments = (vector["leafIdx"], vector["treeSize"], leaf, decoded(vector["proof"]), root)
     if vector["wantErr"]:
@@ -87,10 +87,10 @@ def test_a_published_inclusion_proof_is_judged_as_published(vector: dict[str, An
 
 
 @pytest.mark.parametrize("vector", VECTORS["consistency"], ids=lambda one: one["name"])
-def test_a_published_consistency_proof_is_judged_as_published(vector: dict[str, Any]) -> None:
+def test_published_consistency_proof_has_the_published_verdict(vector: dict[str, Any]) -> None:
     old_root, root = decoded([vector["root1"], vector["root2"]])
     arguments = (vector["size1"], vector["size2"], old_root, root, decoded(vector["proof"]))
-    # One vector takes two equal trees without looking at their roots, which are no hashes; here they are looked at.
+    # One vector accepts equal trees whose roots are not hashes; this implementation checks the roots.
     if vector["wantErr"] or len(root) != 32:
         with pytest.raises(ProofError):
             verify_consistency(*arguments)
@@ -99,7 +99,7 @@ def test_a_published_consistency_proof_is_judged_as_published(vector: dict[str, 
 
 
 @given(st.integers(0, 600))
-def test_the_right_edge_has_the_root_that_the_definition_gives(size: int) -> None:
+def test_right_edge_has_the_root_of_the_definition(size: int) -> None:
     edge = RightEdge()
     nodes = {}
     for number, leaf in enumerate(LEAVES[:size]):
@@ -110,7 +110,7 @@ def test_the_right_edge_has_the_root_that_the_definition_gives(size: int) -> Non
 
 
 @given(sizes, st.data())
-def test_every_leaf_is_proven_and_no_flipped_bit_is_believed(size: int, data: st.DataObject) -> None:
+def test_every_leaf_is_proven_and_every_flipped_bit_is_rejected(size: int, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, size - 1))
     proof = inclusion_proof(index, size, naive_node)
     root = naive_root(LEAVES[:size])
@@ -121,7 +121,7 @@ def test_every_leaf_is_proven_and_no_flipped_bit_is_believed(size: int, data: st
 
 
 @given(sizes, st.data())
-def test_every_older_tree_is_proven_and_no_flipped_bit_is_believed(size: int, data: st.DataObject) -> None:
+def test_every_older_tree_is_proven_and_every_flipped_bit_is_rejected(size: int, data: st.DataObject) -> None:
     old_size = data.draw(st.integers(1, size))
     proof = consistency_proof(old_size, size, naive_node)
     old_root, root = naive_root(LEAVES[:old_size]), naive_root(LEAVES[:size])
@@ -132,7 +132,7 @@ def test_every_older_tree_is_proven_and_no_flipped_bit_is_believed(size: int, da
 
 
 def flipped(parts: list[bytes], data: st.DataObject) -> list[bytes]:
-    """The parts with one bit of one of them changed."""
+    """Return the parts with one flipped bit."""
     which = data.draw(st.integers(0, len(parts) - 1))
     bit = data.draw(st.integers(0, 255))
     changed = bytearray(parts[which])
@@ -140,13 +140,13 @@ def flipped(parts: list[bytes], data: st.DataObject) -> list[bytes]:
     return [*parts[:which], bytes(changed), *parts[which + 1 :]]
 
 
-def test_two_hashes_cut_at_another_place_are_refused() -> None:
+def test_two_hashes_split_at_another_place_are_rejected() -> None:
     left, right = LEAVES[:2]
     with pytest.raises(ProofError, match="32 bytes"):
         verify_inclusion(0, 2, left + right[:1], [right[1:]], node_hash(left, right))
 
 
-def test_a_proof_from_an_empty_tree_is_empty() -> None:
+def test_proof_from_an_empty_tree_is_empty() -> None:
     root = naive_root(LEAVES[:7])
     assert consistency_proof(0, 7, naive_node) == []
     verify_consistency(0, 7, EMPTY_ROOT, root, [])
@@ -155,7 +155,7 @@ def test_a_proof_from_an_empty_tree_is_empty() -> None:
 
 
 @given(st.integers(-3, 12), st.integers(-3, 12))
-def test_there_is_a_proof_exactly_for_what_is_in_the_tree(first: int, size: int) -> None:
+def test_proof_exists_exactly_for_leaves_and_sizes_of_the_tree(first: int, size: int) -> None:
     for prove, is_there in ((inclusion_proof, 0 <= first < size), (consistency_proof, 0 <= first <= size)):
         if is_there:
             prove(first, size, naive_node)

@@ -1,4 +1,4 @@
-"""A site is reminded of a kind of drill that was not tried for as long as it wants, once, and again each week."""
+"""A site is reminded of a drill scenario that was not run within its period, once, and then weekly."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def drill(number: int = 1, *, verdict: DrillVerdict = DrillVerdict.PASSED, ended
 
 
 @pytest.mark.parametrize("verdict", list(DrillVerdict))
-def test_only_a_drill_that_came_to_its_end_counts_as_tried(verdict: DrillVerdict) -> None:
+def test_only_a_completed_drill_counts_as_run(verdict: DrillVerdict) -> None:
     tried = state_of([drill(verdict=DrillVerdict.FAILED), drill(2, verdict=verdict, ended=TRIED + DAY_US)])
     counts = verdict in (DrillVerdict.PASSED, DrillVerdict.FAILED)
     assert bool(list(letters_due(CONFIG, tried, DUE))) is not counts
@@ -49,7 +49,7 @@ def test_only_a_drill_that_came_to_its_end_counts_as_tried(verdict: DrillVerdict
 
 
 @given(st.integers(-2 * AGAIN_US, 10 * AGAIN_US))
-def test_it_is_due_at_one_moment_and_each_week_after_and_never_before(late_us: int) -> None:
+def test_reminder_is_due_at_one_moment_then_weekly_and_never_before(late_us: int) -> None:
     found = list(letters_due(CONFIG, state_of([drill()]), DUE + late_us))
     assert [letter.recipient for letter in found] == (
         list(CONFIG.remind) if late_us >= 0 and late_us % AGAIN_US < LATE_US else []
@@ -60,11 +60,11 @@ def test_it_is_due_at_one_moment_and_each_week_after_and_never_before(late_us: i
             one
             for one in letters_due(CONFIG, state_of([drill()]), DUE + weeks * AGAIN_US)
             if one.recipient == letter.recipient
-        ), "the same letter for each try of it"
+        ), "every attempt must send the same letter"
     assert len({letter.message_id for letter in found}) == len(found)
 
 
-def test_of_what_was_never_tried_it_is_said_within_a_week() -> None:
+def test_scenario_that_never_ran_is_reported_within_a_week() -> None:
     hours = range(0, AGAIN_US, LATE_US)
     found = [letter for hour in hours for letter in letters_due(CONFIG, state_of(), int(TRIED) + hour)]
     assert {letter.recipient for letter in found} == set(CONFIG.remind)
@@ -73,7 +73,7 @@ def test_of_what_was_never_tried_it_is_said_within_a_week() -> None:
 
 
 @given(st.text(min_size=1, max_size=60), st.sampled_from(SCENARIOS))
-def test_no_name_of_a_cluster_becomes_a_header(name: str, scenario: str) -> None:
+def test_cluster_name_cannot_become_a_header(name: str, scenario: str) -> None:
     config = DrillConfig(every_days={scenario: 1}, remind=("ops",))
     [letter] = letters_due(config, state_of(name=name), 5 * AGAIN_US + DAY_US)
     raw = message_of(letter, sender="forebay", recipient="ops")
@@ -81,7 +81,7 @@ def test_no_name_of_a_cluster_becomes_a_header(name: str, scenario: str) -> None
 
 
 class Site:
-    """A leader that reminds; a send is whatever the test says."""
+    """Leader that sends reminders; the test decides the result of each send."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(DUE)
@@ -104,7 +104,7 @@ class Site:
 
 
 @story
-async def test_a_leader_sends_a_reminder_once_and_again_after_a_week() -> None:
+async def test_leader_sends_a_reminder_once_and_again_after_a_week() -> None:
     site = Site()
     for _ in range(3):
         await site.look()
@@ -115,7 +115,7 @@ async def test_a_leader_sends_a_reminder_once_and_again_after_a_week() -> None:
 
 
 @story
-async def test_what_was_not_taken_is_tried_again_while_it_is_due() -> None:
+async def test_rejected_reminder_is_retried_while_it_is_due() -> None:
     site = Site()
 
     async def refuse(letter: Letter) -> None:
@@ -129,11 +129,11 @@ async def test_what_was_not_taken_is_tried_again_while_it_is_due() -> None:
     site.post = None
     site.clock.set_wall(Instant(DUE + AGAIN_US))
     await site.look()
-    assert len(site.taken) == 2, "mail is off"
+    assert len(site.taken) == 2, "mail is disabled"
 
 
 @story
-async def test_a_leader_that_goes_on_for_another_sends_the_same_letter() -> None:
+async def test_next_leader_sends_the_same_letter() -> None:
     first, second = Site(), Site()
     for site in (first, second):
         await site.look()
@@ -142,7 +142,7 @@ async def test_a_leader_that_goes_on_for_another_sends_the_same_letter() -> None
 
 
 @story
-async def test_who_wants_no_reminders_gets_none() -> None:
+async def test_site_without_reminders_gets_none() -> None:
     site = Site()
     site.config = DrillConfig()
     await site.look()

@@ -1,4 +1,4 @@
-"""The table [mail]: off by default, and nothing in it is guessed at."""
+"""The table [mail]: disabled by default, and strictly checked."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def read(**values: str) -> MailConfig:
     return Document(Path("forebay.toml"), "\n".join(["[mail]", *lines])).decode(File).mail
 
 
-def test_mail_is_off_where_nothing_is_said() -> None:
+def test_mail_is_disabled_by_default() -> None:
     assert read() == NO_MAIL == MailConfig()
 
 
-def test_a_program_or_the_mail_server_of_this_machine_may_be_named() -> None:
+def test_program_or_local_mail_server_may_be_configured() -> None:
     assert read(program="/usr/bin/mail").program == "/usr/bin/mail"
     found = read(smtp="127.0.0.1:25", sender="forebay@example.org", domain="example.org")
     assert found == MailConfig("", Address("127.0.0.1", 25), "forebay@example.org", "example.org")
@@ -47,14 +47,14 @@ def test_a_program_or_the_mail_server_of_this_machine_may_be_named() -> None:
         ({"smpt": "127.0.0.1:25"}, "mail.smpt"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_key(values: dict[str, str], place: str) -> None:
+def test_invalid_value_is_rejected_by_its_key(values: dict[str, str], place: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read(**values)
     assert refused.value.key == place
 
 
 @pytest.mark.parametrize("text", ["alice", "alice@example.org", "a.b+c@x-y.z"])
-def test_an_address_is_plain(text: str) -> None:
+def test_address_is_plain(text: str) -> None:
     assert is_mail_address(text)
 
 
@@ -66,7 +66,7 @@ META = "|/${}#`'\"\\;&<>()[]*?!~%^,: \t\n\0"
 @example("/var/spool/mail/root", "")
 @example("-f", "@example.org")
 @example("a..b", "@example.org")
-def test_no_address_has_a_character_that_a_mail_program_or_a_shell_reads_as_more(mailbox: str, domain: str) -> None:
+def test_address_has_no_character_special_to_a_mail_program_or_shell(mailbox: str, domain: str) -> None:
     if is_mail_address(mailbox + domain):
         assert mailbox[0].isalnum() or mailbox[0] == "_"
         assert not set(mailbox.partition("@")[0]) & set(META)

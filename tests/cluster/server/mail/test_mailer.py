@@ -1,4 +1,4 @@
-"""The leader sends what is owed, at least once and under one name, and nothing waits for a mailer that fails."""
+"""The leader sends queued mail at least once with one Message-ID, and a failing mailer delays nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.replica.world import World
 
 
 class Site:
-    """A world whose leader has a mailer, which is told to look by hand; a send is whatever the test says."""
+    """Leader with a mailer that is polled by hand; the test decides the result of each send."""
 
     def __init__(self, jobs: int = 1) -> None:
         self.world = World(cpus=max(8, jobs))
@@ -64,7 +64,7 @@ class Site:
         return answer
 
     async def rest(self) -> None:
-        """Let everything that can happen now happen."""
+        """Run all tasks that can proceed now."""
         self.mailer.poll()
         for _ in range(50):
             await asyncio.sleep(0)
@@ -75,7 +75,7 @@ class Site:
 
 
 @story
-async def test_what_is_owed_is_sent_once_and_settled() -> None:
+async def test_queued_mail_is_sent_once_and_settled() -> None:
     site = Site(jobs=20)
     await site.rest()
     assert len(site.taken) == len(set(site.taken)) == 20
@@ -85,7 +85,7 @@ async def test_what_is_owed_is_sent_once_and_settled() -> None:
 
 
 @story
-async def test_a_follower_sends_nothing_and_one_that_stops_leading_gives_up_what_it_sends() -> None:
+async def test_follower_sends_nothing_and_a_deposed_leader_abandons_its_sends() -> None:
     site = Site(jobs=2)
     hanging = asyncio.Event()
     ended: list[str] = []
@@ -107,9 +107,9 @@ async def test_a_follower_sends_nothing_and_one_that_stops_leading_gives_up_what
 
 
 @story
-async def test_a_leader_that_dies_between_the_send_and_the_commit_leaves_the_same_mail_to_the_next() -> None:
+async def test_leader_dying_between_send_and_commit_leaves_the_same_mail() -> None:
     site = Site()
-    site.full = True  # the command cannot be taken: as if the leader had died here
+    site.full = True  # the command is rejected, as if the leader had died here
     await site.rest()
     assert len(site.taken) == 1 and site.world.state.mails
     site.full, site.mailer = False, site.new_mailer()
@@ -119,7 +119,7 @@ async def test_a_leader_that_dies_between_the_send_and_the_commit_leaves_the_sam
 
 
 @story
-async def test_a_command_that_could_not_be_taken_is_tried_again_without_another_mail() -> None:
+async def test_rejected_command_is_retried_without_a_second_mail() -> None:
     site = Site()
     site.full = True
     await site.rest()
@@ -129,7 +129,7 @@ async def test_a_command_that_could_not_be_taken_is_tried_again_without_another_
 
 
 @story
-async def test_an_answer_that_is_lost_costs_no_second_mail() -> None:
+async def test_lost_answer_causes_no_second_mail() -> None:
     site = Site()
     site.lose_answers = True
     await site.rest()
@@ -138,7 +138,7 @@ async def test_an_answer_that_is_lost_costs_no_second_mail() -> None:
 
 
 @story
-async def test_a_failing_mailer_is_tried_again_with_pauses_that_grow_and_given_up_after_a_day() -> None:
+async def test_failing_mail_is_retried_with_growing_pauses_and_dropped_after_a_day() -> None:
     site = Site()
     tries: list[int] = []
 
@@ -164,7 +164,7 @@ async def test_a_failing_mailer_is_tried_again_with_pauses_that_grow_and_given_u
 
 
 @story
-async def test_what_can_never_be_delivered_is_given_up_at_once_and_a_fault_in_a_sender_is_a_failure() -> None:
+async def test_undeliverable_mail_is_dropped_at_once_and_a_sender_fault_is_a_failure() -> None:
     site = Site(jobs=2)
 
     async def refuse(mail: Mail) -> None:
@@ -179,7 +179,7 @@ async def test_what_can_never_be_delivered_is_given_up_at_once_and_a_fault_in_a_
 
 
 @story
-async def test_where_mail_is_off_it_is_dropped_and_says_so() -> None:
+async def test_mail_is_dropped_with_a_reason_if_disabled() -> None:
     site = Site(jobs=3)
     site.sending = None
     await site.rest()
@@ -187,7 +187,7 @@ async def test_where_mail_is_off_it_is_dropped_and_says_so() -> None:
 
 
 @story
-async def test_mails_that_hang_hold_up_no_more_than_their_share_and_look_returns_at_once() -> None:
+async def test_hanging_mails_are_bounded_and_poll_returns_at_once() -> None:
     site = Site(jobs=SENDING_MAX + 3)
     under_way: set[str] = set()
     go_on = asyncio.Event()
@@ -199,7 +199,7 @@ async def test_mails_that_hang_hold_up_no_more_than_their_share_and_look_returns
     site.sending = hang
     await site.rest()
     assert len(under_way) == SENDING_MAX
-    # The cluster goes on: jobs are submitted and end meanwhile.
+    # The cluster continues: jobs are submitted and end meanwhile.
     site.world.submit()
     go_on.set()
     await site.rest()
@@ -207,6 +207,6 @@ async def test_mails_that_hang_hold_up_no_more_than_their_share_and_look_returns
     assert not site.world.state.mails
 
 
-def test_a_sender_is_what_the_mailer_calls() -> None:
+def test_sender_matches_what_the_mailer_calls() -> None:
     sender: Send = Site().take
     assert callable(sender)

@@ -1,4 +1,4 @@
-"""A mail is what Slurm's is, reaches a real server or a real program, and never waits for one that does not answer."""
+"""Mail equals Slurm's, reaches a real server or program, and never waits for one that does not respond."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def mail(**changes: Any) -> Mail:
     return Mail(**{**fields, **changes})
 
 
-def test_the_subject_at_the_end_of_stage_out_is_that_of_the_guide() -> None:
+def test_stage_out_subject_equals_the_guide() -> None:
     assert subject_of(STAGED_OUT) == "SLURM Job_id=12 Name=my_app Staged Out, StageOut time 00:05:07"
 
 
@@ -65,12 +65,12 @@ def test_the_subject_at_the_end_of_stage_out_is_that_of_the_guide() -> None:
         ),
     ],
 )
-def test_the_other_subjects_have_the_same_form(changes: dict[str, Any], subject: str) -> None:
+def test_other_subjects_have_the_same_form(changes: dict[str, Any], subject: str) -> None:
     assert subject_of(mail(**changes)) == subject
 
 
 @given(st.text(min_size=1, max_size=200))
-def test_no_name_of_a_job_becomes_a_header_or_a_second_message(name: str) -> None:
+def test_job_name_cannot_become_a_header_or_a_second_message(name: str) -> None:
     raw = message_of(letter_of("demo", "cafe", mail(name=name)), sender="forebay", recipient="alice")
     assert raw.isascii() and b"\r\n.\r\n" not in raw
     read = message_from_bytes(raw, policy=policy.default)
@@ -85,7 +85,7 @@ def test_no_name_of_a_job_becomes_a_header_or_a_second_message(name: str) -> Non
 
 
 class Post:
-    """A mail server of the test: keeps what it is given, answers what it is told to."""
+    """Mail server of the test: records its input, and replies as configured."""
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
@@ -136,7 +136,7 @@ def by_smtp(post: Post, **more: Any) -> sending_module.Send:
 
 
 @story
-async def test_an_smtp_server_gets_the_message_with_its_envelope() -> None:
+async def test_smtp_server_gets_the_message_with_its_envelope() -> None:
     async with post_office() as post:
         await by_smtp(post, sender="forebay@hpc.example", domain="example.org")(mail(name=".dots\n.and lines"))
         assert post.commands[:4] == [
@@ -161,7 +161,7 @@ async def test_an_smtp_server_gets_the_message_with_its_envelope() -> None:
         ({"END": "554 spam"}, Undeliverable),
     ],
 )
-def test_a_rejection_for_good_is_told_from_one_for_now(answers: dict[str, str], error: type[Exception]) -> None:
+def test_permanent_and_temporary_rejections_are_distinguished(answers: dict[str, str], error: type[Exception]) -> None:
     @story
     async def tell() -> None:
         async with post_office() as post:
@@ -173,7 +173,7 @@ def test_a_rejection_for_good_is_told_from_one_for_now(answers: dict[str, str], 
 
 
 @story
-async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_server_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending_module, "SEND_S", 0.1)
     async with post_office() as post:
         post.silent = True
@@ -200,7 +200,7 @@ async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.Monkey
         "x" * 300,
     ],
 )
-def test_what_is_no_address_reaches_nobody(recipient: str) -> None:
+def test_invalid_address_receives_no_mail(recipient: str) -> None:
     @story
     async def tell() -> None:
         async with post_office() as post:
@@ -224,7 +224,7 @@ def by_program(path: Path) -> sending_module.Send:
     return send
 
 
-def test_a_program_gets_the_subject_the_recipient_and_the_text(tmp_path: Path) -> None:
+def test_program_gets_subject_recipient_and_text(tmp_path: Path) -> None:
     path = program(
         tmp_path,
         f'printf "%s\\n" "$@" "$SLURM_JOB_ID" "$FOREBAY_MESSAGE_ID" "$HOME" > {tmp_path}/got; cat > {tmp_path}/text',
@@ -237,7 +237,7 @@ def test_a_program_gets_the_subject_the_recipient_and_the_text(tmp_path: Path) -
     assert "its results have been staged out" in (tmp_path / "text").read_text()
 
 
-def test_a_program_that_fails_says_why(tmp_path: Path) -> None:
+def test_failing_program_gives_its_reason(tmp_path: Path) -> None:
     path = program(tmp_path, "echo 'no route to host' >&2; exit 75")
     with pytest.raises(SendFailed, match="exited with 75: no route to host"):
         story(lambda: by_program(path)(STAGED_OUT))()
@@ -245,22 +245,20 @@ def test_a_program_that_fails_says_why(tmp_path: Path) -> None:
         story(lambda: by_program(tmp_path / "nothing")(STAGED_OUT))()
 
 
-def test_a_program_that_others_can_change_is_not_run(tmp_path: Path) -> None:
+def test_program_writable_by_others_is_not_run(tmp_path: Path) -> None:
     path = program(tmp_path, "echo ran >&2; exit 1")
     path.chmod(0o777)
     with pytest.raises(SendFailed, match="others may write to"):
         story(lambda: by_program(path)(STAGED_OUT))()
 
 
-def test_a_program_that_floods_its_output_and_reads_nothing_is_content_all_the_same(tmp_path: Path) -> None:
+def test_program_that_floods_its_output_and_reads_nothing_succeeds(tmp_path: Path) -> None:
     path = program(tmp_path, "exec <&-; head -c 1000000 /dev/zero >&2; exit 0")
     story(lambda: by_program(path)(STAGED_OUT))()
 
 
 @story
-async def test_a_program_that_hangs_is_killed_with_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hanging_program_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending_module, "SEND_S", 1.0)
     pipe = tmp_path / "alive"
     os.mkfifo(pipe)
@@ -268,7 +266,7 @@ async def test_a_program_that_hangs_is_killed_with_its_children(
     path = program(tmp_path, f"sleep 60 > {pipe} & sleep 60 > {pipe}")
     with pytest.raises(SendFailed, match="longer than"):
         await by_program(path)(STAGED_OUT)
-    # Both ends of the fifo that the two held are closed once they are dead: then a read sees the end.
+    # Both ends of the fifo are closed once program and child are dead; a read then sees the end.
     for _ in range(500):
         try:
             if os.read(held, 1) == b"":
@@ -276,9 +274,9 @@ async def test_a_program_that_hangs_is_killed_with_its_children(
         except BlockingIOError:
             await asyncio.sleep(0.01)
     else:
-        raise AssertionError("a child of the mail program lives")
+        raise AssertionError("a child of the mail program is alive")
     os.close(held)
 
 
-def test_mail_is_off_unless_something_says_otherwise() -> None:
+def test_mail_is_disabled_unless_configured() -> None:
     assert sender_of(MailConfig(), "demo", "cafe", is_alice) is None

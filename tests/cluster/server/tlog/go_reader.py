@@ -1,6 +1,6 @@
-"""Somebody else's reader of what is published: Go's sumdb packages, of which `reader.go` calls what a client calls.
+"""Independent reader of published logs: Go's sumdb packages, called by `reader.go` as a client would.
 
-Installed by `scripts/install-backends --go`; tests that need it are skipped without it, and say so.
+Installed by `scripts/install-backends --go`. Without it, tests that need it are skipped with that message.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import pytest
 SOURCE: Final = Path(__file__).with_name("reader.go")
 GO: Final = shutil.which("go")
 PACKAGES: Final = next(Path(os.environ.get("GOPATH", "/usr/share/gocode")).glob("src/*/x/mod/sumdb"), None)
-"""Where the packages are that Debian's golang-golang-x-mod-dev has."""
+"""Location of the packages in Debian's golang-golang-x-mod-dev."""
 
 needs_go: Final = pytest.mark.skipif(
     GO is None or PACKAGES is None,
-    reason="somebody else's reader needs Go and its sumdb packages: scripts/install-backends --go",
+    reason="the independent reader needs Go and its sumdb packages: scripts/install-backends --go",
 )
 
 
@@ -43,7 +43,7 @@ def _built() -> Path:
 
 
 def read(directory: Path, least: int) -> str:
-    """Return what the reader says of a log in a directory: `keys`, `old`, `checkpoint`, `tile/…`; one line."""
+    """Return the reader's output for a log in a directory: `keys`, `old`, `checkpoint`, `tile/…`; one line."""
     command = [str(_built()), str(directory), str(least)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode in (0, 1), found.stderr

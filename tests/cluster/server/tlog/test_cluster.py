@@ -1,4 +1,4 @@
-"""Three replicas sign what each has, an auditor reads it with nothing but a certificate, and who was altered stops."""
+"""Three replicas sign their ledgers, an auditor reads the log with only a certificate, and an altered replica stops."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SOMEBODY_ELSE = Actor(ActorRole.OPERATOR, "mallory")
 
 
 class Three:
-    """The replicas of a cluster, in one process, and who has stopped itself."""
+    """Replicas of a cluster in one process, and the names of those that have stopped."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -89,18 +89,18 @@ async def three(config: Config) -> AsyncIterator[Three]:
     finally:
         for name, one in them.replicas.items():
             if name in them.stopped:
-                # Its process would be gone, and could sign nothing more.
+                # A real process would have ended, and could sign nothing more.
                 one.publisher.publish = nothing  # type: ignore[method-assign]
             await one.stop()
 
 
 async def nothing(*, whole: bool) -> bool:
-    """Publish nothing, as a process that has ended."""
+    """Publish nothing, like a process that has ended."""
     return whole
 
 
 async def pools_set(config: Config, count: int) -> int:
-    """Have an operator change a pool; return the last revision."""
+    """Change a pool as an operator; return the last revision."""
     async with Client.from_config(config, "operator") as client:
         for number in range(count):
             wanted = PoolRequest(command_id=client.new_command_id(), quantity=f"{100 + number}MiB", granularity="1MiB")
@@ -109,7 +109,7 @@ async def pools_set(config: Config, count: int) -> int:
 
 
 async def signed_by_all(them: Three) -> str:
-    """Wait until all have a checkpoint of all that is applied; return it."""
+    """Wait until all replicas have a checkpoint of all applied entries; return it."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             (note, *others) = them.published()
@@ -126,7 +126,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @story
-async def test_what_all_have_signed_an_auditor_verifies_from_tiles_alone(tmp_path: Path) -> None:
+async def test_auditor_verifies_a_checkpoint_of_all_replicas_from_tiles_alone(tmp_path: Path) -> None:
     config = make(tmp_path / "site", 3)
     issue(
         load_authority(config.tls.authority.parent),
@@ -164,7 +164,7 @@ async def test_what_all_have_signed_an_auditor_verifies_from_tiles_alone(tmp_pat
 
 
 @story
-async def test_a_cluster_in_which_nothing_happens_signs_nothing(tmp_path: Path) -> None:
+async def test_idle_cluster_signs_nothing(tmp_path: Path) -> None:
     config = make(tmp_path / "site", 3)
     async with three(config) as them:
         await them.until_they_have(await pools_set(config, 2))
@@ -172,13 +172,13 @@ async def test_a_cluster_in_which_nothing_happens_signs_nothing(tmp_path: Path) 
         files = [path for name in them.replicas for path in (config.storage.directory / name / "signing").iterdir()]
         files += [config.storage.directory / name / "tlog/checkpoint" for name in them.replicas]
         before = {path: path.stat().st_mtime_ns for path in files}
-        await asyncio.sleep(1.0)  # three periods: that nothing comes cannot be waited for
+        await asyncio.sleep(1.0)  # three periods, because an absent checkpoint gives no event
         assert them.published() == {note}
         assert {path: path.stat().st_mtime_ns for path in files} == before
 
 
 @story
-async def test_a_replica_whose_history_was_rewritten_behind_a_checkpoint_stops(tmp_path: Path) -> None:
+async def test_replica_with_history_rewritten_before_a_checkpoint_stops(tmp_path: Path) -> None:
     config = make(tmp_path / "site", 3)
     async with three(config) as them:
         await them.until_they_have(await pools_set(config, 3))
@@ -189,7 +189,7 @@ async def test_a_replica_whose_history_was_rewritten_behind_a_checkpoint_stops(t
         await asyncio.Event().wait()
 
     with pytest.MonkeyPatch.context() as patch:
-        # What replicas compare while they run would find it too.
+        # The comparison of running replicas would find it too.
         patch.setattr(Checkpoints, "_run", blind)
         async with three(config) as them:
             async with asyncio.timeout(PATIENCE_S):
@@ -200,7 +200,7 @@ async def test_a_replica_whose_history_was_rewritten_behind_a_checkpoint_stops(t
 
 
 @story
-async def test_an_operator_hands_out_checkpoint_keys_and_proof_and_later_shows_that_nothing_was_altered(
+async def test_operator_distributes_checkpoint_keys_and_proof_and_shows_them_unaltered(
     tmp_path: Path,
 ) -> None:
     config = make(tmp_path / "site", 3)
@@ -224,7 +224,7 @@ async def test_an_operator_hands_out_checkpoint_keys_and_proof_and_later_shows_t
         size = parse_checkpoint(parse_note(note.encode())[0]).size
         for options in ((), ("--keys", keys)):
             assert f"The first {size} entries are unchanged" in await typed("consistency", "--from", kept, *options)
-        # A fork that a majority has signed once, by keys that are theirs.
+        # A fork signed by a majority with its own keys.
         fork, signatures = Checkpoint(origin_of(config.cluster.id), size, bytes(32)).text(), []
         for name in ("r1", "r2"):
             held = (config.storage.directory / name / "signing/key").read_bytes()
@@ -261,7 +261,7 @@ async def test_an_operator_hands_out_checkpoint_keys_and_proof_and_later_shows_t
 
 @story
 @pytest.mark.parametrize("way", ["stopped", "asked to hand over"])
-async def test_what_a_leader_did_is_signed_before_another_one_leads(
+async def test_leaders_entries_are_signed_before_another_leads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(publish, "PERIOD_S", 3600.0)
@@ -279,7 +279,7 @@ async def test_what_a_leader_did_is_signed_before_another_one_leads(
         else:
             async with Client.from_config(config, "operator") as client:
                 wanted = TransferRequest(command_id=client.new_command_id())
-                await client.call(ops.TRANSFER_LEADERSHIP, wanted)  # by whoever leads by now
+                await client.call(ops.TRANSFER_LEADERSHIP, wanted)  # sent to the present leader
         (note,) = them.published()
         assert parse_checkpoint(parse_note(note.encode())[0]).size >= last
         if way == "stopped":

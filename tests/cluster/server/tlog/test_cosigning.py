@@ -1,4 +1,4 @@
-"""A leader asks its witnesses within bounds, waits for none of them, and says by name what they have seen of it."""
+"""A leader asks its witnesses within bounds, waits for none, and reports by name what they have seen."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WITNESSES = ("w1", "w2", "w3")
 
 
 class Still(SystemClock):
-    """A monotonic clock that stands until it is moved."""
+    """Monotonic clock that stands still until it is moved."""
 
     def __init__(self) -> None:
         self.at_s = 1000.0
@@ -55,7 +55,7 @@ class Said(NamedTuple):
 
 
 class Site:
-    """Three replicas with one ledger, as one publisher each, and three real witnesses; r1 leads."""
+    """Three publishers with one ledger, led by r1, and three real witnesses."""
 
     def __init__(self, directory: Path, needed: int = 2) -> None:
         self.directory, self.needed = directory, needed
@@ -130,14 +130,14 @@ class Site:
         return Said(found.status, found.body.encode())
 
     async def published(self, size: int) -> Publisher:
-        """Have the leader publish a checkpoint of so many entries."""
+        """Let the leader publish a checkpoint of `size` entries."""
         self.applied = size
         leader = self.publishers[self.leader]
         assert await leader.publish()
         return leader
 
     async def late(self) -> None:
-        """Have the leader ask those that were late, as it does behind publications."""
+        """Let the leader ask late witnesses, as after a publication."""
         await self.publishers[self.leader].ask_late_witnesses()
 
     def note(self) -> str:
@@ -160,7 +160,7 @@ def refusing(answer: Said | WitnessResponse) -> Callable[[bytes], Awaitable[Said
 
 
 async def dead(body: bytes) -> Said:
-    raise NoAnswer("nobody is there")
+    raise NoAnswer("the witness is not running")
 
 
 async def hanging(body: bytes) -> Said:
@@ -169,7 +169,7 @@ async def hanging(body: bytes) -> Said:
 
 
 @story
-async def test_what_is_published_has_its_cosignatures_in_it_and_all_replicas_have_it(tmp_path: Path) -> None:
+async def test_published_checkpoint_has_its_cosignatures_on_all_replicas(tmp_path: Path) -> None:
     site = Site(tmp_path)
     for size in (10, 100, 130):
         leader = await site.published(size)
@@ -179,14 +179,14 @@ async def test_what_is_published_has_its_cosignatures_in_it_and_all_replicas_hav
         assert len(verified) == 6
         for name, one in site.publishers.items():
             assert (one.note, site.cosigned(name), one.unwitnessed_s) == (leader.note, [*WITNESSES], 0.0)
-    assert len(site.asked) == 9  # each once: what a witness has is known from its last cosignature
+    assert len(site.asked) == 9  # each once: the last cosignature gives the witness's size
     assert not leader.cosigning.disputes and not leader.cosigning.errors
     again = site.publisher("r1")
     assert (again.witnessed_by, again.unwitnessed_s) == (WITNESSES, 0.0)
 
 
 @story
-async def test_of_two_needed_one_may_be_dead_and_with_two_dead_it_is_published_and_called_unwitnessed(
+async def test_checkpoint_tolerates_one_dead_witness_and_is_unwitnessed_with_two(
     tmp_path: Path,
 ) -> None:
     site = Site(tmp_path)
@@ -208,7 +208,7 @@ async def test_of_two_needed_one_may_be_dead_and_with_two_dead_it_is_published_a
 
 
 @story
-async def test_a_witness_that_is_away_is_asked_ever_more_seldom(tmp_path: Path) -> None:
+async def test_absent_witness_is_asked_less_and_less_often(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.instead["w2"] = dead
     leader, moments = await site.published(10), [0]
@@ -223,7 +223,7 @@ async def test_a_witness_that_is_away_is_asked_ever_more_seldom(tmp_path: Path) 
 
 
 @story
-async def test_a_witness_that_hangs_holds_a_checkpoint_up_once_and_is_then_asked_behind_it(
+async def test_hanging_witness_delays_one_checkpoint_and_is_then_asked_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publish, "BEFORE_PUBLICATION_S", 0.02)
@@ -239,16 +239,16 @@ async def test_a_witness_that_hangs_holds_a_checkpoint_up_once_and_is_then_asked
     site.clock.at_s += cosigning.RETRY_S_MAX
     await site.late()
     assert sorted(site.cosigned()) == sorted(site.cosigned("r3")) == [*WITNESSES]
-    assert site.publishers["r1"].published_s == 1000.0  # what is added later makes no checkpoint newer
+    assert site.publishers["r1"].published_s == 1000.0  # later cosignatures do not change the publication time
 
 
 @story
-async def test_who_takes_over_learns_from_the_witness_how_far_it_is(tmp_path: Path) -> None:
+async def test_new_leader_learns_the_witnesses_size_from_them(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.instead["w1"] = dead
     await site.published(50)
     site.instead.clear()
-    # What the others were handed says nothing of w1; and of w2 and w3 nothing where it is lost, too.
+    # The notes of the other replicas lack w1, and without these notes also w2 and w3.
     site.leader = "r2"
     (tmp_path / "r2/tlog/checkpoint").unlink()
     site.publishers["r2"] = site.publisher("r2")
@@ -259,7 +259,7 @@ async def test_who_takes_over_learns_from_the_witness_how_far_it_is(tmp_path: Pa
 
 
 @story
-async def test_a_cosignature_whose_answer_was_lost_is_had_again(tmp_path: Path) -> None:
+async def test_cosignature_with_a_lost_answer_is_requested_again(tmp_path: Path) -> None:
     site = Site(tmp_path)
     await site.published(40)
 
@@ -277,7 +277,7 @@ async def test_a_cosignature_whose_answer_was_lost_is_had_again(tmp_path: Path) 
 
 
 @story
-async def test_a_witness_that_has_more_than_a_checkpoint_and_not_more_than_the_ledger_is_asked_again_later(
+async def test_witness_ahead_of_a_checkpoint_is_asked_again_later(
     tmp_path: Path,
 ) -> None:
     site = Site(tmp_path)
@@ -297,10 +297,10 @@ async def test_a_witness_that_has_more_than_a_checkpoint_and_not_more_than_the_l
 
 @story
 @pytest.mark.parametrize("needed", [0, 2])
-async def test_a_history_that_all_replicas_were_given_another_one_of_is_found_by_the_witnesses_and_by_nobody_else(
+async def test_history_replaced_on_all_replicas_is_found_only_by_the_witnesses(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, needed: int
 ) -> None:
-    """Each replica's memory of what it signed is forged with its ledger: whoever has all the disks can do that."""
+    """Each replica's record of signatures is forged too: an attacker with all disks can do that."""
     site = Site(tmp_path, needed)
     await site.published(100)
     forged = MemoryLog(200, forked_from=70)
@@ -313,7 +313,7 @@ async def test_a_history_that_all_replicas_were_given_another_one_of_is_found_by
     site.publishers = {name: site.publisher(name) for name in site.signers}
     for size in (80, 100, 150):
         leader = await site.published(size)
-        # Replicas all agree with each other, sign and go on: without a witness nothing is wrong.
+        # The replicas agree with each other and sign: without a witness nothing seems wrong.
         assert leader.size == size and len(parse_note(leader.note.encode())[1]) == 3
         assert parse_checkpoint(parse_note(leader.note.encode())[0]).root == forged.checkpoint(size).root
         said = {
@@ -328,7 +328,7 @@ async def test_a_history_that_all_replicas_were_given_another_one_of_is_found_by
         assert leader.unwitnessed_s == (0.0 if not needed else site.clock.at_s - 1000.0)
     site.log = SOUND
     found = await leader.cosigning.collect(SOUND.checkpoint(150), SOUND.note(150).decode(), within_s=1.0)
-    assert found == []  # signed by others than its replicas
+    assert found == []  # not signed by the log's replicas
 
 
 @story
@@ -350,7 +350,7 @@ async def test_a_history_that_all_replicas_were_given_another_one_of_is_found_by
         (Said(302, b""), "it answered with status 302"),
     ],
 )
-async def test_whatever_a_witness_answers_the_checkpoint_is_published(tmp_path: Path, answer: Said, said: str) -> None:
+async def test_checkpoint_is_published_for_any_answer_of_a_witness(tmp_path: Path, answer: Said, said: str) -> None:
     site = Site(tmp_path, needed=3)
     site.instead["w2"] = refusing(answer)
     leader = await site.published(10)
@@ -359,7 +359,7 @@ async def test_whatever_a_witness_answers_the_checkpoint_is_published(tmp_path: 
 
 
 @story
-async def test_a_cosignature_of_another_key_or_checkpoint_counts_for_nothing(tmp_path: Path) -> None:
+async def test_cosignature_of_another_key_or_checkpoint_does_not_count(tmp_path: Path) -> None:
     site = Site(tmp_path)
 
     async def anothers(body: bytes) -> WitnessResponse:
@@ -375,7 +375,7 @@ async def test_a_cosignature_of_another_key_or_checkpoint_counts_for_nothing(tmp
 
 
 @story
-async def test_a_follower_adds_nothing_but_cosignatures_of_its_own_witnesses(tmp_path: Path) -> None:
+async def test_follower_adds_only_cosignatures_of_its_own_witnesses(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.instead["w1"] = dead
     await site.published(10)

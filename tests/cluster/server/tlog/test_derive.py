@@ -1,4 +1,4 @@
-"""The tree of a ledger is a function of its entries, whatever was there of its files, and mends what is damaged."""
+"""A ledger's tree depends only on its entries, whatever files exist, and repairs damaged files."""
 
 import random
 import shutil
@@ -33,13 +33,13 @@ from tests.replica.world import DISCLOSURE_KEY
 
 KEY = DISCLOSURE_KEY
 ENTRIES = 256 * 256 + 300
-"""Enough for a full tile of hashes of tiles."""
+"""Number of entries that gives a full tile of tile hashes."""
 
 
 def short_history() -> list[tuple[int, bytes]]:
-    """The terms and data of a ledger of `lived` behind a no-op."""
+    """Return terms and data of a ledger of `lived` after a no-op."""
     batches = lived()
-    # What a deposed leader proposed on a revision that was settled by somebody else in the meantime.
+    # A deposed leader's batch, on a revision that another leader settled meanwhile.
     void = encode_batch(replace(batches[1], at=batches[2].at))
     return [(1, NO_OP), *((1, encode_batch(batch)) for batch in batches[:3]), (1, void)] + [
         (2, encode_batch(batch)) for batch in batches[3:]
@@ -54,14 +54,14 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.fixture(scope="module")
 def derived(long: Made) -> Path:
-    """The files of the tree of `long`."""
+    """Files of the tree of `long`."""
     with opened(long) as tree:
         assert tree.size == ENTRIES
     return long.directory / "tlog"
 
 
 class Opened:
-    """A tree that has come to the end of its ledger, or to `last`."""
+    """Tree derived to the end of its ledger, or up to `last`."""
 
     def __init__(self, made: Made, directory: Path, *, readonly: bool = False, steps: int = 1_000_000) -> None:
         self._environment = Environment.open_readonly(made.directory / "wal")
@@ -86,13 +86,13 @@ def opened(made: Made, directory: Path | None = None, *, readonly: bool = False,
 
 
 def root(made: Made, directory: Path, size: int = ENTRIES) -> bytes:
-    """The root by the files in a directory."""
+    """Return the root from the files in a directory."""
     with opened(made, directory) as tree:
         return tree.root(size)
 
 
 def roots(made: Made, sizes: set[int]) -> dict[int, bytes]:
-    """The roots at some sizes, from the entries alone: the state before each is known from their batches."""
+    """Return the roots at some sizes, computed from the entries alone."""
     edge, revision, found = RightEdge(), 0, {}
     for entry in made.entries[: max(sizes)]:
         batch = None if entry.data == NO_OP else decode_batch(entry.data)
@@ -115,7 +115,7 @@ def roots(made: Made, sizes: set[int]) -> dict[int, bytes]:
     return found
 
 
-def test_roots_and_proofs_are_those_of_the_tree_over_the_entries_leaves(long: Made, derived: Path) -> None:
+def test_roots_and_proofs_equal_those_over_the_entries_leaves(long: Made, derived: Path) -> None:
     sizes = {1, 5, 255, 256, 257, 300, 65_535, 65_536, 65_537, ENTRIES}
     expected = roots(long, sizes)
     with opened(long, derived) as tree:
@@ -127,7 +127,7 @@ def test_roots_and_proofs_are_those_of_the_tree_over_the_entries_leaves(long: Ma
             verify_consistency(size, ENTRIES, expected[size], expected[ENTRIES], tree.consistency(size, ENTRIES))
 
 
-def test_a_bundle_has_the_leaves_that_the_tile_has_the_hashes_of(long: Made, derived: Path) -> None:
+def test_bundle_has_the_leaves_of_its_tile(long: Made, derived: Path) -> None:
     with opened(long, derived) as tree:
         for number, width in ((0, 256), (7, 256), (7, 3), (ENTRIES // 256, ENTRIES % 256)):
             leaves = leaves_in(tree.tile(Tile(None, number, width)))
@@ -157,7 +157,7 @@ def damaged(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["missing", "empty", "cut", "flipped", "another's"])
 @pytest.mark.parametrize("where", ["0/001", "entries/001", "1/000"])
-def test_a_damaged_file_is_derived_anew(long: Made, derived: Path, tmp_path: Path, how: str, where: str) -> None:
+def test_damaged_file_is_derived_again(long: Made, derived: Path, tmp_path: Path, how: str, where: str) -> None:
     if (how, where) == ("another's", "1/000"):
         (derived / "tile/1/002").write_bytes((derived / "tile/0/002").read_bytes())
     copy = tmp_path / "tlog"
@@ -173,14 +173,14 @@ def test_a_damaged_file_is_derived_anew(long: Made, derived: Path, tmp_path: Pat
     assert path.read_bytes() == whole
 
 
-def test_a_tree_whose_directory_is_lost_is_derived_anew(long: Made, derived: Path, tmp_path: Path) -> None:
+def test_tree_with_a_lost_directory_is_derived_again(long: Made, derived: Path, tmp_path: Path) -> None:
     expected = root(long, derived)
     with opened(long, tmp_path / "new") as after:
         assert after.root(ENTRIES) == expected
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5])
-def test_a_tree_goes_on_where_it_was_ended(long: Made, derived: Path, tmp_path: Path, steps: int) -> None:
+def test_tree_continues_where_it_stopped(long: Made, derived: Path, tmp_path: Path, steps: int) -> None:
     with opened(long, tmp_path / "tlog", steps=steps) as tree:
         size = tree.size
     with opened(long, tmp_path / "tlog", steps=4) as tree:
@@ -189,21 +189,21 @@ def test_a_tree_goes_on_where_it_was_ended(long: Made, derived: Path, tmp_path: 
     assert found == root(long, derived, reached)
 
 
-def test_a_reader_writes_nothing(long: Made, derived: Path, tmp_path: Path) -> None:
+def test_reader_writes_nothing(long: Made, derived: Path, tmp_path: Path) -> None:
     expected = root(long, derived)
     with opened(long, tmp_path / "none", readonly=True) as tree:
         assert tree.root(ENTRIES) == expected
     assert not (tmp_path / "none").exists()
 
 
-def test_a_tree_that_the_disk_does_not_take_is_there_all_the_same(long: Made, derived: Path, tmp_path: Path) -> None:
+def test_tree_works_if_the_disk_rejects_its_files(long: Made, derived: Path, tmp_path: Path) -> None:
     (tmp_path / "full").write_text("in the way")
     expected = root(long, derived)
     with opened(long, tmp_path / "full" / "tlog") as tree:
         assert tree.root(ENTRIES) == expected
 
 
-def test_tiles_behind_the_end_of_the_ledger_count_for_nothing(derived: Path, tmp_path: Path) -> None:
+def test_tiles_beyond_the_end_of_the_ledger_are_ignored(derived: Path, tmp_path: Path) -> None:
     short = written(tmp_path, short_history())
     shutil.copytree(derived, tmp_path / "tlog")
     with opened(short) as tree:
@@ -211,16 +211,14 @@ def test_tiles_behind_the_end_of_the_ledger_count_for_nothing(derived: Path, tmp
         assert tree.root(tree.size) == roots(short, {tree.size})[tree.size]
 
 
-def test_a_ledger_without_a_key_has_no_tree(tmp_path: Path) -> None:
+def test_ledger_without_a_key_has_no_tree(tmp_path: Path) -> None:
     made = written(tmp_path, [(1, NO_OP)] * 3)
     with Environment.open_readonly(made.directory / "wal") as environment, pytest.raises(NoDisclosureKey):
         disclosure_key_of(Ledger(environment))
 
 
 @needs_go
-def test_somebody_elses_reader_finds_every_tile_root_and_leaf_and_what_was_changed(
-    long: Made, derived: Path, tmp_path: Path
-) -> None:
+def test_independent_reader_verifies_every_tile_root_and_leaf(long: Made, derived: Path, tmp_path: Path) -> None:
     old_size, private = 300, [Ed25519PrivateKey.from_private_bytes(bytes([one]) * 32) for one in range(3)]
     (tmp_path / "keys").write_text("".join(f"{verifier_of('forebay/c1', one)}\n" for one in private))
     with opened(long, derived) as tree:
@@ -258,7 +256,7 @@ def test_files_of_another_history_are_found_and_replaced_up_to_the_top(
     files = tmp_path / "files"
     shutil.copytree(derived, files)
     with opened(other, files) as tree:
-        assert tree.root(ENTRIES) != wanted, "the files are whole: nothing else shows that they are another's"
+        assert tree.root(ENTRIES) != wanted, "the files are intact, so only the comparison can detect them"
         while tree.check():
             pass
         assert tree.root(ENTRIES) == wanted
@@ -267,9 +265,7 @@ def test_files_of_another_history_are_found_and_replaced_up_to_the_top(
     assert root(other, files) == wanted
 
 
-def test_checking_files_that_are_right_changes_nothing_and_gives_a_damaged_one_back(
-    long: Made, derived: Path, tmp_path: Path
-) -> None:
+def test_check_changes_no_right_files_and_restores_a_damaged_one(long: Made, derived: Path, tmp_path: Path) -> None:
     files = tmp_path / "files"
     shutil.copytree(derived, files)
     with opened(long, files) as tree:

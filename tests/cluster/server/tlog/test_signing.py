@@ -1,4 +1,4 @@
-"""A replica signs what its own ledger comes to, never two of a size; one whose history is not a majority's stops."""
+"""A replica signs its own ledger's roots, one per size, and stops if its history differs from a majority's."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ ORIGIN = "forebay/0123"
 
 
 class Stopped(Exception):
-    """The replica has stopped itself."""
+    """The replica has stopped."""
 
 
 class Ledger:
-    """Roots of a made-up ledger: of another history from entry `altered` on."""
+    """Roots of an invented ledger, with another history from entry `altered` on."""
 
     def __init__(self, applied: int, altered: int = 1_000_000) -> None:
         self.applied, self.altered = applied, altered
@@ -58,7 +58,7 @@ def signer(directory: Path) -> Signer:
 
 
 @story
-async def test_a_key_is_made_once_for_its_replica_alone(tmp_path: Path) -> None:
+async def test_key_is_created_once_and_private_to_its_replica(tmp_path: Path) -> None:
     first = signer(tmp_path)
     assert (tmp_path / "signing/key").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "signing").stat().st_mode & 0o777 == 0o700
@@ -70,7 +70,7 @@ async def test_a_key_is_made_once_for_its_replica_alone(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 6), st.sampled_from([1, 4, 1_000_000]), st.booleans()), max_size=12))
-def test_no_two_roots_of_a_size_are_signed_whatever_becomes_of_the_ledger(
+def test_no_two_roots_of_a_size_are_signed_whatever_happens_to_the_ledger(
     tmp_path_factory: pytest.TempPathFactory, asked: list[tuple[int, int, bool]]
 ) -> None:
     directory = tmp_path_factory.mktemp("signer")
@@ -92,7 +92,7 @@ def test_no_two_roots_of_a_size_are_signed_whatever_becomes_of_the_ledger(
 
 
 @story
-async def test_nothing_is_signed_before_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_signature_is_returned_only_after_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = signer(tmp_path)
     await one.sign(3, Ledger(9).root)
 
@@ -109,7 +109,7 @@ async def test_nothing_is_signed_before_it_is_on_the_disk(tmp_path: Path, monkey
 
 
 @story
-async def test_a_ledger_that_was_set_back_or_rewritten_behind_what_was_signed_is_found(tmp_path: Path) -> None:
+async def test_ledger_rolled_back_or_rewritten_before_a_signature_is_detected(tmp_path: Path) -> None:
     await signer(tmp_path).sign(5, Ledger(9).root)
     with pytest.raises(SignRefused):
         await signer(tmp_path).sign(4, Ledger(4).root)
@@ -123,7 +123,7 @@ async def test_a_ledger_that_was_set_back_or_rewritten_behind_what_was_signed_is
 
 
 @story
-async def test_a_replica_whose_signing_files_are_not_what_they_were_does_not_start(tmp_path: Path) -> None:
+async def test_replica_with_altered_signing_files_does_not_start(tmp_path: Path) -> None:
     await signer(tmp_path).sign(5, Ledger(9).root)
     files = tmp_path / "signing"
     for name in ("key", "signed"):
@@ -139,7 +139,7 @@ async def test_a_replica_whose_signing_files_are_not_what_they_were_does_not_sta
 
 
 class Cluster:
-    """Publishers that ask each other; r1 leads. Who is in `away` answers nothing."""
+    """Publishers that request signatures from each other, led by r1. Those in `away` do not answer."""
 
     def __init__(self, directory: Path, ledgers: dict[str, Ledger]) -> None:
         self.ledgers = ledgers
@@ -220,7 +220,7 @@ def three(directory: Path, **altered: int) -> Cluster:
 
 
 @story
-async def test_a_checkpoint_has_the_signatures_of_all_who_have_the_ledger_and_all_have_it(tmp_path: Path) -> None:
+async def test_checkpoint_has_all_replicas_signatures_and_reaches_all(tmp_path: Path) -> None:
     them = three(tmp_path)
     assert await them.publish()
     assert them.sizes() == {"r1": 20, "r2": 20, "r3": 20}
@@ -233,7 +233,7 @@ async def test_a_checkpoint_has_the_signatures_of_all_who_have_the_ledger_and_al
 
 
 @story
-async def test_a_checkpoint_that_the_disk_does_not_take_is_published_all_the_same(tmp_path: Path) -> None:
+async def test_checkpoint_that_cannot_be_stored_is_published_nevertheless(tmp_path: Path) -> None:
     them = three(tmp_path)
     (tmp_path / "r1" / "tlog").write_text("in the way")
     assert await them.publish()
@@ -241,23 +241,23 @@ async def test_a_checkpoint_that_the_disk_does_not_take_is_published_all_the_sam
 
 
 @story
-async def test_who_hands_over_has_all_that_is_applied_signed_first_or_goes_on_in_time(
+async def test_leader_before_a_transfer_signs_all_applied_entries_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     them = three(tmp_path)
     leader = them.publishers["r1"]
     assert await them.publish() and leader.size == 20
     await leader.conclude()
-    assert leader.size == 20 and leader.failed == 0, "there is nothing to be concluded"
+    assert leader.size == 20 and leader.failed == 0, "no entries remain to be signed"
     for ledger in them.ledgers.values():
         ledger.applied = 23
     await leader.conclude()
-    assert leader.size == 20, "it has no tree yet"
+    assert leader.size == 20, "the leader has no tree yet"
     monkeypatch.setattr(leader, "_tree_size", lambda: 22)
     await them.publishers["r2"].conclude()
-    assert them.sizes() == {"r1": 20, "r2": 20, "r3": 20}, "it does not lead"
+    assert them.sizes() == {"r1": 20, "r2": 20, "r3": 20}, "the replica does not lead"
     await leader.conclude()
-    assert them.sizes() == {"r1": 23, "r2": 23, "r3": 23}, "all that is applied, not what the tree was known to have"
+    assert them.sizes() == {"r1": 23, "r2": 23, "r3": 23}, "all applied entries, not only those in the known tree"
     them.ledgers["r1"].applied = 24
     monkeypatch.setattr("forebay.cluster.server.tlog.publish.LAST_S", 0.01)
 
@@ -271,7 +271,7 @@ async def test_who_hands_over_has_all_that_is_applied_signed_first_or_goes_on_in
 
 
 @story
-async def test_a_majority_is_enough_and_less_is_nothing(tmp_path: Path) -> None:
+async def test_majority_is_enough_and_less_publishes_nothing(tmp_path: Path) -> None:
     them = three(tmp_path)
     them.away = {"r2", "r3"}
     assert not await them.publish()
@@ -282,14 +282,14 @@ async def test_a_majority_is_enough_and_less_is_nothing(tmp_path: Path) -> None:
 
 
 @story
-async def test_a_follower_whose_history_was_altered_stops_when_it_is_handed_the_majoritys(tmp_path: Path) -> None:
+async def test_altered_follower_stops_when_it_receives_the_majoritys_checkpoint(tmp_path: Path) -> None:
     them = three(tmp_path, r3=5)
     assert await them.publish()
     assert list(them.stopped) == ["r3"] and "its history was altered" in them.stopped["r3"]
 
 
 @story
-async def test_a_leader_whose_history_was_altered_stops_and_publishes_nothing(tmp_path: Path) -> None:
+async def test_altered_leader_stops_and_publishes_nothing(tmp_path: Path) -> None:
     them = three(tmp_path, r1=5)
     with pytest.raises(Stopped):
         await them.publish()
@@ -297,20 +297,20 @@ async def test_a_leader_whose_history_was_altered_stops_and_publishes_nothing(tm
 
 
 @story
-async def test_a_replica_that_was_altered_behind_what_it_signed_stops_when_it_is_asked(tmp_path: Path) -> None:
+async def test_replica_altered_before_its_signature_stops_when_asked(tmp_path: Path) -> None:
     them = three(tmp_path)
     assert await them.publish()
     for name in ("r1", "r2", "r3"):
         them.ledgers[name].applied = 30
     them.ledgers["r2"].altered = 20
-    # What they have from 21 on is the same: only what was signed shows it.
+    # Later entries are the same: only the earlier signature shows the difference.
     with pytest.raises(Stopped):
         await them.publishers["r2"].sign(30, (await them.ledgers["r2"].root(30)).hex())
     assert "was altered" in them.stopped["r2"]
 
 
 @story
-async def test_nobody_takes_what_no_majority_has_signed(tmp_path: Path) -> None:
+async def test_checkpoint_without_a_majority_is_not_accepted(tmp_path: Path) -> None:
     them = three(tmp_path)
     r1, r2 = them.publishers["r1"], them.publishers["r2"]
     own = (await r1.sign(20, (await them.ledgers["r1"].root(20)).hex())).note
@@ -322,12 +322,12 @@ async def test_nobody_takes_what_no_majority_has_signed(tmp_path: Path) -> None:
             await r2.take(note)
     assert r2.size == 0
     assert await them.publish()
-    await r2.take(own)  # of no more than it has: nothing comes of it
+    await r2.take(own)  # not larger than its own, so nothing changes
     assert len(parse_note(r2.note.encode())[1]) == 3
 
 
 @story
-async def test_a_new_incarnation_signs_under_an_origin_of_its_own_and_stays_bound_to_what_was_signed_before(
+async def test_new_incarnation_has_its_own_origin_and_respects_earlier_signatures(
     tmp_path: Path,
 ) -> None:
     second, third = (origin_of("cluster", Incarnation(number, digit * 16)) for number, digit in ((2, "a"), (3, "b")))
@@ -349,7 +349,7 @@ async def test_a_new_incarnation_signs_under_an_origin_of_its_own_and_stays_boun
 
 
 @story
-async def test_a_replica_that_holds_less_than_it_has_signed_does_not_start(tmp_path: Path) -> None:
+async def test_replica_with_fewer_entries_than_it_signed_does_not_start(tmp_path: Path) -> None:
     signer(tmp_path).check_held(0)
     await signer(tmp_path).sign(5, Ledger(9).root)
     signer(tmp_path).check_held(5)
@@ -358,7 +358,7 @@ async def test_a_replica_that_holds_less_than_it_has_signed_does_not_start(tmp_p
 
 
 @story
-async def test_a_replica_that_finds_its_signature_under_what_it_does_not_know_of_stops(tmp_path: Path) -> None:
+async def test_replica_that_finds_an_unknown_signature_of_its_own_stops(tmp_path: Path) -> None:
     them = three(tmp_path)
     shutil.copytree(tmp_path / "r2/signing", tmp_path / "never/signing")
     assert await them.publish()
@@ -381,7 +381,7 @@ async def test_a_replica_that_finds_its_signature_under_what_it_does_not_know_of
 
 
 @story
-async def test_each_peer_is_asked_for_its_checkpoint_until_it_has_answered_once(tmp_path: Path) -> None:
+async def test_each_peer_is_asked_for_its_checkpoint_until_it_answers_once(tmp_path: Path) -> None:
     them = three(tmp_path)
     assert await them.publish()
     asked = them.asked_for_notes
@@ -396,7 +396,7 @@ async def test_each_peer_is_asked_for_its_checkpoint_until_it_has_answered_once(
 
 
 @story
-async def test_a_replica_whose_key_is_another_one_than_its_peers_know_says_so(
+async def test_replica_with_another_key_than_its_peers_know_reports_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     them = three(tmp_path)
@@ -404,7 +404,7 @@ async def test_a_replica_whose_key_is_another_one_than_its_peers_know_says_so(
     shutil.rmtree(tmp_path / "r2/signing")
     fresh = Cluster(tmp_path, them.ledgers)
     await fresh.publishers["r2"].check_signed()
-    assert not fresh.publishers["r2"].doubt, "one that has signed nothing may be new"
+    assert not fresh.publishers["r2"].doubt, "a replica that has signed nothing may be new"
     await signer(tmp_path / "r2").sign(10, Ledger(20).root)
     again = Cluster(tmp_path, them.ledgers)
     for one in again.publishers.values():
@@ -414,7 +414,7 @@ async def test_a_replica_whose_key_is_another_one_than_its_peers_know_says_so(
 
 
 @story
-async def test_a_checkpoint_on_the_disk_that_is_of_more_than_is_here_is_in_nobodys_way(tmp_path: Path) -> None:
+async def test_stored_checkpoint_of_more_entries_than_exist_is_ignored(tmp_path: Path) -> None:
     them = three(tmp_path)
     assert await them.publish()
     path = tmp_path / "r1/tlog/checkpoint"
@@ -441,7 +441,7 @@ async def test_a_checkpoint_on_the_disk_that_is_of_more_than_is_here_is_in_nobod
     ],
 )
 @story
-async def test_only_what_a_majority_has_counted_is_recorded(
+async def test_only_counts_of_a_majority_are_recorded(
     tmp_path: Path, counts: tuple[int, int, int], away: str, is_recorded: bool
 ) -> None:
     them = three(tmp_path)
@@ -451,5 +451,5 @@ async def test_only_what_a_majority_has_counted_is_recorded(
     assert await them.publishers["r1"].record_histories() is is_recorded
     assert them.recorded == ([RecordHistories(20, 5, bytes([5]) * 32)] if is_recorded else [])
     them.in_ledger = bytes([5]) * 32
-    assert not await them.publishers["r1"].record_histories(), "the ledger says so already"
+    assert not await them.publishers["r1"].record_histories(), "the ledger has these counts already"
     assert not them.stopped

@@ -42,11 +42,11 @@ from tests.faults.rewritten import blamed, rewrite
 from tests.ports import free_ports
 from tests.repo.tree import ROOT
 
-__all__ = ["quick"]  # the fixture: checkpoints come every 0.3 s
+__all__ = ["quick"]  # fixture: a checkpoint every 0.3 s
 
 
 class Watched:
-    """A cluster with two witnesses of which one is dead, and what makes the other one."""
+    """Cluster with two witnesses, one of them dead."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -82,7 +82,7 @@ async def typed(config: Config, *words: object, code: int = 0) -> str:
 
 
 async def fetched(config: Config, into: Path, who: str) -> int:
-    """Write what is served to a client: the checkpoint, and the tiles and bundles of it; return its size."""
+    """Write the checkpoint and its tiles and bundles, as served to a client; return its size."""
     async with Client.from_config(config, who) as client:
         note = await client.call(ops.READ_CHECKPOINT)
         (into / "checkpoint").write_text(note)
@@ -108,7 +108,7 @@ def verified(keys: Path, proof: Path, *options: str) -> subprocess.CompletedProc
 
 
 class Watching(NamedTuple):
-    """What was seen of a cluster with one witness dead: what commands printed, and files."""
+    """Output and files of a cluster with one dead witness."""
 
     directory: Path
     sizes: tuple[int, int]
@@ -118,7 +118,7 @@ class Watching(NamedTuple):
 
 
 async def witnessed_by_all(them: Three) -> str:
-    """Wait until all have a checkpoint of all that is applied, with the cosignature of the witness that lives."""
+    """Wait until all replicas have a checkpoint of all applied entries, cosigned by the live witness."""
     while True:
         note = await signed_by_all(them)
         seen = {(one.publisher.witnessed_by, one.publisher.unwitnessed_s) for one in them.replicas.values()}
@@ -128,7 +128,7 @@ async def witnessed_by_all(them: Three) -> str:
 
 
 async def counted_by_all(them: Three) -> None:
-    """Wait until the ledger records how many records there are of each job, as a majority has counted them."""
+    """Wait until the ledger records the record counts of each job, as a majority counted them."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             leader = them.leader()
@@ -187,7 +187,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Watching:
 
 
 @pytest.mark.campaign(3)
-def test_with_one_witness_dead_what_is_published_is_cosigned_and_said_to_be(seen: Watching) -> None:
+def test_with_one_dead_witness_checkpoints_are_cosigned_and_reported_so(seen: Watching) -> None:
     assert "Cosigned by the witness w1 (w1.example) at 20" in seen.checkpoint and "UNWITNESSED" not in seen.checkpoint
     assert all("Witness w1.example cosigned the" in said for said in seen.consistency[:2])
     assert "1 valid cosignatures, and --witnesses requires 2" in seen.consistency[2]
@@ -195,10 +195,10 @@ def test_with_one_witness_dead_what_is_published_is_cosigned_and_said_to_be(seen
     assert "THE LEDGER" not in seen.status
 
 
-def test_whoever_verifies_a_proof_can_want_so_many_witnesses(seen: Watching) -> None:
+def test_verifier_can_require_a_number_of_witnesses(seen: Watching) -> None:
     keys, old_keys = seen.directory / "keys", seen.directory / "old_keys"
     assert keys.read_text().count("# witness w") == 2
-    # Who was given the keys before there were witnesses.
+    # Keys from before there were witnesses.
     old_keys.write_text("".join(f"{line}\n" for line in keys.read_text().splitlines() if ".example" not in line))
     for given, options, code, said in (
         (keys, ("--witnesses", "1"), 0, "signed by w1.example"),
@@ -216,7 +216,7 @@ def test_whoever_verifies_a_proof_can_want_so_many_witnesses(seen: Watching) -> 
 
 
 @needs_go
-def test_somebody_elses_reader_believes_what_an_auditor_is_served_its_signatures_and_cosignatures(
+def test_independent_reader_verifies_signatures_and_cosignatures(
     seen: Watching,
 ) -> None:
     old_size, size = seen.sizes
@@ -227,7 +227,7 @@ def test_somebody_elses_reader_believes_what_an_auditor_is_served_its_signatures
 
 @pytest.mark.campaign(3)
 @story
-async def test_a_history_forged_on_all_replicas_is_found_by_the_witness_and_without_one_by_nobody(
+async def test_history_forged_on_all_replicas_is_found_only_by_the_witness(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cosigning, "RETRY_S", 0.1)
@@ -242,7 +242,7 @@ async def test_a_history_forged_on_all_replicas_is_found_by_the_witness_and_with
     for name in ("r1", "r2", "r3"):
         assert rewrite(site.config, name, lambda entry: blamed(entry, SOMEBODY_ELSE), has_all_keys=True)
         home = site.config.storage.directory / name
-        # What each replica remembers of its signatures, and what it derived: whoever has the disk has these too.
+        # An attacker with the disks also has each replica's record of signatures and its tree.
         (home / "signing/signed").unlink()
         shutil.rmtree(home / "tlog")
         shutil.rmtree(home / "index", ignore_errors=True)
@@ -256,7 +256,7 @@ async def test_a_history_forged_on_all_replicas_is_found_by_the_witness_and_with
         async with three(site.config) as them:
             await them.until_they_have(await pools_set(site.config, 2))
             altered = await signed_by_all(them)
-            # Without a witness: three replicas sign it, and nothing is wrong anywhere.
+            # Without a witness, three replicas sign it and nothing seems wrong.
             assert not them.stopped and len(parse_note(altered.encode())[1]) == 3
             assert "THE LEDGER" not in await typed(site.config, "cluster", "probe")
             await stack.enter_async_context(site.witness(them))
@@ -273,7 +273,7 @@ async def test_a_history_forged_on_all_replicas_is_found_by_the_witness_and_with
             assert 'forebay_witness_disputes{witness="w1"} 1.0' in metrics
             assert 'forebay_witness_disputes{witness="w2"} 0.0' in metrics
             assert "forebay_checkpoint_witnesses 0.0" in metrics and not them.stopped
-            await signed_by_all(them)  # the cluster goes on all the same
+            await signed_by_all(them)  # the cluster continues nevertheless
             assert "UNWITNESSED: 0 of 1 required witnesses cosigned the checkpoint." in await typed(
                 site.config, "audit", "checkpoint"
             )

@@ -1,4 +1,4 @@
-"""Who asks a process to stop."""
+"""Signals that ask a process to stop."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from tests.cluster.harness import story
 
 @pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGINT])
 @story
-async def test_sighup_ends_nothing_and_sigterm_and_sigint_ask_to_stop(ends: signal.Signals) -> None:
+async def test_sighup_is_ignored_and_sigterm_and_sigint_ask_to_stop(ends: signal.Signals) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     stop_on_signals(stop)
     try:

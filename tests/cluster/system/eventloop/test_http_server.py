@@ -1,4 +1,4 @@
-"""HTTP listeners: whatever arrives is answered or cut, and costs a bounded number of bytes of the log."""
+"""HTTP listeners: all input is answered or disconnected, and adds a bounded number of bytes to the log."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ async def answer(_: web.BaseRequest) -> web.StreamResponse:
 
 
 async def send(port: int, data: bytes, behind: bytes = b"nonsense\r\n\r\n") -> bytes:
-    """Send bytes and what is no request behind them; return the first of what comes back, empty if cut."""
+    """Send bytes, then an invalid request; return the first bytes of the response, empty if disconnected."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data + behind)
@@ -47,7 +47,7 @@ HEADS = st.lists(
 
 @given(heads=st.lists(HEADS, min_size=1, max_size=20))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_bytes_cost_a_line_of_each_kind_and_no_traceback(
+def test_any_bytes_log_one_line_of_each_kind_and_no_traceback(
     caplog: pytest.LogCaptureFixture, heads: list[bytes]
 ) -> None:
     async def run() -> None:
@@ -64,7 +64,7 @@ def test_any_bytes_cost_a_line_of_each_kind_and_no_traceback(
     assert len(said) <= 1 and all(line.count("\n") == 0 and len(line) < 200 for line in said), said
 
 
-def test_a_fault_of_a_handler_is_logged_with_its_traceback_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_exception_of_a_handler_is_logged_once_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     class Slow(HttpConnection):
         rest_s_max: ClassVar[float] = 0.0
 

@@ -1,4 +1,4 @@
-"""A crowd of handshakes leaves the loop its turns."""
+"""Many simultaneous handshakes do not block the event loop."""
 
 import asyncio
 import socket
@@ -40,7 +40,7 @@ async def listening(config: Config, factory: Any = asyncio.Protocol) -> Acceptor
 
 
 @story
-async def test_no_turn_of_the_loop_begins_more_than_a_few_handshakes(
+async def test_one_turn_of_the_loop_begins_only_a_few_handshakes(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -57,8 +57,8 @@ async def test_no_turn_of_the_loop_begins_more_than_a_few_handshakes(
         loop.call_soon(turn)
 
     monkeypatch.setattr(loop, "connect_accepted_socket", begin)
-    monkeypatch.setattr(module, "BEGUN_PER_S", 0)  # on a busy machine a turn is long, and more begin in it
-    crowd = [connected(acceptor.port) for _ in range(CROWD)]  # all of them wait before the first is accepted
+    monkeypatch.setattr(module, "BEGUN_PER_S", 0)  # on a busy machine, long turns begin more handshakes
+    crowd = [connected(acceptor.port) for _ in range(CROWD)]  # all connections wait before the first is accepted
     for one in crowd:
         one.send(b"\x16")
     turn()
@@ -70,7 +70,7 @@ async def test_no_turn_of_the_loop_begins_more_than_a_few_handshakes(
 
 
 @story
-async def test_a_loop_whose_turns_are_long_lets_a_crowd_in_while_it_is_busy(
+async def test_loop_with_long_turns_accepts_many_connections_while_busy(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -94,8 +94,8 @@ async def test_a_loop_whose_turns_are_long_lets_a_crowd_in_while_it_is_busy(
         one.send(b"\x16")
     turn()
     await until(lambda: begun == CROWD)
-    # Nine are needed until all are accepted and heard and the first have begun; one accepted, or a few begun in each
-    # turn would be more than forty.
+    # About nine turns accept all connections and begin the first handshakes. One connection, or a few handshakes, per
+    # turn would need more than forty.
     assert turns <= 20
     await acceptor.stop()
     for one in crowd:
@@ -103,13 +103,13 @@ async def test_a_loop_whose_turns_are_long_lets_a_crowd_in_while_it_is_busy(
 
 
 @given(st.floats(0, 100))
-def test_a_turn_lets_in_no_fewer_than_a_few_and_no_more_than_a_bound(turn_s: float) -> None:
+def test_number_of_handshakes_per_turn_has_a_lower_and_an_upper_bound(turn_s: float) -> None:
     assert BEGUN_PER_TURN <= begun_after(turn_s) <= BEGUN_PER_TURN_MAX
     assert begun_after(turn_s) <= begun_after(turn_s + 1)
 
 
 class Client:
-    """One end of a TLS connection that goes on only when it is told to."""
+    """End of a TLS connection that proceeds only on command."""
 
     def __init__(self, port: int, tls: ssl.SSLContext, host: str = "127.0.0.1") -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), source_address=(host, 0))
@@ -127,13 +127,13 @@ class Client:
         self._came.write(data)
 
     async def hello(self) -> None:
-        """Send the first flight."""
+        """Send the first message of the handshake."""
         with pytest.raises(ssl.SSLWantReadError):
             self._tls.do_handshake()
         await self._send()
 
     async def asks(self) -> bytes:
-        """End the handshake, and send a request right behind; return the answer, b"" where there is none."""
+        """Complete the handshake and send a request immediately; return the answer, or b"" without one."""
         try:
             while True:
                 try:
@@ -153,17 +153,17 @@ class Client:
 
 
 class Echo(asyncio.Protocol):
-    """Answers with what it was sent."""
+    """Echoes all data."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        cast(asyncio.WriteTransport, self.transport).write(data)  # uvloop's is none by inheritance
+        cast(asyncio.WriteTransport, self.transport).write(data)  # uvloop has its own transport class
 
 
 @story
-async def test_nobody_of_a_crowd_who_goes_on_is_disconnected_in_place_of_an_answer(config: Config) -> None:
+async def test_active_clients_of_a_crowd_all_get_an_answer(config: Config) -> None:
     acceptor = await listening(config, Echo)
     tls = client_context(config.tls_files("alice"))
     crowd = [Client(acceptor.port, tls) for _ in range(2 * module.HANDSHAKES_MAX + 10)]
@@ -178,9 +178,7 @@ async def test_nobody_of_a_crowd_who_goes_on_is_disconnected_in_place_of_an_answ
 
 
 @story
-async def test_who_says_nothing_takes_no_place_and_gives_way_to_those_who_come_later(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_connections_give_way_to_later_ones(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HANDSHAKES_MAX", 3)
     monkeypatch.setattr(module, "WAITING_MAX", 3)
     acceptor = await listening(config)
@@ -198,7 +196,7 @@ async def test_who_says_nothing_takes_no_place_and_gives_way_to_those_who_come_l
 
 
 @story
-async def test_who_holds_a_handshake_open_loses_it_at_once_to_another_address_and_in_time_to_his_own(
+async def test_open_handshake_gives_its_place_to_other_addresses_first(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "HANDSHAKES_MAX", 3)
@@ -208,13 +206,13 @@ async def test_who_holds_a_handshake_open_loses_it_at_once_to_another_address_an
     for one in held:
         await one.hello()
     await until(lambda: len(acceptor._handshakes) == 3)
-    # Nobody's time is up: were another address not let in at once, this would hang.
+    # No handshake has timed out: the test would hang if another address had to wait.
     monkeypatch.setattr(module, "GIVE_WAY_S", 1_000.0)
     other = Client(acceptor.port, tls, "127.0.0.2")
     await other.hello()
     assert await other.asks() == b"ask"
     assert await held[0].asks() == b""
-    # The place of who was let in goes to the next of them.
+    # The next waiting connection gets the free place.
     await until(lambda: [one.host for one in acceptor._handshakes.values()] == ["127.0.0.1"] * 3)
     monkeypatch.setattr(module, "GIVE_WAY_S", 0.0)
     mine = Client(acceptor.port, tls)
@@ -226,7 +224,7 @@ async def test_who_holds_a_handshake_open_loses_it_at_once_to_another_address_an
 
 
 @story
-async def test_an_address_that_is_taken_is_named(config: Config) -> None:
+async def test_address_in_use_is_named(config: Config) -> None:
     first = await listening(config)
     second = Acceptor(
         asyncio.Protocol, Address("127.0.0.1", first.port), lambda: server_context(config.tls_files("r1"))
@@ -237,9 +235,7 @@ async def test_an_address_that_is_taken_is_named(config: Config) -> None:
 
 
 @given(st.floats(ACCEPT_PAUSE_S, ACCEPT_PAUSE_S_MAX), st.lists(st.floats(0, 1), max_size=30))
-def test_a_loop_that_comes_late_takes_fewer_clients_and_one_in_time_takes_them_again(
-    pause_s: float, late_s: list[float]
-) -> None:
+def test_late_loop_accepts_fewer_clients_until_it_is_on_time(pause_s: float, late_s: list[float]) -> None:
     for late in late_s:
         before, pause_s = pause_s, next_pause_s(pause_s, late)
         assert ACCEPT_PAUSE_S <= pause_s <= ACCEPT_PAUSE_S_MAX

@@ -1,4 +1,4 @@
-"""Long work takes turns: one slice a turn of the loop, however many callers there are."""
+"""Long work is sliced: one slice in each turn of the loop, with any number of callers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cluster.harness import story
 
 @story
 @pytest.mark.parametrize("kind", ["records", "parts", "bytes"])
-async def test_a_turn_of_the_loop_has_one_slice_whoever_asks(kind: str) -> None:
+async def test_one_turn_of_the_loop_runs_one_slice_for_all_callers(kind: str) -> None:
     slices, done, turns = Slices(), 0, []
     units = {"records": RECORDS_PER_SLICE, "parts": RECORDS_PER_SLICE * PARTS_PER_RECORD, "bytes": BYTES_PER_SLICE}
     size = units[kind] // 16
@@ -51,7 +51,7 @@ async def test_a_turn_of_the_loop_has_one_slice_whoever_asks(kind: str) -> None:
 
 
 @story
-async def test_what_is_left_of_a_slice_is_lost_once_the_loop_has_gone_on() -> None:
+async def test_unused_part_of_a_slice_is_lost_in_the_next_turn() -> None:
     slices = Slices()
     work = slices.work("alice")
     await work.take()
@@ -70,7 +70,7 @@ async def test_what_is_left_of_a_slice_is_lost_once_the_loop_has_gone_on() -> No
 
 
 @story
-async def test_who_has_many_callers_waits_for_them_and_nobody_else_does() -> None:
+async def test_many_callers_of_one_account_delay_only_that_account() -> None:
     slices, order = Slices(), []
 
     async def caller(who: str) -> None:
@@ -85,7 +85,7 @@ async def test_who_has_many_callers_waits_for_them_and_nobody_else_does() -> Non
 
 
 @story
-async def test_a_caller_that_is_cancelled_gives_its_turn_to_the_next() -> None:
+async def test_cancelled_caller_passes_its_turn_to_the_next() -> None:
     slices = Slices()
     gone = asyncio.ensure_future(slices.work("alice").take())
     stays = asyncio.ensure_future(slices.work("alice").take())
@@ -96,7 +96,7 @@ async def test_a_caller_that_is_cancelled_gives_its_turn_to_the_next() -> None:
 
 
 @given(st.lists(st.integers()), st.booleans())
-def test_what_is_ordered_in_slices_is_what_sorted_gives(items: list[int], reverse: bool) -> None:
+def test_sliced_sort_equals_sorted(items: list[int], reverse: bool) -> None:
     @story
     async def run() -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -108,7 +108,7 @@ def test_what_is_ordered_in_slices_is_what_sorted_gives(items: list[int], revers
 
 
 @story
-async def test_what_is_paced_comes_whole_and_in_order() -> None:
+async def test_paced_items_are_complete_and_in_order() -> None:
     work = Slices().work("alice")
     assert [item async for item in iterate_paced(range(300), work)] == list(range(300))
     assert [item async for item in iterate_paced(range(300), work, parts=1)] == list(range(300))

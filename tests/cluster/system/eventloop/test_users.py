@@ -1,4 +1,4 @@
-"""The numbers of users are looked up where they are printed, and a name service that hangs holds up nobody."""
+"""User numbers are looked up for output, and an unresponsive name service delays nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cluster.harness import story
 ME = pwd.getpwuid(os.getuid())
 
 
-def test_an_account_of_this_machine_has_its_number_and_another_none() -> None:
+def test_local_account_has_a_number_and_an_unknown_one_has_none() -> None:
     assert uid_of(ME.pw_name) == ME.pw_uid
     assert uid_of("nobody-is-called-so") is None
     assert uid_of("1234") == 1234
@@ -23,7 +23,7 @@ def test_an_account_of_this_machine_has_its_number_and_another_none() -> None:
 
 
 @story
-async def test_an_answer_is_kept_for_a_while_and_asked_for_again_after_it() -> None:
+async def test_answer_is_cached_for_a_limited_time() -> None:
     asked: list[str] = []
 
     def lookup(name: str) -> int | None:
@@ -40,7 +40,7 @@ async def test_an_answer_is_kept_for_a_while_and_asked_for_again_after_it() -> N
 
 
 @story
-async def test_a_name_service_that_hangs_is_waited_for_briefly_and_asked_once() -> None:
+async def test_unresponsive_name_service_is_asked_once_and_awaited_briefly() -> None:
     go_on, asked = threading.Event(), []
 
     def hang(name: str) -> int | None:
@@ -58,7 +58,7 @@ async def test_a_name_service_that_hangs_is_waited_for_briefly_and_asked_once() 
 
 
 @story
-async def test_a_name_service_that_fails_knows_nobody() -> None:
+async def test_failing_name_service_returns_no_number() -> None:
     def fail(name: str) -> int | None:
         raise OSError("no such server")
 
