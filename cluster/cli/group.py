@@ -64,6 +64,14 @@ class ForebayGroup(CommandGroup):
         with formatter.indentation():
             formatter.write_text(self.help or "")
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the options except --help, which was just used, and then the commands."""
+        help_option = self.get_help_option(ctx)
+        options = (one for one in self.get_params(ctx) if one is not help_option)
+        with formatter.section("Options"):
+            formatter.write_dl([record for one in options if (record := one.get_help_record(ctx)) is not None])
+        self.format_commands(ctx, formatter)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by section, without importing them."""
         width = max(len(name) for section in TREE.values() for name in section)

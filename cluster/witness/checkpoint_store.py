@@ -1,8 +1,7 @@
-"""Store of the checkpoints that a witness has cosigned: one row per log in SQLite, durable before a cosignature is
-sent.
+"""Store of the checkpoints that a witness has cosigned: one row in SQLite for each log.
 
-The store also has evidence of forks: validly signed checkpoints that contradict a cosigned checkpoint, because the root
-differs or the trees are not consistent.
+A row is durable before its cosignature is sent. The store also has evidence of forks: validly signed checkpoints that
+contradict a cosigned checkpoint, because the root differs or the trees are not consistent.
 """
 
 from __future__ import annotations

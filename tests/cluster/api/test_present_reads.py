@@ -240,6 +240,7 @@ async def test_a_long_answer_comes_in_parts_and_whole(config: Config, monkeypatc
             receive(said)
 
         monkeypatch.setattr(past, "receive", measured)
+        await until(lambda: past.has_present)
         with monkeypatch.context() as patched:
             there = await harness.ask("GET", "/v1/jobs?limit=10000", who="operator")
             patched.setattr(HistoryService, "has_present", False)

@@ -131,7 +131,7 @@ def test_command_names_match_the_command_tree() -> None:
 @pytest.mark.parametrize("words", [(), *(words for words in EVERY if isinstance(command_of(words), click.Group))])
 def test_each_group_help_fits_on_a_screen(words: tuple[str, ...]) -> None:
     shown = CliRunner().invoke(cli, [*words, "--help"], env={"COLUMNS": "80"}, prog_name="forebay").stdout.splitlines()
-    assert len(shown) <= 41 and max(map(len, shown)) <= 80
+    assert len(shown) <= 40 and max(map(len, shown)) <= 80
     group = command_of(words)
     assert isinstance(group, click.Group)
     for name in group.commands:
