@@ -56,7 +56,7 @@ _TEMPORARY: Final = frozenset({408, 425, 429})
 
 
 class PostOutcome(StrEnum):
-    """PostOutcome of one request."""
+    """Outcome of one request."""
 
     ACCEPTED = "accepted"
     FAILED = "failed"
@@ -68,7 +68,7 @@ class PostOutcome(StrEnum):
 
 
 class PostResult(NamedTuple):
-    """PostOutcome of one request; `retry_after_s`: the pause that the receiver requests."""
+    """Outcome and error of one request; `retry_after_s`: the pause that the receiver requests."""
 
     outcome: PostOutcome
     error: str = ""

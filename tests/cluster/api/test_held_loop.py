@@ -184,12 +184,12 @@ def cases(harness: Harness) -> dict[str, list[Case]]:
         "show_feature_level": [Case("operator", "/v1/feature-level")],
         "raise_feature_level": [Case("operator", "/v1/feature-level", command(level=2), 409)],
         "list_sessions": [Case("operator", "/v1/sessions")],
-        "list_sinks": [Case("operator", "/v1/sinks")],
         "open_session": [Case("alice", "/v1/sessions", command())],
         "close_session": [Case("alice", "/v1/sessions/1/close", command(), 404)],
         "show_clock": [Case("alice", "/v1/clock")],
         "set_clock": [Case("operator", "/v1/clock", command(at="2001-01-01T00:00:00Z"), 409)],
         "show_overview": [Case("alice", "/v1/overview")],
+        "list_sinks": [Case("operator", "/v1/sinks")],
         "show_status": [Case("alice", "/v1/status"), Case("alice", "/v1/status?digest=yes")],
         "list_digests": [Case("operator", "/v1/digests")],
         "show_state_digest": [
