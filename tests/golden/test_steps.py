@@ -37,7 +37,7 @@ def test_a_replica_does_not_start_on_a_directory_of_a_step_and_says_what_to_do(t
     with pytest.raises(serve.StartRefused, match="the formats of 0.1 to 0.3 were temporary") as refused:
         serve.Replica(config, "r1", clock=SystemClock())
     assert refused.value.code == serve.EXIT_STORAGE_REFUSED == 66
-    assert "forebay audit dump" in str(refused.value) and "the source tree that wrote it" in str(refused.value)
+    assert "forebay audit dump" in str(refused.value) and "the source tree that wrote the history" in str(refused.value)
     assert contents(tmp_path / "r1") == before
 
 
@@ -49,7 +49,9 @@ def test_an_audit_of_a_directory_of_a_step_says_with_what_to_read_it(tmp_path: P
     assert refused.value.condition is Condition.FORMAT_OF_A_CONSTRUCTION_STEP
     words = ("audit", "dump", "--data", str(tmp_path / "r1"))
     result = audit(*words)
-    assert result.exit_code == ExitCode.VERIFICATION_FAILED and "the source tree that wrote it" in result.stderr
+    assert (
+        result.exit_code == ExitCode.VERIFICATION_FAILED and "the source tree that wrote the history" in result.stderr
+    )
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -193,7 +193,7 @@ async def test_checkpoint_tolerates_one_dead_witness_and_is_unwitnessed_with_two
     site.instead["w2"] = dead
     leader = await site.published(10)
     assert (site.cosigned(), leader.unwitnessed_s) == (["w1", "w3"], 0.0)
-    assert leader.cosigning.errors == {"w2": "nobody is there"}
+    assert leader.cosigning.errors == {"w2": "the witness is not running"}
     site.instead["w1"] = dead
     for size, at_s in ((20, 0.0), (30, 900.0), (40, 1800.0)):
         site.clock.at_s = 1000.0 + at_s
