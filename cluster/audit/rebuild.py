@@ -201,7 +201,9 @@ KEYS_ORDERED_MAX: Final = 4
 def _add_filesystem(led: Led) -> Iterator[Command]:
     for event in led.of(e.FilesystemSet):
         made = event.filesystem
-        yield c.AddFilesystem(made.name, made.path, made.quota, made.layout)
+        # An adapter that was kept, or is the default, may have been omitted.
+        for quota, layout in product((None, made.quota), (None, made.layout)):
+            yield c.AddFilesystem(made.name, made.path, quota, layout)
 
 
 def _register_node(led: Led) -> Iterator[Command]:

@@ -1,7 +1,7 @@
 """Log replication: AppendEntries on leader and follower, commitment, and the leader's quorum.
 
-Sources: the Raft paper, 5.3 and 5.4.2; thesis 6.2. Also the read requests of followers (thesis 6.4): `ask_leader`,
-`on_read_request` and `on_read_reply`.
+Sections: AppendEntries (5.3), commitment (5.4.2) and the quorum (thesis 6.2) of Raft. Also the read requests of
+followers (thesis 6.4): `ask_leader`, `on_read_request` and `on_read_reply`.
 """
 
 import logging

@@ -502,13 +502,13 @@ class Replaying:
     def _adapted(self, growing: SpeculativeState, moment: Moment, item: RecordedItem) -> Command | None:
         """Return a command with this world's job IDs and changes; None if nothing remains of the command."""
         command = item.command
+        if isinstance(command, c.AdvanceSinks):
+            return None  # the receivers were sent the recorded events, and this world has other revisions
         if not self._differs:
             return command
         match command:
             case c.SettleMails():
                 return c.SettleMails(tuple(sorted(growing.facts.mails))[:MAILS_SETTLED_MAX])
-            case c.AdvanceSinks():
-                return None  # receivers were sent the recorded events
             case c.RestartOperations():
                 if self._restarts[0] != moment.term:
                     self._restarts = moment.term, jobs_under_way(growing.state())

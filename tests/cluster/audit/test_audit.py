@@ -184,7 +184,7 @@ def test_a_wrong_recorded_revision_is_found_from_the_entry(tmp_path: Path) -> No
     edit(tmp_path / "wal", alter)
     result = typed("audit", "verify", "--data", made.directory)
     assert result.exit_code == ExitCode.VERIFICATION_FAILED
-    assert "it ends at revision" in result.stderr
+    assert "its data gives revision" in result.stderr
 
 
 @pytest.mark.parametrize("command", [["verify"], ["replay"], ["dump"]])
