@@ -44,7 +44,7 @@ def test_a_full_disk_does_not_damage_the_history_index(fast_path: Path) -> None:
             assert await revisions(user, first.job_id) == [first.revision]
             faults.change(Plan("write", error=errno.ENOSPC, needle="/index/"), plan)
             second = await user.call(ops.SUBMIT_JOB, held_job(user, "meanwhile"))
-            text = await said("the history service has ended, because the disk has no space for its index")
+            text = await said("because the disk has no space for the index of the history service")
             assert "Traceback" not in text and faults.hits(plan)
             faults.change(Plan("nothing"), plan)
             assert await revisions(user, second.job_id) == [second.revision]
