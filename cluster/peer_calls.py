@@ -47,7 +47,7 @@ class PeerCalls:
         await self._witnesses.close()
 
     def of_log(self) -> LogPeers:
-        """Return the requests that a publisher of checkpoints needs."""
+        """Return the calls to peers that the publisher of checkpoints makes."""
         return LogPeers(
             self._signature,
             self._hand_checkpoint,

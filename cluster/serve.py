@@ -633,7 +633,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="join as a member that was added or replaced; no effect on a replica with data",
     )
     parser.add_argument(
-        "--found-without", action="append", default=[], metavar="NAME", help="found the cluster without this replica"
+        "--found-without",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="create the cluster although this replica is missing",
     )
     parser.add_argument("--log-level", choices=LEVELS)
     try:

@@ -221,7 +221,7 @@ def leader_of(data: bytes) -> str:
 
 
 def revision_after(data: bytes, before: int) -> int:
-    """Return the revision after an entry, given the revision before it. A batch with another base changes nothing."""
+    """Return the revision after an entry, given the revision before it. A batch with another base is void."""
     if kind_of(data) is not EntryKind.BATCH:
         return before
     batch = decode_batch(data)

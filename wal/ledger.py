@@ -173,7 +173,7 @@ class LedgerSummary(NamedTuple):
 
 
 class _Scan(NamedTuple):
-    """Marks of the ledger at one moment. Later transactions read the ledger up to these marks."""
+    """Last entries of the ledger at one moment. Later transactions read no further."""
 
     view: ReadView
     gaps: tuple[Gap, ...]

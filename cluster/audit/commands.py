@@ -636,7 +636,7 @@ def _past(place: str, text: str | None) -> int | None:
 
 
 def _made_by(options: dict[str, Any], source: ReportSource) -> str:
-    """Return the command that reproduces a report's window, also after the ledger has grown."""
+    """Return the command line that reproduces a report's window, even if the ledger has grown since."""
     directory = _directory(options)
     window = [f"--from={format_instant(Instant(source.from_us))}", f"--to={format_instant(Instant(source.to_us))}"]
     jobs = [f"--job={job}" for job in options["jobs"]]

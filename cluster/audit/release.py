@@ -52,7 +52,7 @@ class WorkerHello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class LoadState(msgspec.Struct, frozen=True, tag="begin"):
-    """Load a state from the slices of its image; start empty without slices."""
+    """Load a state from the slices of a snapshot; without slices, begin with an empty state."""
 
     slices: tuple[tuple[int, bytes], ...]
 

@@ -73,7 +73,7 @@ class _Inlet(Transport):  # type: ignore[misc]
         super().__init__(None, None, [])
 
     def setOnUtilityMessageCallback(self, message: str, callback: object) -> None:
-        """Ignore the callback: add, remove, set_version, transfer and status are not offered to peers (H5)."""
+        """Ignore the callback: peers cannot add, remove, set_version, transfer or status (hazard H5)."""
 
     def send(self, node: object, message: object) -> NoReturn:
         raise BrokenInvariant(f"the stock engine tried to send a {type(message).__name__}; it must not send messages")

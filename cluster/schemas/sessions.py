@@ -4,7 +4,7 @@ from forebay.cluster.schemas.base import Answer, View
 
 
 class SessionView(View, frozen=True, kw_only=True):
-    """Session at the revision of the response."""
+    """Session, as of the revision in the response."""
 
     session: int
     actor: str

@@ -109,7 +109,7 @@ class Pruner(Background):
             await asyncio.sleep(self.step())
 
     def step(self) -> float:
-        """Accept a note, and prune some entries; return the pause until the next call, seconds.
+        """Read a request to prune, if any, and prune some entries; return the pause until the next call, seconds.
 
         Raises:
             StorageFailed: The ledger cannot be read or written.

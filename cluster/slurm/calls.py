@@ -385,7 +385,7 @@ class PluginCalls:
         )
 
     async def data_in(self, words: list[str], script: str) -> Answer:
-        """Stage in (`job`, and in datawarp the script), and wait for the end."""
+        """Call stage-in and wait until it ends. Arguments: `job`, and for datawarp also the script."""
         if script and self._has_none(script):
             return "ok", ""
         return self._staged(await self._tell(operations.STAGE_IN_EXTERNAL_JOB, words[0], "set-up", "staging-in"))

@@ -44,7 +44,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def python_of(tree: Path) -> tuple[str, dict[str, str]]:
-    """Return interpreter and environment for running modules of the release in a tree.
+    """Return the interpreter and environment that run the modules of the release unpacked in a directory.
 
     The interpreter is the tree's .venv if it has one; the modules are the tree's, regardless of installed packages.
     """

@@ -61,7 +61,7 @@ def remove_job(names: immutables.Map[str, NameGroup], name: str, job_id: int) ->
 
 
 def _first(jobs: immutables.Map[int, bool], after: int) -> int:
-    """Return the smallest job; all are greater than `after`.
+    """Return the smallest job ID; all IDs are greater than `after`.
 
     IDs are tried in sequence as long as that is cheaper than a search of all. The first job of a group only grows, so
     all attempts together are bounded by the range of IDs.

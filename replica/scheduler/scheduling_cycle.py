@@ -422,7 +422,7 @@ class SchedulingCycle:
         return sum(size_bytes for _, size_bytes, job_id in draining if counts_for(request, buffers[job_id]))
 
     def _give_up_lingering(self, request: SpaceRequest) -> bool:
-        """Remove lingering data for a request that does not fit; return whether there was enough."""
+        """Remove lingering data for a request that does not fit; return whether this freed enough space."""
         lingering = self.index.lingering.keys.get(request.pool)
         if lingering is None:
             return False

@@ -257,7 +257,7 @@ class Chunks:
         self._write_mark(number, ChunkState.COPIED, digest)
 
     def mark_durable(self, numbers: list[int]) -> None:
-        """Mark chunks as durable, after a sync of the temporary file that began when they were COPIED."""
+        """Mark COPIED chunks as durable, after a sync of the temporary file that began later than the copy."""
         for number in numbers:
             self._write_mark(number, ChunkState.DURABLE, self.digest(number))
         _sync(self._chunks)

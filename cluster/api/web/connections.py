@@ -155,7 +155,7 @@ class GuardedServer(HttpServer):
         logger: logging.Logger,
         **options: Any,
     ) -> None:
-        """`peers` watches the connections."""
+        """Track open connections with `peers`."""
         super().__init__(handler, logger, **options)
         self.peers = peers
         self.held: Counter[str] = Counter()

@@ -69,7 +69,11 @@ class WitnessKeyAnswer(msgspec.Struct, frozen=True, kw_only=True):
     help="Listen on this address; requires --certificate unless it is loopback.",
 )
 @click.option(
-    "--log", "logs", multiple=True, metavar="ORIGIN=KEY,…", help="Cosign this ledger; give its replicas' keys."
+    "--log",
+    "logs",
+    multiple=True,
+    metavar="ORIGIN=KEY,…",
+    help="Cosign the ledger of this origin, whose replicas have these keys.",
 )
 @click.option(
     "--keys",

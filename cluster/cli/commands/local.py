@@ -87,7 +87,7 @@ class InitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     "nodes",
     multiple=True,
     metavar="NAME=HOST,…",
-    help="Set the nodes and their hosts; requires --host with names.",
+    help="Set the nodes and their hosts; each --host must then be NAME=HOST.",
 )
 @click.option(
     "--base-port",
@@ -134,7 +134,7 @@ class InitAnswer(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--replica-account",
     metavar="ACCOUNT",
-    help="Make this Unix account the owner of the replicas' keys and directories; the packages need `forebay`."
+    help="Make this Unix account the owner of the replicas' keys and directories; for the packages, use `forebay`."
     "  [default: you]",
 )
 @JSON_OPTION

@@ -193,7 +193,9 @@ def replace(name: str, as_json: bool) -> None:
 
 @click.command("update")
 @NAME
-@click.option("--peer", "--raft", metavar="HOST:PORT", help="Change the address for other replicas.")
+@click.option(
+    "--peer", "--raft", metavar="HOST:PORT", help="Change the address at which other replicas reach this one."
+)
 @click.option("--api", metavar="HOST:PORT", help="Change the address for clients and agents.")
 @JSON_OPTION
 def update(name: str, peer: str | None, api: str | None, as_json: bool) -> None:

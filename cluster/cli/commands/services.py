@@ -89,7 +89,7 @@ def gateway(name: str) -> None:
     type=click.Choice(["refuse", "accept"]),
     default="refuse",
     show_default=True,
-    help="Refuse or accept jobs with a buffer while no bridge runs.",
+    help="Refuse or accept jobs that request a buffer while the bridge is down.",
 )
 def bridge(name: str, state: Path, run: Path, metrics: Path | None, when_away: str) -> None:
     """Run the bridge between a slurmctld and the cluster.

@@ -65,7 +65,7 @@ class HttpConnection(RequestHandler):
         self.rest_since_s = asyncio.get_running_loop().time()
 
     def data_received(self, data: bytes) -> None:
-        """Record the start of a head, and let aiohttp parse."""
+        """Record when a request's head starts to arrive, and pass the data to aiohttp's parser."""
         if not self.busy and self.head_since_s is None:
             self.head_since_s = asyncio.get_running_loop().time()
         super().data_received(data)
