@@ -7,8 +7,8 @@ replica, because its outcome is then unknown.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -144,6 +144,25 @@ class Streaming(Sending, Protocol):
             AttemptError: The stream broke, or was silent for `idle_s`.
         """
         ...
+
+
+@contextmanager
+def connect_failures(address: Address, connect_s: float, tls: TlsFiles) -> Iterator[None]:
+    """Convert every failure to connect, including the TLS handshake, into an AttemptError."""
+    import ssl
+
+    try:
+        yield
+    except TimeoutError as error:
+        raise no_handshake(address, connect_s) from error
+    except ssl.SSLCertVerificationError as error:
+        raise server_refused(address, error, tls) from error
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+        raise unreachable(address, error) from error
+    except ssl.SSLError as error:
+        raise client_refused(address, error, tls) from error
+    except OSError as error:
+        raise unreachable(address, error) from error
 
 
 def unreachable(address: Address, error: OSError) -> AttemptError:

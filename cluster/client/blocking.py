@@ -9,28 +9,24 @@ the responses.
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from forebay.cluster.client.attempt import (
     CONNECT_SHARE_MAX,
     IDLE_CONNECTION_S,
     HttpResponse,
-    broken,
-    client_refused,
-    is_alert,
-    no_answer,
+    connect_failures,
     no_handshake,
-    server_refused,
     unreachable,
 )
 from forebay.cluster.client.http_responses import (
     EVENT_STREAM,
-    MalformedResponse,
     SocketReader,
     begin_stream,
     read_response,
+    request_failures,
     request_of,
 )
 from forebay.cluster.security import TlsFiles, context_of, valid_until
@@ -72,7 +68,7 @@ class BlockingExchange:
             connection = self._connect(address, min(connect_s, CONNECT_SHARE_MAX * timeout_s))
         reader = SocketReader(connection, self._clock, until_s)
         try:
-            with self._attempt(address, timeout_s):
+            with request_failures(address, timeout_s, self._tls):
                 more = self._more_headers(address, method, target, body)
                 reader.send(request_of(address, method, target, body, more))
                 answer, _, is_open = await read_response(reader, address)
@@ -84,24 +80,12 @@ class BlockingExchange:
             if connection is not None:
                 connection.close()
 
-    @contextmanager
-    def _attempt(self, address: Address, timeout_s: float) -> Iterator[None]:
-        """Convert every kind of request failure into an AttemptError."""
-        try:
-            yield
-        except TimeoutError as error:
-            raise no_answer(address, timeout_s) from error
-        except (OSError, MalformedResponse) as error:
-            if isinstance(error, ssl.SSLError) and is_alert(error):
-                raise client_refused(address, error, self._tls) from error
-            raise broken(address, error, self._tls) from error
-
     @asynccontextmanager
     async def stream(
         self, address: Address, target: str, *, connect_s: float, idle_s: float
     ) -> AsyncIterator[tuple[HttpResponse, AsyncIterator[bytes]]]:
         """Open a GET with an endless response: yield (response without body, chunks)."""
-        with self._connect(address, connect_s) as connection, self._attempt(address, idle_s):
+        with self._connect(address, connect_s) as connection, request_failures(address, idle_s, self._tls):
             until_s = self._clock.monotonic_s() + idle_s
             reader = SocketReader(connection, self._clock, until_s, idle_s)
             more = self._more_headers(address, "GET", target, None)
@@ -134,7 +118,7 @@ class BlockingExchange:
         # Hosts are ASCII here (`Address`), and bytes avoid a codec that is slow to import.
         host = address.host.encode("ascii")
         trouble: OSError = OSError("the replica has no address")
-        try:
+        with connect_failures(address, connect_s, self._tls):
             found = _addresses(host, address.port, connect_s)
             for number, (family, kind, protocol, _, place) in enumerate(found, start=1):
                 # Addresses share the time equally, so that one without an answer does not starve the others.
@@ -153,16 +137,6 @@ class BlockingExchange:
                 except OSError as error:
                     plain.close()
                     trouble = error
-        except TimeoutError as error:
-            raise no_handshake(address, connect_s) from error
-        except ssl.SSLCertVerificationError as error:
-            raise server_refused(address, error, self._tls) from error
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
-            raise unreachable(address, error) from error
-        except ssl.SSLError as error:
-            raise client_refused(address, error, self._tls) from error
-        except OSError as error:
-            raise unreachable(address, error) from error
         if isinstance(trouble, TimeoutError):
             raise no_handshake(address, connect_s) from trouble
         raise unreachable(address, trouble) from trouble

@@ -8,27 +8,19 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from typing import Final, NamedTuple
 
-import msgspec
-
 from forebay.cluster.client.attempt import (
     CHUNK_BYTES,
     CONNECT_SHARE_MAX,
     IDLE_CONNECTION_S,
     HttpResponse,
-    broken,
-    client_refused,
-    is_alert,
-    no_answer,
-    no_handshake,
-    server_refused,
-    unreachable,
+    connect_failures,
 )
 from forebay.cluster.client.http_responses import (
     EVENT_STREAM,
-    MalformedResponse,
     ResponseReader,
     begin_stream,
     read_response,
+    request_failures,
     request_of,
 )
 from forebay.cluster.security import Credentials, TlsFiles, context_of
@@ -138,13 +130,8 @@ class Exchange:
         async with self._slots:
             connection = self._take_idle(address) or await self._connect(address, connect_s)
             try:
-                yield connection, kept
-            except TimeoutError as error:
-                raise no_answer(address, timeout_s) from error
-            except (OSError, MalformedResponse, msgspec.MsgspecError) as error:
-                if isinstance(error, ssl.SSLError) and is_alert(error):
-                    raise client_refused(address, error, self._tls) from error
-                raise broken(address, error, self._tls) from error
+                with request_failures(address, timeout_s, self._tls):
+                    yield connection, kept
             finally:
                 if kept.is_set and connection.is_open:
                     self._idle.setdefault(address, []).append((connection, loop.time()))
@@ -167,19 +154,10 @@ class Exchange:
         return found
 
     async def _connect(self, address: Address, connect_s: float) -> Connection:
-        try:
+        with connect_failures(address, connect_s, self._tls):
             async with asyncio.timeout(connect_s):
-                return await self._open(address)
-        except TimeoutError as error:
-            raise no_handshake(address, connect_s) from error
-        except ssl.SSLCertVerificationError as error:
-            raise server_refused(address, error, self._tls) from error
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
-            raise unreachable(address, error) from error
-        except ssl.SSLError as error:
-            raise client_refused(address, error, self._tls) from error
-        except OSError as error:
-            raise unreachable(address, error) from error
+                connection = await self._open(address)
+        return connection
 
     async def _open(self, address: Address) -> Connection:
         """Open a connection; the caller bounds the time."""

@@ -9,14 +9,28 @@ loop.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from forebay.cluster.client.attempt import ANSWER_BYTES_MAX, CHUNK_BYTES, HttpResponse, too_large
+import msgspec
+
+from forebay.cluster.client.attempt import (
+    ANSWER_BYTES_MAX,
+    CHUNK_BYTES,
+    HttpResponse,
+    broken,
+    client_refused,
+    is_alert,
+    no_answer,
+    too_large,
+)
 from forebay.cluster.system import Address, Clock
 
 if TYPE_CHECKING:
     import socket
+
+    from forebay.cluster.security import TlsFiles
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 """Size of the status line and headers, or of one chunk line, bytes; a replica's have some two hundred."""
@@ -27,6 +41,22 @@ EVENT_STREAM: Final = "text/event-stream"
 
 class MalformedResponse(Exception):
     """The response is not valid HTTP."""
+
+
+@contextmanager
+def request_failures(address: Address, timeout_s: float, tls: TlsFiles | None) -> Iterator[None]:
+    """Convert every failure of a request on an open connection into an AttemptError; `tls` is None without TLS."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise no_answer(address, timeout_s) from error
+    except (OSError, MalformedResponse, msgspec.MsgspecError) as error:
+        if tls is not None:
+            import ssl
+
+            if isinstance(error, ssl.SSLError) and is_alert(error):
+                raise client_refused(address, error, tls) from error
+        raise broken(address, error, tls) from error
 
 
 class ResponseReader:

@@ -16,15 +16,13 @@ from forebay.cluster.client.attempt import (
     AttemptError,
     AttemptView,
     HttpResponse,
-    broken,
-    no_answer,
 )
 from forebay.cluster.client.http_responses import (
     EVENT_STREAM,
-    MalformedResponse,
     SocketReader,
     begin_stream,
     read_response,
+    request_failures,
     request_of,
 )
 from forebay.cluster.system import Address, Clock
@@ -50,16 +48,14 @@ class GatewayExchange:
         until_s = self._clock.monotonic_s() + timeout_s
         connection, kept = self._connection(min(connect_s, timeout_s)), None
         try:
-            reader = SocketReader(connection, self._clock, until_s)
-            reader.send(request_of(address, method, target, body))
-            answer, headers, is_open = await read_response(reader, address)
-            if is_open:
-                kept = (connection, self._clock.monotonic_s())
-            return check_gateway(answer, headers)
-        except TimeoutError as error:
-            raise no_answer(address, timeout_s) from error
-        except (OSError, MalformedResponse, msgspec.MsgspecError) as error:
-            raise broken(address, error, None) from error
+            with request_failures(address, timeout_s, None):
+                reader = SocketReader(connection, self._clock, until_s)
+                reader.send(request_of(address, method, target, body))
+                answer, headers, is_open = await read_response(reader, address)
+                if is_open:
+                    kept = (connection, self._clock.monotonic_s())
+                answer = check_gateway(answer, headers)
+            return answer
         finally:
             if kept is None:
                 connection.close()
@@ -70,15 +66,10 @@ class GatewayExchange:
         self, address: Address, target: str, *, connect_s: float, idle_s: float
     ) -> AsyncIterator[tuple[HttpResponse, AsyncIterator[bytes]]]:
         """Open a GET with an endless response: yield (response without body, chunks)."""
-        with self._connect(connect_s) as connection:
-            try:
-                reader = SocketReader(connection, self._clock, self._clock.monotonic_s() + idle_s, idle_s)
-                reader.send(request_of(address, "GET", target, None, accept=EVENT_STREAM))
-                yield await begin_stream(reader, address, check_gateway)
-            except TimeoutError as error:
-                raise no_answer(address, idle_s) from error
-            except (OSError, MalformedResponse, msgspec.MsgspecError) as error:
-                raise broken(address, error, None) from error
+        with self._connect(connect_s) as connection, request_failures(address, idle_s, None):
+            reader = SocketReader(connection, self._clock, self._clock.monotonic_s() + idle_s, idle_s)
+            reader.send(request_of(address, "GET", target, None, accept=EVENT_STREAM))
+            yield await begin_stream(reader, address, check_gateway)
 
     async def close(self) -> None:
         """Close the connection."""
