@@ -9,6 +9,7 @@ distinguished by epoch: a call first reads the current epoch, and has no effect 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -466,12 +467,9 @@ class PluginCalls:
     async def _export_forgotten(self, job: str) -> None:
         """Export the results of a forgotten run, if that is possible in time; otherwise the teardown retains them."""
         LOGGER.warning("Slurm has forgotten that job %s ran; its results are exported before the teardown", job)
-        external_job = await self._tell(operations.STAGE_OUT_EXTERNAL_JOB, job)
-        until_s = uptime_s() + FORGOTTEN_EXPORT_S
-        while external_job.phase in ("post-run", "staging-out") and uptime_s() < until_s:
-            external_job = await self._told(
-                operations.SHOW_EXTERNAL_JOB, None, job=job, wait_s=HOLD_S, **{"while": "post-run,staging-out"}
-            )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FORGOTTEN_EXPORT_S):
+                await self._tell(operations.STAGE_OUT_EXTERNAL_JOB, job, "post-run", "staging-out")
 
     # Persistent buffers, which Slurm addresses by name
 

@@ -100,19 +100,25 @@ async def look() -> SlurmView | str:
     )
 
 
+async def _rows_of(job: str, fields: str) -> list[list[str]] | str:
+    """Return the words of squeue's rows for a job in a format, or why they are unavailable."""
+    said = await _said(("squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", f"--format={fields}"))
+    return said if isinstance(said, str) else [row.split() for row in said.decode("utf-8", "replace").splitlines()]
+
+
 async def owner_of(job: str) -> int | str:
     """Return the uid of a job's user according to slurmctld, or why it is unavailable."""
-    said = await _said(("squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", "--format=%U"))
-    if isinstance(said, str):
-        return said
-    found = {word for word in said.decode("utf-8", "replace").split() if word.isdigit()}
+    rows = await _rows_of(job, "%U")
+    if isinstance(rows, str):
+        return rows
+    found = {word for row in rows for word in row if word.isdigit()}
     return int(found.pop()) if len(found) == 1 else f"slurmctld does not know job {job}"
 
 
 async def array_of(job: str) -> str | None:
     """Return the ID of a task's job array, or None if slurmctld does not return it."""
-    said = await _said(("squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", "--format=%F"))
-    found = set() if isinstance(said, str) else set(said.decode("utf-8", "replace").split())
+    rows = await _rows_of(job, "%F")
+    found = set() if isinstance(rows, str) else {word for row in rows for word in row}
     array = found.pop() if len(found) == 1 else ""
     return array if array.isdigit() else None
 
@@ -123,10 +129,9 @@ async def ended_by_itself(job: str) -> bool:
     Waits while the job's end is being processed.
     """
     for _ in range(COMPLETING_LOOKS_MAX):
-        said = await _said(("squeue", "--noheader", "--all", "--states=all", f"--jobs={job}", "--format=%A %t"))
-        rows = [] if isinstance(said, str) else said.decode("utf-8", "replace").splitlines()
+        rows = await _rows_of(job, "%A %t")
         # The ID of a job array is also that of one of its tasks.
-        state = dict(row.split() for row in rows if len(row.split()) == 2).get(job)
+        state = None if isinstance(rows, str) else dict(row for row in rows if len(row) == 2).get(job)
         if state != COMPLETING:
             return state in ENDED - {CANCELLED}
         await asyncio.sleep(1)
