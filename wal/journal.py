@@ -147,7 +147,7 @@ class Lag:
         self.cut: int | None = None
         """Index from which on stored entries are no longer part of the journal; None if all are."""
         self.hard = False
-        """Whether the store lacks the current term and vote."""
+        """True if the store lacks the current term and vote."""
 
     def note_truncation(self, index: int) -> None:
         """Record that the journal removed its entries from `index` on."""

@@ -87,7 +87,7 @@ class RecordedJob:
         """
         self.job_id = job_id
         self.names = owns(call, state, job_id)
-        """Whether the caller may see names of its files."""
+        """True if the caller may see names of its files."""
         self._caller = call.identity.name
         self._only = only_user(call, state)
         self._is_known = self._only is None

@@ -316,7 +316,7 @@ class ApiService:
             controller.config.limits, controller.clock, state=lambda: self.controller.state, work=self.slices.work
         )
         self.is_private = False
-        """Whether other users' data is private, regardless of the state."""
+        """True if other users' data is private, regardless of the state."""
         self.then: Instant | None = None
         """Time of the past state; None for the current one."""
         self.live: LiveValues | None = None

@@ -150,7 +150,7 @@ class WorkerLink(FrameConnection[f.FromController, f.FromWorker]):
         self._service = workers.core.service
         self._loop = asyncio.get_running_loop()
         self.greeted = False
-        """Whether the worker has started and serves."""
+        """True if the worker has started and serves."""
         self._told: tuple[object, object] | None = None
         """Site and revocations last sent to the worker."""
         self._current: f.RevisionUpdate | None = None

@@ -77,7 +77,7 @@ class AttemptError(ApiError):
         super().__init__(NO_ANSWER, code, sentence, remedy=remedy)
         self.may_have_arrived = may_have_arrived
         self.nobody_listens = nobody_listens
-        """Whether the host reported that no process listens at the address."""
+        """True if the host reported that no process listens at the address."""
 
     @property
     def is_untrusted(self) -> bool:

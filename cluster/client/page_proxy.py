@@ -61,7 +61,7 @@ class PageProxy:
         self._port = port
         self._token = secrets.token_urlsafe(TOKEN_BYTES)
         self._is_used = False
-        """Whether the link was opened: it works once."""
+        """True if the link was opened: it works once."""
         self._cookie = secrets.token_urlsafe(TOKEN_BYTES)
         self._server: web.Server | None = None
         self._listening: asyncio.Server | None = None

@@ -112,7 +112,7 @@ class VoteRequest(Message, frozen=True, array_like=True, forbid_unknown_fields=T
     last_term: Number
     pre: bool
     transfer: bool = False
-    """Whether the leader requested the election: then its being alive is no reason to reject (thesis 3.10)."""
+    """True if the leader requested the election: then its being alive is no reason to reject (thesis 3.10)."""
     ledger_index: Number = 0
     """Last entry the candidate has applied."""
     ledger_digest: Annotated[bytes, Meta(max_length=LEDGER_DIGEST_BYTES)] = b""

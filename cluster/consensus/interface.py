@@ -265,10 +265,10 @@ class PeerStatus(msgspec.Struct, frozen=True):
     lag_entries: int
     sending_snapshot: bool
     votes: bool = True
-    """Whether the peer is a voter."""
+    """True if the peer is a voter."""
     forgot: bool = False
-    """Whether the peer lacks entries that it acknowledged: it is ignored until it is replaced."""
+    """True if the peer lacks entries that it acknowledged: it is ignored until it is replaced."""
     clock_offset_s: float | None = None
     """Lead of the peer's wall clock over this replica's, seconds; None without a recent reading."""
     clock_off: bool = False
-    """Whether the peer's wall clock deviates from a majority's (`peer_clocks`)."""
+    """True if the peer's wall clock deviates from a majority's (`peer_clocks`)."""

@@ -51,7 +51,7 @@ class ClockBounds(NamedTuple):
     earliest: Instant | None
     latest: Instant | None
     is_final: bool = True
-    """Whether further readings matter little: every voter was read, or the bounds are at most OFF_S apart.
+    """True if further readings matter little: every voter was read, or the bounds are at most OFF_S apart.
 
     With readings of a bare majority, one wrong clock determines `earliest` or `latest`.
     """

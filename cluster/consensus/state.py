@@ -62,7 +62,7 @@ class Outbox:
         self._links = links
         self._held: list[tuple[str, AnyMessage]] = []
         self._queued = False
-        """Whether messages were passed to the links since their last flush."""
+        """True if messages were passed to the links since their last flush."""
 
     def send(self, peer: str, message: AnyMessage) -> None:
         """Pass a message to the links, or hold it until `release` if it is a promise."""
@@ -140,7 +140,7 @@ class RaftState:
     found_without: frozenset[str] = frozenset()
     """Founders the operator excludes while the cluster is not founded."""
     clock_off: Callable[[str], bool] = lambda member: False
-    """Whether a member's wall clock deviates from a majority's; such a member avoids leading."""
+    """True if a member's wall clock deviates from a majority's; such a member avoids leading."""
     transitions: Transitions = field(init=False)
     """The only writer of role, leader, term and vote."""
     on_members: Callable[[], None] = lambda: None
@@ -175,7 +175,7 @@ class RaftState:
     stopped: bool = False
     """Set permanently after an exception in a rule: no promise or message follows (H23)."""
     stirred: bool = False
-    """Whether a message or proposal arrived since the last tick, so that a tick may have work."""
+    """True if a message or proposal arrived since the last tick, so that a tick may have work."""
 
     # ---- elections ----
 
@@ -188,7 +188,7 @@ class RaftState:
     led_s: float = 0.0
     """Time at which this replica last led or heard a leader of any term; its start if it never did."""
     grace_given: bool = False
-    """Whether a deadline that was noticed late has had its grace period; reset by a leader or a majority."""
+    """True if a deadline that was noticed late has had its grace period; reset by a leader or a majority."""
     grace_until_s: float = -NEVER
     """End of the grace period, in which silence does not count as failure."""
     votes: set[str] = field(default_factory=set)
@@ -200,7 +200,7 @@ class RaftState:
     distrusted: set[str] = field(default_factory=set)
     """Members that, as leaders, sent an entry that no leader accepted. They get no votes and no followers."""
     pre_vote: bool = False
-    """Whether the candidate is still in its pre-vote (thesis 9.6)."""
+    """True if the candidate is still in its pre-vote (thesis 9.6)."""
     founding_said_s: float = 0.0
     """Time of the last log message about missing votes for the founding, or of the start."""
     campaign_seq: int = 0
@@ -209,7 +209,7 @@ class RaftState:
     # ---- follower ----
 
     leader_ready: bool = False
-    """Whether the leader has applied its own first entry."""
+    """True if the leader has applied its own first entry."""
     leader_commit: int = 0
     """Highest commit index that this term's leader has named; may exceed `checked_index`."""
 
@@ -233,7 +233,7 @@ class RaftState:
     transfer_target: str | None = None
     """Target of the leadership transfer, or None. During a transfer no proposals are accepted."""
     transfer_sent: bool = False
-    """Whether the target was asked to campaign."""
+    """True if the target was asked to campaign."""
     transfer_deadline_s: float = NEVER
     """Time at which the transfer is abandoned; NEVER without one."""
 

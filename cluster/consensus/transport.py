@@ -363,7 +363,7 @@ class TlsLinks:
         self._handshakes: dict[asyncio.Task[None], socket.socket] = {}
         """Connections without a certificate yet, oldest first."""
         self._acknowledges = False
-        """Whether the next flush sends an acknowledgement."""
+        """True if the next flush sends an acknowledgement."""
         self._socket: socket.socket | None = None
         self._started = False
         self.failures: Final = ConnectionFailures(lambda: asyncio.get_running_loop().time())

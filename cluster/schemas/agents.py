@@ -65,7 +65,7 @@ class OperationProgress(Request, frozen=True, kw_only=True):
     file: Annotated[str, msgspec.Meta(max_length=FILE_SHOWN_CHARACTERS_MAX)] = ""
     """End of the path of the file being moved."""
     waiting: bool = False
-    """Whether a rate limit delays it."""
+    """True if a rate limit delays it."""
 
 
 PROGRESS_ROWS_MAX = 1024

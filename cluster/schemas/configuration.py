@@ -126,7 +126,7 @@ class SettingView(View, frozen=True, kw_only=True):
     value: str
     default: str
     slurm: bool
-    """Whether the key belongs to burst_buffer.conf; the others are Forebay's own."""
+    """True if the key belongs to burst_buffer.conf; the others are Forebay's own."""
     about: str
 
 

@@ -157,7 +157,7 @@ class PersistentAnswer(PersistentView, frozen=True, kw_only=True):
     revision: int
     under_way: str = ""
     failed: bool = False
-    """Whether the operation is stuck and needs an operator: remove the buffer, then request it again."""
+    """True if the operation is stuck and needs an operator: remove the buffer, then request it again."""
     message: str = ""
     """Reason the operation has not ended."""
 

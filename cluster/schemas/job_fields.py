@@ -79,7 +79,7 @@ class JobField(msgspec.Struct, frozen=True):
     heading: str = ""
     """squeue format letter and column heading."""
     public: bool = False
-    """Whether other users see the field of a job if the site has Flags=PrivateData."""
+    """True if other users see the field of a job if the site has Flags=PrivateData."""
 
 
 JOB_FIELDS = (
@@ -172,7 +172,7 @@ class SubmitRequest(Command, frozen=True, kw_only=True):
     dependencies: tuple[str, ...] = ()
     """For example `afterok:12`, `afterburstbuffer:12` or `singleton`; all must hold."""
     dependency_any: bool = False
-    """Whether one satisfied dependency is enough (`?`)."""
+    """True if one satisfied dependency is enough (`?`)."""
     output: str | None = None
     environment: dict[str, str] = {}
     hold: bool = False
@@ -191,7 +191,7 @@ class SubmitRequest(Command, frozen=True, kw_only=True):
     nice: Number = 0
     """A larger value lowers the priority."""
     requeue: bool = True
-    """Whether the job may be requeued after a failure it did not cause."""
+    """True if the job may be requeued after a failure it did not cause."""
     mail_types: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAIL_TYPES_MAX)] = ()
     """For example `stage_out` or `all`."""
     mail_user: str | None = None
@@ -232,7 +232,7 @@ class UpdateRequest(Command, frozen=True, kw_only=True):
     dependencies: Annotated[tuple[Text, ...], msgspec.Meta(max_length=DEPENDENCIES_MAX + 1)] | None = None
     """Complete list, for example `afterok:12` or `singleton`; empty: no dependencies."""
     dependency_any: bool = False
-    """Whether one satisfied dependency is enough."""
+    """True if one satisfied dependency is enough."""
     account: Text | None = None
     qos: Text | None = None
     reservation: Text | None = None
@@ -272,7 +272,7 @@ class JobDetailsView(msgspec.Struct, frozen=True, kw_only=True):
     """Number of requeues."""
     singleton: bool = False
     dependency_any: bool = False
-    """Whether one satisfied dependency is enough."""
+    """True if one satisfied dependency is enough."""
     mail_types: tuple[str, ...] = ()
     mail_user: str | None = None
     comment: str | None = None

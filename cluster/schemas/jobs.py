@@ -346,7 +346,7 @@ class NodeView(View, frozen=True, kw_only=True):
     filesystems: tuple[str, ...] = ()
     """Shared filesystems it stages for. A node with any is a mover and runs no scripts."""
     lost: bool = False
-    """Whether an operator declared it lost."""
+    """True if an operator declared it lost."""
     abandoned: tuple[int, ...] = ()
     """Jobs whose buffers here were given up while it was down and that its agent has not removed yet."""
     revision: int
@@ -412,7 +412,7 @@ class MemberView(View, frozen=True, kw_only=True):
     id: str = ""
     """Unique ID: the name of a founding member, `name#VERSION` of a later one."""
     votes: bool = True
-    """Whether it counts in majorities. A new member does after it has caught up."""
+    """True if it counts in majorities. A new member does after it has caught up."""
     term: int | None = None
     commit_index: int | None = None
     applied_index: int | None = None
@@ -421,11 +421,11 @@ class MemberView(View, frozen=True, kw_only=True):
     last_contact_s: float | None = None
     sending_snapshot: bool = False
     forgot: bool = False
-    """Whether it lost entries that it had acknowledged to this leader. It is rejected until it is replaced."""
+    """True if it lost entries that it had acknowledged to this leader. It is rejected until it is replaced."""
     clock_offset_s: float | None = None
     """Lead of its wall clock over that of the responding replica, seconds; null without a recent reading."""
     clock_off: bool = False
-    """Whether its wall clock differs too much from a majority's; it then does not campaign."""
+    """True if its wall clock differs too much from a majority's; it then does not campaign."""
     addresses_differ: str = ""
     """Difference between the agreed addresses and the responding replica's configuration file, with the remedy."""
     room_bytes: int | None = None
@@ -473,7 +473,7 @@ class StatusView(View, frozen=True, kw_only=True):
     leader: str | None
     leader_api: str | None = None
     ready: bool
-    """Whether it can commit, or forward to a replica that can."""
+    """True if it can commit, or forward to a replica that can."""
     not_ready: str = ""
     """Reason it is not ready."""
     commit_index: int
@@ -495,7 +495,7 @@ class StatusView(View, frozen=True, kw_only=True):
     feature_level_known: int = 1
     """Highest feature level this replica supports; a release that does not report it supports level 1."""
     clock_off: bool = False
-    """Whether this replica's wall clock differs too much from a majority's; it then does not campaign."""
+    """True if this replica's wall clock differs too much from a majority's; it then does not campaign."""
     clock_ahead_s: float = 0.0
     """Lead of the cluster's time over the wall clocks of a majority, seconds."""
     damaged_entries: int = 0

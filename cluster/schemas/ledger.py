@@ -243,7 +243,7 @@ class FeatureLevelAnswer(Answer, frozen=True, kw_only=True):
     next_brings: str = ""
     """Description of what the next level allows."""
     may_be_raised: bool = False
-    """Whether every member supports the next level."""
+    """True if every member supports the next level."""
     members: tuple[MemberLevelView, ...] = ()
 
 
@@ -253,7 +253,7 @@ class SignRequest(Request, frozen=True, kw_only=True):
     size: Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
     root: Annotated[str, msgspec.Meta(min_length=64, max_length=64)]
     histories: bool = False
-    """Whether to count the job records as well."""
+    """True to count the job records as well."""
 
 
 class HistoriesView(View, frozen=True, kw_only=True):

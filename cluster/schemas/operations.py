@@ -150,16 +150,16 @@ class ApiOperation(msgspec.Struct, Generic[Asked, Answered], frozen=True):
     tag: str = "jobs"
     content_type: str = JSON
     own: bool = False
-    """Whether each replica answers for itself, without a leader."""
+    """True if each replica answers for itself, without a leader."""
     slow: bool = False
-    """Whether one replica may use the whole timeout of the call."""
+    """True if one replica may use the whole timeout of the call."""
     live: tuple[LiveValue, ...] | None = None
     """For a read of the state, which depends only on the state, the time, the caller and these values; with many jobs a
     process beside the replica answers it. None: the replica itself answers.
     """
 
     of_ledger: bool = False
-    """Whether it reads records of the ledger; always answered by the process beside the replica."""
+    """True if it reads records of the ledger; always answered by the process beside the replica."""
 
     @property
     def request(self) -> type[Asked]:

@@ -40,9 +40,9 @@ class TransferView(View, frozen=True, kw_only=True):
     file: str = ""
     """File being moved; shown to its user and to operators only."""
     waiting: bool = False
-    """Whether a rate limit delays it."""
+    """True if a rate limit delays it."""
     paused: bool = False
-    """Whether a rate of 0 pauses it."""
+    """True if a rate of 0 pauses it."""
     time_left_s: float | None = None
     """Remaining time at the current rate, seconds; null if unknown."""
     order_time: str | None = None
@@ -79,7 +79,7 @@ class ReceiptView(View, frozen=True, kw_only=True):
     stage: str
     attempt: int
     complete: bool
-    """Whether every file is in place; a failed attempt has a receipt too."""
+    """True if every file is in place; a failed attempt has a receipt too."""
     backends: tuple[str, ...]
     files: int
     directories: int
@@ -136,7 +136,7 @@ class NotExportedView(View, frozen=True, kw_only=True):
     path: str
     why: str
     lost: bool
-    """Whether its buffer no longer exists."""
+    """True if its buffer no longer exists."""
 
 
 class JobTransfersView(Answer, frozen=True, kw_only=True):

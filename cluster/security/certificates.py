@@ -38,7 +38,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     serial: str = ""
     """Hexadecimal digits, as in the revocation list."""
     has_key: bool = False
-    """Whether the private key is in the same directory."""
+    """True if the private key is in the same directory."""
     problem: str = ""
 
 

@@ -64,7 +64,7 @@ class AgreedTime:
         self._of_clients_s = -math.inf
         """Monotonic time at which `_of_clients` was computed."""
         self._waits = False
-        """Whether it was logged that the founding waits for more clocks."""
+        """True if it was logged that the founding waits for more clocks."""
 
     def begin(self) -> bool:
         """Return whether there is a time to continue from. Before the first batch, only a majority's clocks provide it.

@@ -83,7 +83,7 @@ class DiskWatch:
         self._due_s = clock.monotonic_s()
         self._task: asyncio.Task[None] | None = None
         self.is_scarce = False
-        """Whether this disk is nearly full and no other replica's disk has space."""
+        """True if this disk is nearly full and no other replica's disk has space."""
         self._said_slow = False
 
     def fill_with(self, size_bytes: int) -> float:

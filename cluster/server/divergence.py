@@ -151,7 +151,7 @@ class Checkpoints(Background):
         self._ledger_index = chain.applied_index
         """Entry up to which ledgers are compared next."""
         self._is_ledger_compared = not self._ledger_index
-        """Whether every peer has answered for `_ledger_index`."""
+        """True if every peer has answered for `_ledger_index`."""
         self._of_states = self._of_ledgers = Verdict.UNDECIDED
         self._woken.set()  # compare the initial state at once
 

@@ -69,7 +69,7 @@ class PassTimer:
         self._clock = clock
         self._fail = fail
         self._unsettled = False
-        """Whether the last cycle decided something, which may enable further work."""
+        """True if the last cycle decided something, which may enable further work."""
         self._in_a_row = 0
         self._rest_until_s = 0.0
         self._passed_at = NEVER
@@ -78,7 +78,7 @@ class PassTimer:
         self._arming: asyncio.TimerHandle | None = None
         self._resting: asyncio.TimerHandle | None = None
         self.due = False
-        """Whether a cycle is requested: the next batch includes it, and an empty batch is made for it if necessary."""
+        """True if a cycle is requested: the next batch includes it, and an empty batch is made for it if necessary."""
 
     @property
     def sleeping(self) -> bool:

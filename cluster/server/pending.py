@@ -276,7 +276,7 @@ class Draft:
         self.size_bytes = 0
         self.steps = 0
         self.is_decided = False
-        """Whether the batch contains an event."""
+        """True if the batch contains an event."""
         self.long: StepRunner[Decided | None] | None = None
         """Run of the first command in the queue, if it is decided and folded over several turns."""
 

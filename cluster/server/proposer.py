@@ -143,7 +143,7 @@ class Proposer:
         self._passed_index = 0
         """Index of the last entry with a separate cycle."""
         self._open = False
-        """Whether commands are accepted."""
+        """True if commands are accepted."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self.counts = Counts()
 

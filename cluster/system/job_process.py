@@ -43,7 +43,7 @@ class JobProcess(msgspec.Struct, frozen=True, kw_only=True):
     processes: int = 0
     """Maximum number of the user's processes on the node; 0 for the kernel's limit of its first process."""
     no_new_privs: bool = True
-    """Whether programs cannot gain rights, so that sudo, ping and the like have no effect."""
+    """True if programs cannot gain rights, so that sudo, ping and the like have no effect."""
     capabilities: tuple[str, ...] = ()
     """Maximum capabilities of privileged programs, by their names in capabilities(7); none with `no_new_privs`."""
 

@@ -59,7 +59,7 @@ class _Connection(HttpConnection):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.is_decided_about = False
-        """Whether the request is complete and being answered; the connection is then not replaced."""
+        """True if the request is complete and being answered; the connection is then not replaced."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection; close another one if there are too many."""

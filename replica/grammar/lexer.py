@@ -55,9 +55,9 @@ class DirectiveKinds(msgspec.Struct, frozen=True):
     refused: Mapping[str, str] = {}
     """Kind -> remedy."""
     by_prefix: bool = False
-    """Whether every line that begins with a kind is a directive, as in Slurm's lua plugin."""
+    """True if every line that begins with a kind is a directive, as in Slurm's lua plugin."""
     by_beginning: bool = False
-    """Whether another program also reads the text and treats a kind as a prefix: words that begin with one are
+    """True if another program also reads the text and treats a kind as a prefix: words that begin with one are
     rejected.
     """
 

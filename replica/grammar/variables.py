@@ -38,7 +38,7 @@ class PathVariables(msgspec.Struct, frozen=True):
     known: bool = True
     """False if the site is unknown: any variable is accepted, and its value is `/`."""
     by_scheduler: bool = False
-    """Whether another scheduler submitted the job: it does not send an environment."""
+    """True if another scheduler submitted the job: it does not send an environment."""
 
     @property
     def names(self) -> list[str]:
@@ -117,7 +117,7 @@ class PathReader:
         self._given = dict(variables.given)
         self.used: dict[str, str] = {}
         self.allows_names = not variables.by_scheduler
-        """Whether the job may name its buffers: another scheduler does not pass on their variables."""
+        """True if the job may name its buffers: another scheduler does not pass on their variables."""
 
     def outside(self, value: OptionValue, end: int | None = None) -> str:
         """Return a path outside the buffers: absolute, or beginning with WORKDIR.

@@ -182,7 +182,7 @@ class Qos(msgspec.Struct, frozen=True, array_like=True, gc=False):
     accounts: tuple[str, ...] = ()
     """Users and accounts that may use the QOS; all may if both are empty."""
     deny_on_limit: bool = False
-    """Whether a job that exceeds a per-job limit is rejected at submit instead of waiting (Flags=DenyOnLimit)."""
+    """True if a job that exceeds a per-job limit is rejected at submit instead of waiting (Flags=DenyOnLimit)."""
 
     def admits(self, user: str, account: str) -> bool:
         """Return whether a job of the user in the account may use the QOS."""
@@ -206,7 +206,7 @@ class SchedulingRules(msgspec.Struct, frozen=True, array_like=True, gc=False):
     default_qos: str = ""
     """QOS of jobs that name none and may use it."""
     accounts_required: bool = False
-    """Whether a job must have an account (Slurm: AccountingStorageEnforce=associations)."""
+    """True if a job must have an account (Slurm: AccountingStorageEnforce=associations)."""
     revocations_max: int = 1
     """Number of times that the staged buffer of one job may be revoked for other jobs; 0: never."""
     revoke_after_s: int = 300

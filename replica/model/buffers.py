@@ -241,7 +241,7 @@ class Buffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     staged_out_bytes: int = 0
     staged_out_files: int = 0
     hurry: bool = False
-    """Whether teardown skips stage-out by request of an operator or the user."""
+    """True if teardown skips stage-out by request of an operator or the user."""
     epoch: int = 0
     """In a shared filesystem: the attempt that allocated the space.
 

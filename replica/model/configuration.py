@@ -61,7 +61,7 @@ class Site(msgspec.Struct, frozen=True, array_like=True, gc=False):
     finished_jobs_kept: int = 10_000
     """Finished jobs kept in the state, newest first; the ledger keeps all."""
     allow_root: bool = False
-    """Whether the user root may submit (Slurm: `User root can not allocate burst buffers`)."""
+    """True if the user root may submit (Slurm: `User root can not allocate burst buffers`)."""
     operations_per_stage_max: int = 128
     """Concurrent stage-ins, stage-outs and teardowns, each (Slurm's documented limit per stage)."""
     sources: tuple[str, ...] = ()
@@ -108,12 +108,12 @@ class Site(msgspec.Struct, frozen=True, array_like=True, gc=False):
     restart_policy: str = "forebay"
     """One of RESTART_POLICIES."""
     hold_oversized: bool = False
-    """Whether a request that exceeds its pool's total waits (as Slurm's does for some pools) instead of being rejected.
+    """True if a request that exceeds its pool's total waits (as Slurm's does for some pools) instead of being rejected.
     """
     array_stage_count: int = 10
     """Tasks of one array that stage concurrently (bb_array_stage_cnt)."""
     requeue_on_node_fail: bool = False
-    """Whether jobs of a failed node are requeued, unless submitted with --no-requeue."""
+    """True if jobs of a failed node are requeued, unless submitted with --no-requeue."""
     revision: int = 0
     """Revision of the last change to this record or the transfer rules, 0 for never; compared with `--expect-revision`.
 

@@ -35,7 +35,7 @@ class Interruptions(msgspec.Struct, frozen=True, array_like=True, gc=False):
     requeues: int = 0
     """Number of requeues (SLURM_RESTART_COUNT)."""
     requeueing: bool = False
-    """Whether the present run ends or stages out before the job waits again."""
+    """True if the present run ends or stages out before the job waits again."""
     revocations: int = 0
     """Number of revocations of its staged buffer for other jobs."""
     suspended_at: Instant = NEVER
@@ -44,7 +44,7 @@ class Interruptions(msgspec.Struct, frozen=True, array_like=True, gc=False):
     time limit does not run during suspensions.
     """
     partial: bool = False
-    """Whether missing results are given up and the others staged out, on request."""
+    """True if missing results are given up and the others staged out, on request."""
 
 
 NO_INTERRUPTIONS = Interruptions()
@@ -159,7 +159,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     retry_at: Instant = NEVER
     """Time of the next attempt of a failed operation; NEVER: after a release."""
     stuck: bool = False
-    """Whether the present operation failed without a planned retry."""
+    """True if the present operation failed without a planned retry."""
     order_at: Instant = NEVER
     """Time at which the present operation was ordered; its timeout counts from here."""
     cancelled: bool = False
@@ -171,7 +171,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True, gc=False):
     promised_at: Instant = NEVER
     """Start expected when the job was first overtaken; after it, only counted passes are allowed."""
     late: bool = False
-    """Whether it can no longer end before its deadline."""
+    """True if it can no longer end before its deadline."""
     submitted_at: Instant = NEVER
     eligible_at: Instant = NEVER
     """Time at which its begin time had passed."""

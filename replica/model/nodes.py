@@ -63,7 +63,7 @@ class Node(msgspec.Struct, frozen=True, array_like=True, gc=False):
     down_at: Instant = NEVER
     """Time at which it was marked down; NEVER while it is up."""
     lost: bool = False
-    """Whether an operator declared it lost while it was down, which gives up everything on it."""
+    """True if an operator declared it lost while it was down, which gives up everything on it."""
 
     @property
     def is_mover(self) -> bool:
@@ -132,5 +132,5 @@ class Recovery(msgspec.Struct, frozen=True, array_like=True, gc=False):
     last_job: int = 0
     """Last job ID assigned in the kept history. IDs in between may be those of lost jobs."""
     is_snapshot: bool = False
-    """Whether it starts from a snapshot, without the history before it."""
+    """True if it starts from a snapshot, without the history before it."""
     at: Instant = NEVER

@@ -59,7 +59,7 @@ class Partition(msgspec.Struct, frozen=True, array_like=True, gc=False):
     every_node: bool = False
     state: PartitionState = PartitionState.UP
     is_default: bool = False
-    """Whether it is the partition of jobs that name none."""
+    """True if it is the partition of jobs that name none."""
     max_time_s: int = 0
     """Maximum time limit of a job, seconds; 0: unlimited."""
     min_nodes: int = 0

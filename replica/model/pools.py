@@ -51,7 +51,7 @@ class Pool(msgspec.Struct, frozen=True, array_like=True, gc=False):
     unit: PoolUnit = PoolUnit.BYTES
     """Unit of the numbers, in spite of the suffix `_bytes`."""
     is_reported: bool = False
-    """Whether the site's provider has reported the pool. Once it stops doing so, the pool's quantity is 0."""
+    """True if the site's provider has reported the pool. Once it stops doing so, the pool's quantity is 0."""
     filesystem: str = ""
     """Shared filesystem of its buffers; empty: each lies in the agent's directory on one node."""
 

@@ -17,17 +17,17 @@ class ProviderFacts(msgspec.Struct, frozen=True, gc=False):
     """Properties of a provider that affect decisions, texts and the grammar of requests."""
 
     site_directive: bool = False
-    """Whether directives begin with the site's own word (`#BB_LUA`) and are mostly read by the site's script."""
+    """True if directives begin with the site's own word (`#BB_LUA`) and are mostly read by the site's script."""
     short_bb: bool = True
-    """Whether `#BB capacity=…` of the older guide is supported."""
+    """True if `#BB capacity=…` of the older guide is supported."""
     names_pools: bool = False
-    """Whether it reports pools, so that the default pool may be named before it exists."""
+    """True if it reports pools, so that the default pool may be named before it exists."""
     first_pool_is_default: bool = False
-    """Whether the first reported pool is the default if none is configured."""
+    """True if the first reported pool is the default if none is configured."""
     needs_pool: bool = False
-    """Whether it receives the default pool for jobs that name none and reserve nothing."""
+    """True if it receives the default pool for jobs that name none and reserve nothing."""
     shows_allocated: bool = False
-    """Whether `show burst` lists its buffers as allocated from the reservation to the end, as Slurm's plugin does."""
+    """True if `show burst` lists its buffers as allocated from the reservation to the end, as Slurm's plugin does."""
     get_sys_state: str = ""
     get_sys_status: str = ""
     """Default paths of the two programs in Slurm's plugin, if burst_buffer.conf sets none."""
@@ -37,7 +37,7 @@ class ProviderFacts(msgspec.Struct, frozen=True, gc=False):
     bare_functions: tuple[str, ...] = ("teardown",)
     """Operations that reasons name without `function_prefix`."""
     long_comments: bool = True
-    """Whether the SystemComment of an operation after the run uses the reason's name for it (transcripts)."""
+    """True if the SystemComment of an operation after the run uses the reason's name for it (transcripts)."""
 
 
 PROVIDER_FACTS: Mapping[str, ProviderFacts] = {

@@ -138,7 +138,7 @@ class JobOptions(msgspec.Struct, frozen=True, array_like=True, gc=False):
     nice: int = 0
     singleton: bool = False
     any_of: bool = False
-    """Whether one of its dependencies suffices (`?`); otherwise all must hold."""
+    """True if one of its dependencies suffices (`?`); otherwise all must hold."""
     requeue: bool = True
     mail_types: tuple[str, ...] = ()
     mail_user: str = ""
@@ -147,7 +147,7 @@ class JobOptions(msgspec.Struct, frozen=True, array_like=True, gc=False):
     gid: int = 0
     groups: tuple[int, ...] = ()
     by_operator: bool = False
-    """Whether an operator submitted a job that destroys persistent buffers, which may then be those of other users.
+    """True if an operator submitted a job that destroys persistent buffers, which may then be those of other users.
 
     Set from the requester's role, never from the request.
     """
@@ -160,7 +160,7 @@ class JobOptions(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tasks: int = 1
     """Tasks that the script will start, count; they share its CPUs (`--ntasks`)."""
     exclusive: bool = False
-    """Whether the job requests all CPUs of its node; their number is decided at submit."""
+    """True if the job requests all CPUs of its node; their number is decided at submit."""
     input: str = ""
     """File for standard input as requested (`input_path`); empty: none."""
     signal: str = ""
@@ -304,7 +304,7 @@ class WarningSignal(msgspec.Struct, frozen=True):
     number: int
     before_s: int
     to_script: bool
-    """Whether the script's own process gets it; otherwise the processes that the script has started."""
+    """True if the script's own process gets it; otherwise the processes that the script has started."""
 
 
 def parse_signal(text: str) -> WarningSignal:

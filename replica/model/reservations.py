@@ -34,7 +34,7 @@ class Reservation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Users and accounts that may use it."""
     space: tuple[ReservedSpace, ...] = ()
     active: bool = False
-    """Whether it has begun; set by an event, so that reasons are a function of the State."""
+    """True if it has begun; set by an event, so that reasons are a function of the State."""
 
     def admits(self, user: str, account: str) -> bool:
         """Return whether a job of the user in the account may use the reservation."""

@@ -74,7 +74,7 @@ class TransferReceipt(msgspec.Struct, frozen=True, array_like=True):
     stage: Stage
     attempt: int
     complete: bool = True
-    """Whether all data is at its destination; failed attempts have receipts, too."""
+    """True if all data is at its destination; failed attempts have receipts, too."""
     backends: tuple[str, ...] = ("native",)
     """Backends that moved the data: some of BACKENDS."""
     files: int = 0
@@ -159,13 +159,13 @@ class TransferRules(msgspec.Struct, frozen=True, array_like=True, gc=False):
     hard_cap_s: int = 30 * 86_400
     """With progress timeouts: maximum duration of a transfer, seconds."""
     replace: bool = True
-    """Whether existing files at the destination are replaced; otherwise the transfer fails and names them."""
+    """True if existing files at the destination are replaced; otherwise the transfer fails and names them."""
     backends: tuple[str, ...] = ("native", "command")
     """Permitted backends, some of BACKENDS; the first (except `command`) is the default."""
     template: str = ""
     """The site's command line for the backend `template`, which starts with an absolute path."""
     outside_links: bool = True
-    """Whether symbolic links that lead out of the staged tree may be recreated unchanged."""
+    """True if symbolic links that lead out of the staged tree may be recreated unchanged."""
 
 
 DEFAULT_TRANSFER_RULES = TransferRules()
@@ -336,11 +336,11 @@ class TransferChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
     backend: str = ""
     """One of CHOOSABLE; empty: the site's default."""
     move: bool = False
-    """Whether the source is deleted once its copy is durable."""
+    """True if the source is deleted once its copy is durable."""
     links: str = ""
     """One of LINKS; empty: `keep`, and `asis` for links that lead out of the tree if the site allows that."""
     acls: bool = False
-    """Whether POSIX access control lists are copied."""
+    """True if POSIX access control lists are copied."""
 
 
 NO_CHOICE = TransferChoice()

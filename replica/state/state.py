@@ -210,7 +210,7 @@ class Table(msgspec.Struct, frozen=True):
     own_key: str = ""
     """Attribute of a record that is its key; such records are written alone, others as pairs of key and record."""
     of_job: bool = False
-    """Whether the keys are IDs of jobs, which must exist in the state."""
+    """True if the keys are IDs of jobs, which must exist in the state."""
 
     def pair(self, written: Any) -> tuple[Any, Any]:
         """Return the key and record of a written row."""

@@ -29,7 +29,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     status: ProbeStatus
     needed: bool
-    """Whether movers need the function."""
+    """True if movers need the function."""
     found: str = ""
     """Observation; empty if the status is ok."""
     consequence: str = ""

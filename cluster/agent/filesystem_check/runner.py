@@ -65,7 +65,7 @@ class FilesystemReport(msgspec.Struct, frozen=True, kw_only=True):
     quota: str
     layout: str
     usable: bool
-    """Whether everything that movers need works."""
+    """True if everything that movers need works."""
     took_ms: int
     checks: tuple[ProbeResult, ...]
 

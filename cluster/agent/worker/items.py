@@ -139,7 +139,7 @@ class Movement(NamedTuple):
     persistent: str = ""
     """Persistent buffer that is the destination; empty for the job's own buffer and for stage-out."""
     is_match: bool = False
-    """Whether a pattern named it; its temporary files are then in the pattern's destination."""
+    """True if a pattern named it; its temporary files are then in the pattern's destination."""
 
 
 class OrderPaths:

@@ -110,7 +110,7 @@ class HistoryProcess:
         self._questions = HistoryQueries(follower, self._clock.monotonic_s)
         self._waiting: deque[HistoryQuery] = deque()
         self._is_fed = False
-        """Whether the replica feeds this process, because it is to answer reads of the present."""
+        """True if the replica feeds this process, because it is to answer reads of the present."""
         self._is_prepared = False
         self._told_s = 0.0
         self._told: IndexProgress | None = None

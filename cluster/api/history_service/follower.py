@@ -147,7 +147,7 @@ class Follower:
         self.begun = 0
         """Number of times the index was created or opened."""
         self.is_confirmed = False
-        """Whether this process wrote all rows itself, or compared them with the ledger."""
+        """True if this process wrote all rows itself, or compared them with the ledger."""
         self._begin()
 
     @property

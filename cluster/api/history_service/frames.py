@@ -57,7 +57,7 @@ class PastQuery(_Frame, frozen=True, tag=20):
     name: str
     """Name of the caller."""
     is_private: bool
-    """Whether other users' data is private now, regardless of the past."""
+    """True if other users' data is private now, regardless of the past."""
 
 
 class EntriesApplied(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=31):
@@ -262,7 +262,7 @@ class ChangesQuery(_Frame, frozen=True, tag=24):
     """As in EventFilter."""
     only: str
     is_operator: bool
-    """Whether to compare records that only operators may list."""
+    """True to compare records that only operators may list."""
     limit: int
 
 

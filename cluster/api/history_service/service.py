@@ -107,7 +107,7 @@ class HistoryServiceBusy(Exception):
     def __init__(self, sentence: str, *, own: bool = False, after_s: int = 1) -> None:
         super().__init__(sentence)
         self.own = own
-        """Whether they are the caller's own."""
+        """True if they are the caller's own."""
         self.after_s = after_s
         """Time after which to try again, seconds."""
 
@@ -137,7 +137,7 @@ class HistoryService:
             judge=self._judge,
         )
         self._is_damaged = False
-        """Whether the last process was killed by a damaged file: the next one rebuilds the index."""
+        """True if the last process was killed by a damaged file: the next one rebuilds the index."""
         self._wanted = asyncio.Event()
         self._questions: dict[int, tuple[HistoryQuery, asyncio.Future[HistoryReply]]] = {}
         self._numbers = 0

@@ -77,7 +77,7 @@ class PageQuery(NamedTuple):
     params: dict[str, str] = {}
     query: dict[str, str] = {}
     may_fail: bool = False
-    """Whether the page can be shown with the error in its place."""
+    """True if the page can be shown with the error in its place."""
     wait_s: float | None = None
     """Longest wait, seconds; None: no limit."""
 

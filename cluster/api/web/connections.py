@@ -69,7 +69,7 @@ class ApiConnection(HttpConnection):
         """Name it is counted under while open."""
         self.made_s = 0.0
         self.is_spoken_on = False
-        """Whether it is watched as the account of the current request."""
+        """True if it is watched as the account of the current request."""
         self.gone = asyncio.Event()
         """Set when the connection closes, which a rare writer would notice late."""
 

@@ -120,7 +120,7 @@ class _Kept(msgspec.Struct, frozen=True):
     """State of a replica with its tail folded."""
 
     begun: bool
-    """Whether the last entry begins an incarnation, so the replica was recovered and has not run since."""
+    """True if the last entry begins an incarnation, so the replica was recovered and has not run since."""
 
     state: State
     placed: ConfigurationAt

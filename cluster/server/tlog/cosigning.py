@@ -103,7 +103,7 @@ class _Known:
     due_s: float = 0.0
     """Time of the next request, on the monotonic clock."""
     is_prompt: bool = True
-    """Whether the witness answered the last request in time."""
+    """True if the witness answered the last request in time."""
     is_asked: bool = False
     error: str = ""
     dispute: str = ""
