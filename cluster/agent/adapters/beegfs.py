@@ -66,17 +66,14 @@ class BeegfsAdapter(QuotaAdapter):
         """Use the programs and groups that the settings name."""
         self._tools = tools
 
-    def check(self, parent: int) -> str:
+    def _find_fault(self, parent: int) -> str:
         """Return the reason why groups cannot be limited, or ""."""
         first, last = self._tools.quota_groups
         if not first:
             return (
                 'no groups are set aside for buffers; set `quota_groups`, for example "2000000-2099999", in [[agent]]'
             )
-        try:
-            self._quota(first)
-        except AdapterFailed as error:
-            return str(error)
+        self._quota(first)
         return ""
 
     def apply(self, directory: int, seed: str, limit: BufferLimit) -> None:
@@ -189,13 +186,11 @@ class BeegfsLayout(LayoutAdapter):
         """Use the programs that the settings lead to."""
         self._tools = tools
 
-    def check(self, parent: int) -> str:
+    def _find_fault(self, parent: int) -> str:
         """Return the reason why patterns cannot be set, or ""."""
-        try:
-            words = ("entry", "info") if _program(self._tools) == _NEW else ("--getentryinfo",)
-            run_tool(self._tools, _program(self._tools), *words, path_of(parent))
-        except AdapterFailed as error:
-            return str(error)
+        program = _program(self._tools)
+        words = ("entry", "info") if program == _NEW else ("--getentryinfo",)
+        run_tool(self._tools, program, *words, path_of(parent))
         return ""
 
     def apply(self, directory: int, stripes: Stripes) -> None:

@@ -23,7 +23,7 @@ class BtrfsAdapter(QuotaAdapter):
 
     word: ClassVar[str] = "btrfs"
 
-    def check(self, parent: int) -> str:
+    def _find_fault(self, parent: int) -> str:
         """Return the reason why subvolumes cannot be limited, or ""."""
         return subvolumes.why_unlimited(parent)
 

@@ -43,7 +43,7 @@ class CephfsAdapter(QuotaAdapter):
 
     word: ClassVar[str] = "cephfs"
 
-    def check(self, parent: int) -> str:
+    def _find_fault(self, parent: int) -> str:
         """Return the reason why directories cannot be limited, or ""."""
         try:
             _number(parent, USED_BYTES)
@@ -83,7 +83,7 @@ class CephfsLayout(LayoutAdapter):
 
     word: ClassVar[str] = "cephfs"
 
-    def check(self, parent: int) -> str:
+    def _find_fault(self, parent: int) -> str:
         """Return the reason why layouts cannot be set, or ""."""
         return CephfsAdapter().check(parent)
 

@@ -66,9 +66,9 @@ class CommandAdapter(QuotaAdapter):
         """Use the program that the settings name."""
         self._tools = tools
 
-    def check(self, parent: int) -> str:
+    def _find_fault(self, parent: int) -> str:
         """Return the reason why the program cannot limit buffers, or ""."""
-        return _check(self._tools, parent)
+        return _call(self._tools, "check", path_of(parent)).reason
 
     def apply(self, directory: int, seed: str, limit: BufferLimit) -> None:
         """Have the program limit a buffer, and compare the limit it then reports.
@@ -126,9 +126,9 @@ class CommandLayout(LayoutAdapter):
         """Use the program that the settings name."""
         self._tools = tools
 
-    def check(self, parent: int) -> str:
+    def _find_fault(self, parent: int) -> str:
         """Return the reason why the program cannot set layouts, or ""."""
-        return _check(self._tools, parent)
+        return _call(self._tools, "check", path_of(parent)).reason
 
     def apply(self, directory: int, stripes: Stripes) -> None:
         """Have the program set a layout.
@@ -144,13 +144,6 @@ class CommandLayout(LayoutAdapter):
             stripe_bytes=stripes.size_bytes,
             pool=stripes.pool,
         )
-
-
-def _check(tools: Tools, parent: int) -> str:
-    try:
-        return _call(tools, "check", path_of(parent)).reason
-    except AdapterFailed as error:
-        return str(error)
 
 
 def _call(tools: Tools, operation: _Operation, path: str, *, seed: str = "", **fields: Any) -> CommandReply:

@@ -48,14 +48,11 @@ class GpfsAdapter(QuotaAdapter):
         """Use the commands that the settings lead to."""
         self._tools = tools
 
-    def check(self, parent: int) -> str:
+    def _find_fault(self, parent: int) -> str:
         """Return the reason why filesets cannot be limited, or ""."""
-        try:
-            device = device_of(path_of(parent))
-            printed = run_tool(self._tools, "mmlsfs", device, "-Q", "-Y")
-            enforced = {row.get("data", "") for row in _rows(printed) if row.get("fieldName") == "quotasEnforced"}
-        except AdapterFailed as error:
-            return str(error)
+        device = device_of(path_of(parent))
+        printed = run_tool(self._tools, "mmlsfs", device, "-Q", "-Y")
+        enforced = {row.get("data", "") for row in _rows(printed) if row.get("fieldName") == "quotasEnforced"}
         if not any("fileset" in value for value in enforced):
             return f"quotas of filesets are not enforced on {device}; run `mmchfs {device} -Q yes`"
         return ""

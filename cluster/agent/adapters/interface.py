@@ -58,21 +58,36 @@ class Stripes(NamedTuple):
     """Name of a storage pool of the filesystem."""
 
 
-class QuotaAdapter(ABC):
-    """Quotas of one kind of filesystem."""
+class FilesystemAdapter(ABC):
+    """Part that all adapters have."""
 
     word: ClassVar[str]
-    """Value of `quota` in the configuration."""
+    """Value of `quota` or `layout` in the configuration."""
+
+    def check(self, parent: int) -> str:
+        """Return the reason why the adapter cannot be used for buffers in an open directory, or ""."""
+        try:
+            return self._find_fault(parent)
+        except AdapterFailed as error:
+            return str(error)
+
+    @abstractmethod
+    def _find_fault(self, parent: int) -> str:
+        """Return the reason why the adapter cannot be used, or "".
+
+        Raises:
+            AdapterFailed: The adapter cannot be used; the message is the reason.
+        """
+
+
+class QuotaAdapter(FilesystemAdapter):
+    """Quotas of one kind of filesystem."""
 
     removes_directory: ClassVar[bool] = False
     """True if `release` removes the buffer's directory, which rmdir(2) cannot."""
 
     keeps_group: ClassVar[bool] = False
     """True if the group of a buffer's directory carries the quota, so that its user's group cannot own it."""
-
-    @abstractmethod
-    def check(self, parent: int) -> str:
-        """Return the reason why buffers in an open directory cannot be limited, or ""."""
 
     def create(self, parent: int, name: str) -> None:
         """Create an empty, private directory for a buffer in an open directory.
@@ -121,15 +136,8 @@ class QuotaAdapter(ABC):
         return
 
 
-class LayoutAdapter(ABC):
+class LayoutAdapter(FilesystemAdapter):
     """Placement of files on one kind of filesystem."""
-
-    word: ClassVar[str]
-    """Value of `layout` in the configuration."""
-
-    @abstractmethod
-    def check(self, parent: int) -> str:
-        """Return the reason why layouts cannot be set in an open directory, or ""."""
 
     @abstractmethod
     def apply(self, directory: int, stripes: Stripes) -> None:

@@ -59,14 +59,11 @@ class LustreAdapter(QuotaAdapter):
         """Use the `lfs` that the settings lead to."""
         self._tools = tools
 
-    def check(self, parent: int) -> str:
+    def _find_fault(self, parent: int) -> str:
         """Return the reason why projects cannot be limited, or ""."""
-        try:
-            path = path_of(parent)
-            self._project(path)
-            self._figures(path, project_ids.LEAST)
-        except AdapterFailed as error:
-            return str(error)
+        path = path_of(parent)
+        self._project(path)
+        self._figures(path, project_ids.LEAST)
         return ""
 
     def apply(self, directory: int, seed: str, limit: BufferLimit) -> None:
@@ -168,12 +165,9 @@ class LustreLayout(LayoutAdapter):
         """Use the `lfs` that the settings lead to."""
         self._tools = tools
 
-    def check(self, parent: int) -> str:
+    def _find_fault(self, parent: int) -> str:
         """Return the reason why stripes cannot be set, or ""."""
-        try:
-            run_tool(self._tools, "lfs", "getstripe", "-d", path_of(parent))
-        except AdapterFailed as error:
-            return str(error)
+        run_tool(self._tools, "lfs", "getstripe", "-d", path_of(parent))
         return ""
 
     def apply(self, directory: int, stripes: Stripes) -> None:

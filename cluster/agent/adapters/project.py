@@ -15,7 +15,7 @@ class ProjectAdapter(QuotaAdapter):
 
     word: ClassVar[str] = "project"
 
-    def check(self, parent: int) -> str:
+    def _find_fault(self, parent: int) -> str:
         """Return the reason why buffers cannot be limited, or ""."""
         return "" if project_quota.is_enforced(parent) else "its filesystem does not enforce project quotas"
 
